@@ -1,0 +1,75 @@
+//! pid 1 of the guest: sets the machine up, does the job, powers off.
+
+#![allow(
+    clippy::print_stderr,
+    reason = "pid 1 has the console and nothing else before its report line is open"
+)]
+
+mod machine;
+mod power;
+mod process;
+mod report;
+mod snapshot;
+mod test_run;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use vm_tests::job::{BOOT_LIMIT_SECS, Job, Outcome, RESULT_FILE, Report};
+
+use crate::report::ReportLine;
+
+fn main() {
+    let ended = work();
+    if let Err(error) = &ended {
+        eprintln!("init: {error:#}");
+        if let Ok(mut line) = ReportLine::open() {
+            let _nobody_listens = line.send(&Report::Broken {
+                why: format!("{error:#}"),
+            });
+        }
+    }
+    power::off(u8::from(ended.is_err()));
+}
+
+fn work() -> Result<()> {
+    machine::mount_filesystems()?;
+    // A guest that hangs must not outlive its purpose, also when nobody
+    // outside looks any more.
+    power::off_after(Duration::from_secs(BOOT_LIMIT_SECS));
+    let mut line = ReportLine::open()?;
+    let job = std::fs::read("/job.json").context("/job.json")?;
+    let job: Job = serde_json::from_slice(&job).context("/job.json")?;
+    machine::set_up(&job.modules)?;
+    line.send(&Report::Booted {
+        release: machine::kernel_release()?,
+        uptime_ms: machine::uptime_millis()?,
+    })?;
+    match &job.story {
+        Some(story) => tell(story, &mut line)?,
+        None => run_tests(&job, &mut line)?,
+    }
+    line.send(&Report::Done)
+}
+
+fn run_tests(job: &Job, line: &mut ReportLine) -> Result<()> {
+    let mut kernel_log = machine::KernelLog::open()?;
+    for test in &job.tests {
+        let finished = test_run::run(test, job.own_boot, line, &mut kernel_log)?;
+        // What a failed test leaves is unknown: the host boots anew for the
+        // rest.
+        let go_on = matches!(finished, Outcome::Passed | Outcome::Skipped(_));
+        if !go_on {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn tell(story: &[String], line: &mut ReportLine) -> Result<()> {
+    let status = process::run_live(story, |text| line.send(&Report::Story { text }))?;
+    let result = std::fs::read(RESULT_FILE)
+        .ok()
+        .and_then(|json| serde_json::from_slice(&json).ok());
+    line.send(&Report::StoryEnded { result, status })
+}

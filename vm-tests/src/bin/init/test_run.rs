@@ -1,0 +1,222 @@
+//! One test: a process with a time limit, and a look at what it left.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::WaitStatus;
+use nix::unistd::Pid;
+use vm_tests::job::{
+    DEFAULT_LIMIT_SECS, LIMIT_FILE, Outcome, Report, SKIP_FILE, SKIP_STATUS, STATE_DIR, TestCase,
+};
+
+use crate::machine::KernelLog;
+use crate::report::ReportLine;
+use crate::snapshot::Snapshot;
+use crate::{power, process};
+
+/// More of a test's output than this is not carried over the serial line.
+const OUTPUT_KEPT: u64 = 256 << 10;
+/// How long a process may take to die of SIGKILL: in the kernel it cannot.
+const KILL_GRACE: Duration = Duration::from_secs(15);
+/// How long the last traces of a test may take to go.
+const TIDY_LIMIT: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(
+    test: &TestCase,
+    own_boot: bool,
+    line: &mut ReportLine,
+    kernel_log: &mut KernelLog,
+) -> Result<Outcome> {
+    for file in [SKIP_FILE, LIMIT_FILE] {
+        let _absent_mostly = fs::remove_file(file);
+    }
+    let before = Snapshot::take();
+    let _of_the_boot_or_the_test_before = kernel_log.read_new();
+    let output_path = format!("{STATE_DIR}/output");
+    let output = File::create(&output_path).context("the output file")?;
+
+    let program = format!("/tests/{}", test.file);
+    let mut command = process::command(&[
+        program.as_str(),
+        "--exact",
+        &test.name,
+        "--nocapture",
+        "--include-ignored",
+        "--test-threads=1",
+    ])?;
+    command.stdout(output.try_clone()?).stderr(output);
+    let start = Instant::now();
+    let child = command.spawn().with_context(|| program.clone())?;
+    let pid = process::pid_of(&child)?;
+    line.send(&Report::Running {
+        test: test.id(),
+        limit_secs: DEFAULT_LIMIT_SECS,
+    })?;
+    let watchdog = Watchdog::start(test.id(), pid, start, line.try_clone()?);
+    let status = process::wait(pid)?;
+    let timed_out = watchdog.stop();
+    let millis = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+
+    let mut outcome = if timed_out {
+        Outcome::TimedOut
+    } else {
+        outcome_of(status)
+    };
+    if outcome == Outcome::Passed && !ran_one_test(&output_path) {
+        outcome = Outcome::Failed("the program has no such test".to_owned());
+    }
+    let mut left = if own_boot || timed_out {
+        Vec::new()
+    } else {
+        tidied(&before)
+    };
+    if !left.is_empty() {
+        let mut what = left.join(", ");
+        if let Outcome::Failed(why) = &outcome {
+            what = format!("{why}; {what}");
+        }
+        left.clear();
+        outcome = Outcome::Failed(what);
+    }
+    line.send(&Report::Finished {
+        test: test.id(),
+        outcome: outcome.clone(),
+        millis,
+        output: end_of(&output_path)?,
+        kernel_log: kernel_log.read_new(),
+    })?;
+    Ok(outcome)
+}
+
+fn outcome_of(status: WaitStatus) -> Outcome {
+    match status {
+        WaitStatus::Exited(_, 0) => Outcome::Passed,
+        WaitStatus::Exited(_, SKIP_STATUS) => match fs::read_to_string(SKIP_FILE) {
+            Ok(reason) => Outcome::Skipped(reason),
+            Err(_) => Outcome::Failed(format!("exit status {SKIP_STATUS} without a skip")),
+        },
+        // What libtest leaves with when a test panicked.
+        WaitStatus::Exited(_, 101) => Outcome::Failed("panicked".to_owned()),
+        WaitStatus::Exited(_, status) => Outcome::Failed(format!("exit status {status}")),
+        WaitStatus::Signaled(_, signal, _) => Outcome::Failed(format!("killed by {signal}")),
+        other => Outcome::Failed(format!("{other:?}")),
+    }
+}
+
+/// libtest also leaves with 0 when its filter matched nothing.
+fn ran_one_test(output_path: &str) -> bool {
+    end_of(output_path).is_ok_and(|output| output.contains("test result: ok. 1 passed;"))
+}
+
+/// What still differs from `before` once udevd has nothing more to do and the
+/// test's orphans had their time to end.
+fn tidied(before: &Snapshot) -> Vec<String> {
+    let settled = process::run_to_success(&["udevadm", "settle", "--timeout=20"]);
+    let start = Instant::now();
+    loop {
+        process::reap();
+        let left = Snapshot::take().difference(before);
+        if left.is_empty() && settled.is_err() {
+            return vec!["left udevd busy or deaf".to_owned()];
+        }
+        if left.is_empty() || start.elapsed() > TIDY_LIMIT {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn end_of(path: &str) -> Result<String> {
+    let mut file = File::open(path).context("the output file")?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(OUTPUT_KEPT)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Kills the test's process group at its limit.
+struct Watchdog {
+    ended: Sender<()>,
+    fired: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Watchdog {
+    fn start(test: String, pid: Pid, start: Instant, mut line: ReportLine) -> Self {
+        let (ended, end) = mpsc::channel();
+        let fired = Arc::new(AtomicBool::new(false));
+        let has_fired = Arc::clone(&fired);
+        let thread = std::thread::spawn(move || {
+            let mut limit = DEFAULT_LIMIT_SECS;
+            loop {
+                let left = Duration::from_secs(limit).saturating_sub(start.elapsed());
+                if end.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                // The test may have asked for more meanwhile.
+                match fs::read_to_string(LIMIT_FILE)
+                    .ok()
+                    .and_then(|text| text.parse().ok())
+                {
+                    Some(wanted) if wanted > limit => {
+                        limit = wanted;
+                        let granted = Report::Running {
+                            test: test.clone(),
+                            limit_secs: limit,
+                        };
+                        let _the_host_sees_silence = line.send(&granted);
+                    }
+                    _ => break,
+                }
+            }
+            has_fired.store(true, Ordering::SeqCst);
+            let _gone_already = killpg(pid, Signal::SIGKILL);
+            if end.recv_timeout(KILL_GRACE) == Err(RecvTimeoutError::Timeout) {
+                report_stuck(test, limit, pid, &mut line);
+            }
+        });
+        Self {
+            ended,
+            fired,
+            thread,
+        }
+    }
+
+    fn stop(self) -> bool {
+        let _has_returned = self.ended.send(());
+        let _panicked = self.thread.join();
+        self.fired.load(Ordering::SeqCst)
+    }
+}
+
+/// SIGKILL did nothing, so the test hangs in the kernel: where is worth more
+/// than anything this boot can still do.
+fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) -> ! {
+    let mut stacks = String::new();
+    for task in vm_tests::guest::entries(format!("/proc/{pid}/task")) {
+        let stack = fs::read_to_string(format!("/proc/{pid}/task/{task}/stack"));
+        stacks.push_str(&format!("task {task}:\n{}\n", stack.unwrap_or_default()));
+    }
+    let output = end_of(&format!("{STATE_DIR}/output")).unwrap_or_default();
+    let kernel_log = KernelLog::open()
+        .map(|mut log| log.read_new())
+        .unwrap_or_default();
+    let _last_words = line.send(&Report::Finished {
+        test,
+        outcome: Outcome::TimedOut,
+        millis: limit_secs * 1000,
+        output: format!(
+            "{output}\n-- kernel stacks of the process, which SIGKILL did not end\n{stacks}"
+        ),
+        kernel_log,
+    });
+    let _last_words = line.send(&Report::Done);
+    power::off(0)
+}

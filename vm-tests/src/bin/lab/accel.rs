@@ -1,0 +1,113 @@
+//! KVM where it really runs guests, emulation elsewhere.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache;
+use crate::run_dir::RunDir;
+use crate::step::step;
+
+/// How QEMU runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accel {
+    Kvm,
+    Tcg,
+}
+
+impl Accel {
+    pub(crate) fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+
+    /// What the user asked for, or what a probe with a real kernel shows.
+    pub(crate) fn choose(vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
+        match env::var("LUNBD_VM_ACCEL").as_deref() {
+            Ok("kvm") => return Ok(Self::Kvm),
+            Ok("tcg") => return Ok(Self::Tcg),
+            Ok("") | Err(_) => {}
+            Ok(other) => bail!("LUNBD_VM_ACCEL={other}: expected kvm or tcg"),
+        }
+        let usable = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok();
+        // KVM on a host that is itself a paravirtual guest of that kind hangs.
+        if !usable || Path::new("/sys/module/kvm_pvm").exists() || failed_before() {
+            return Ok(Self::Tcg);
+        }
+        let works = step("probing KVM", || probe(vmlinux, run_dir))?;
+        if !works {
+            remember_failure();
+        }
+        Ok(if works { Self::Kvm } else { Self::Tcg })
+    }
+}
+
+/// Where KVM opens and even runs a few instructions it may still hang a guest,
+/// so only a kernel's first words prove anything.
+fn probe(vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
+    let console = run_dir.join("kvm-probe.console");
+    fs::write(&console, "")?;
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
+    command
+        .args(["-M", "q35,sata=off,smbus=off"])
+        .args(Accel::Kvm.arguments());
+    command.args([
+        "-m",
+        "256",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]);
+    command.arg("-kernel").arg(vmlinux);
+    command.args(["-append", "console=ttyS0 earlyprintk=serial panic=-1"]);
+    command
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()));
+    // QEMU says in its own words that KVM does not work; here it is no trouble.
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().context("setpriv (util-linux)")?;
+    let start = Instant::now();
+    let mut works = false;
+    while !works && start.elapsed() < Duration::from_millis(2500) && child.try_wait()?.is_none() {
+        std::thread::sleep(Duration::from_millis(50));
+        works = fs::read(&console)?
+            .windows(13)
+            .any(|window| window == b"Linux version");
+    }
+    let _ended_already = child.kill();
+    child.wait()?;
+    Ok(works)
+}
+
+/// A failure is remembered until the host boots again.
+fn memory() -> Option<(std::path::PathBuf, String)> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some((cache::directory().ok()?.join("kvm-failed-in-boot"), boot))
+}
+
+fn failed_before() -> bool {
+    memory().is_some_and(|(path, boot)| fs::read_to_string(path).is_ok_and(|known| known == boot))
+}
+
+fn remember_failure() {
+    if let Some((path, boot)) = memory() {
+        // Not remembered, it is probed again: no harm.
+        let _unwritable = fs::write(path, boot);
+    }
+}

@@ -1,0 +1,220 @@
+//! An apt configuration of its own, beside the machine's: it downloads packages
+//! of any release, checks Debian's signatures, and installs nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::Cache;
+use crate::debian::Mirrors;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A Debian release as the archive serves it.
+pub(crate) struct Archive {
+    directory: PathBuf,
+    packages: PathBuf,
+    /// What the update complained about, told only when something is missing.
+    complaint: String,
+}
+
+impl Archive {
+    /// Fetches the package lists of `codename`.
+    pub(crate) fn update(cache: &Cache, mirrors: &Mirrors, codename: &str) -> Result<Self> {
+        let directory = cache.directory(&format!("apt-{codename}"))?;
+        for part in [
+            "state/lists/partial",
+            "cache/archives/partial",
+            "preferences",
+        ] {
+            fs::create_dir_all(directory.join(part)).context("apt's directories")?;
+        }
+        fs::write(directory.join("status"), "").context("an empty dpkg status")?;
+        fs::write(directory.join("sources.list"), sources(mirrors, codename))?;
+        fs::write(directory.join("apt.conf"), configuration(&directory))?;
+        let packages = cache.directory(&format!("packages-{codename}"))?;
+        let mut archive = Self {
+            directory,
+            packages,
+            complaint: String::new(),
+        };
+        let updated = archive
+            .apt("apt-get")
+            .args(["--quiet", "update"])
+            .output()?;
+        // One suite of several may be gone from the mirror (an old release's);
+        // whether that matters shows when a package is asked for.
+        archive.complaint = String::from_utf8_lossy(&updated.stderr).into_owned();
+        Ok(archive)
+    }
+
+    /// `package` and those below it whose names start with one of `prefixes`:
+    /// a kernel and its parts without what a running system needs beside it.
+    pub(crate) fn family(&self, package: &str, prefixes: &[&str]) -> Result<Vec<String>> {
+        let mut known = BTreeSet::from([package.to_owned()]);
+        let mut open = vec![package.to_owned()];
+        while let Some(package) = open.pop() {
+            let mut query = self.apt("apt-cache");
+            query.args([
+                "depends",
+                "--no-recommends",
+                "--no-suggests",
+                "--",
+                &package,
+            ]);
+            let depends = self.output(query, &format!("asking for {package}"))?;
+            for name in depends
+                .lines()
+                .filter_map(|line| line.trim().strip_prefix("Depends: "))
+            {
+                let wanted = prefixes.iter().any(|prefix| name.starts_with(prefix));
+                if wanted && known.insert(name.to_owned()) {
+                    open.push(name.to_owned());
+                }
+            }
+        }
+        Ok(known.into_iter().collect())
+    }
+
+    /// Downloads exactly `packages`; returns the files.
+    pub(crate) fn download(&self, packages: &[String]) -> Result<Vec<PathBuf>> {
+        let mut download = self.apt("apt-get");
+        download
+            .arg("--quiet")
+            .arg("download")
+            .args(packages)
+            .current_dir(&self.packages);
+        self.output(download, "downloading packages")?;
+        let mut uris = self.apt("apt-get");
+        uris.args(["--quiet=2", "--print-uris", "download"])
+            .args(packages);
+        // Asked in another directory, or apt leaves out what is here already.
+        uris.current_dir(&self.directory);
+        self.files_of(uris, &self.packages)
+    }
+
+    /// Downloads `packages` and all that they depend on; returns the files.
+    pub(crate) fn download_with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
+        let install = |arguments: &[&str]| {
+            let mut install = self.apt("apt-get");
+            install
+                .args(arguments)
+                .args(["--no-install-recommends", "install", "--"]);
+            install.args(packages);
+            install
+        };
+        self.output(
+            install(&["--quiet", "--yes", "--download-only"]),
+            "downloading packages",
+        )?;
+        let archives = self.directory.join("cache/archives");
+        let simulated = self.output(install(&["--quiet=2", "--simulate"]), "listing packages")?;
+        // `Inst NAME (VERSION ORIGIN [ARCH])`
+        simulated
+            .lines()
+            .filter_map(|line| line.strip_prefix("Inst "))
+            .map(|line| {
+                let mut words = line
+                    .split([' ', '(', ')', '[', ']'])
+                    .filter(|word| !word.is_empty());
+                let (name, version) = words.next().zip(words.next()).context("apt's simulation")?;
+                let prefix = format!("{name}_{}_", version.replace(':', "%3a"));
+                find_with_prefix(&archives, &prefix)
+            })
+            .collect()
+    }
+
+    fn files_of(&self, uris: Command, directory: &Path) -> Result<Vec<PathBuf>> {
+        // `'URI' FILE SIZE HASH`
+        let printed = self.output(uris, "listing packages")?;
+        let names = printed.lines().filter_map(|line| line.split(' ').nth(1));
+        let files: Vec<PathBuf> = names.map(|name| directory.join(name)).collect();
+        match files.iter().find(|file| !file.exists()) {
+            Some(missing) => bail!("{} was not downloaded", missing.display()),
+            None => Ok(files),
+        }
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("APT_CONFIG", self.directory.join("apt.conf"))
+            .env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    fn output(&self, mut command: Command, what: &str) -> Result<String> {
+        let output = command.output().with_context(|| what.to_owned())?;
+        if !output.status.success() {
+            bail!(
+                "{what}: {}\n{}{}",
+                output.status,
+                self.complaint,
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+fn sources(mirrors: &Mirrors, codename: &str) -> String {
+    // Suites of a release past its end are no longer signed anew, so their date
+    // runs out; the signature itself is checked all the same.
+    let options = match codename {
+        "bullseye" => format!("[signed-by={KEYRING} check-valid-until=no]"),
+        _ => format!("[signed-by={KEYRING}]"),
+    };
+    let mut text = format!("deb {options} {} {codename} main\n", mirrors.main);
+    if codename != "sid" {
+        text += &format!("deb {options} {} {codename}-updates main\n", mirrors.main);
+        if let Some(security) = &mirrors.security {
+            text += &format!("deb {options} {security} {codename}-security main\n");
+        }
+    }
+    text
+}
+
+fn configuration(directory: &Path) -> String {
+    let at = |part: &str| directory.join(part).display().to_string();
+    // The machine's own apt.conf.d is read as well: it may name a proxy.
+    format!(
+        r#"Dir::State "{}";
+Dir::State::lists "{}";
+Dir::State::status "{}";
+Dir::Cache "{}";
+Dir::Cache::archives "{}";
+Dir::Etc::sourcelist "{}";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "{}";
+APT::Sandbox::User "root";
+APT::Architecture "amd64";
+APT::Architectures {{ "amd64"; }};
+APT::Default-Release "";
+APT::Keep-Downloaded-Packages "true";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";
+"#,
+        at("state"),
+        at("state/lists"),
+        at("status"),
+        at("cache"),
+        at("cache/archives"),
+        at("sources.list"),
+        at("preferences"),
+    )
+}
+
+fn find_with_prefix(directory: &Path, prefix: &str) -> Result<PathBuf> {
+    fs::read_dir(directory)
+        .context("the downloaded packages")?
+        .flatten()
+        .find(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path())
+        .with_context(|| format!("{prefix}*.deb was not downloaded"))
+}

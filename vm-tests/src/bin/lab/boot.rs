@@ -1,0 +1,208 @@
+//! One boot: from the job to the reports.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, BufWriter, Write, copy};
+use std::path::{Path, PathBuf};
+use std::process::ChildStdout;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report};
+
+use crate::accel::Accel;
+use crate::kernel::Kernel;
+use crate::newc::Newc;
+use crate::qemu::Machine;
+use crate::run_dir::RunDir;
+
+/// To the boot marker; emulation needs about four seconds on a free machine.
+const BOOT_TIME: Duration = Duration::from_secs(90);
+/// How much later than announced a report may come: the guest has its own
+/// clock and needs time to kill and to tidy up.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// What every boot of one kernel has in common.
+pub(crate) struct Setup<'run> {
+    pub(crate) kernel: &'run Kernel,
+    pub(crate) root: &'run Path,
+    pub(crate) programs: &'run Path,
+    pub(crate) accel: Accel,
+    pub(crate) run_dir: &'run RunDir,
+}
+
+/// What was seen of one boot.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// From QEMU's start to the boot marker.
+    pub(crate) boot_time: Option<Duration>,
+    /// The guest said that it had done everything.
+    pub(crate) done: bool,
+    /// The test that was running when the boot ended.
+    pub(crate) running: Option<String>,
+    /// Why the boot ended, when it should not have.
+    pub(crate) why: String,
+    /// All that the kernel wrote to its console.
+    pub(crate) console: String,
+}
+
+impl Ended {
+    /// The kernel says itself that it has died.
+    pub(crate) fn panicked(&self) -> bool {
+        console_shows_panic(&self.console)
+    }
+}
+
+/// Boots, does `job`, and hands every report on as it comes. A boot that does
+/// not reach its marker is tried once more: early boot under emulation fails
+/// now and then, and nothing has been tested yet.
+pub(crate) fn boot(
+    setup: &Setup<'_>,
+    job: &Job,
+    mut on_report: impl FnMut(Report) -> Result<()>,
+) -> Result<Ended> {
+    let initrd = write_initrd(setup, job)?;
+    let first = attempt(setup, &initrd, &mut on_report)?;
+    if first.boot_time.is_some() {
+        return Ok(first);
+    }
+    eprintln!(
+        "the guest did not come up ({}); trying once more",
+        first.why
+    );
+    let console = setup
+        .run_dir
+        .keep_log("first-boot-attempt", &first.console)?;
+    let second = attempt(setup, &initrd, &mut on_report)?;
+    if second.boot_time.is_none() {
+        bail!(
+            "kernel {} does not boot: {}\n{}\nsee also {}",
+            setup.kernel.series,
+            second.why,
+            second.console,
+            console.display()
+        );
+    }
+    Ok(second)
+}
+
+fn attempt(
+    setup: &Setup<'_>,
+    initrd: &Path,
+    on_report: &mut impl FnMut(Report) -> Result<()>,
+) -> Result<Ended> {
+    let console = setup.run_dir.join("console");
+    fs::write(&console, "").context("the console's file")?;
+    let start = Instant::now();
+    let mut machine = Machine::start(setup.accel, &setup.kernel.vmlinux, initrd, &console, "")?;
+    let reports = listen(machine.0.stdout.take().context("QEMU's output")?);
+    let mut ended = Ended::default();
+    let whole_limit = start + Duration::from_secs(BOOT_LIMIT_SECS) + GRACE;
+    let mut next_by = start + BOOT_TIME;
+    loop {
+        let left = next_by
+            .min(whole_limit)
+            .saturating_duration_since(Instant::now());
+        match reports.recv_timeout(left) {
+            Ok(Report::Done) => ended.done = true,
+            Ok(report) => {
+                match &report {
+                    Report::Booted { .. } => {
+                        ended.boot_time = Some(start.elapsed());
+                        next_by = Instant::now() + GRACE;
+                    }
+                    Report::Running { test, limit_secs } => {
+                        ended.running = Some(test.clone());
+                        next_by = Instant::now() + Duration::from_secs(*limit_secs) + GRACE;
+                    }
+                    Report::Finished { .. } => {
+                        ended.running = None;
+                        next_by = Instant::now() + GRACE;
+                    }
+                    // The story tells at its own pace.
+                    Report::Story { .. } => next_by = whole_limit,
+                    Report::Broken { why } => ended.why.clone_from(why),
+                    Report::StoryEnded { .. } | Report::Done => {}
+                }
+                on_report(report)?;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                ended.why = "nothing was heard of the guest for too long".to_owned();
+                break;
+            }
+            // The guest powered off, or died.
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    if !ended.done && ended.why.is_empty() {
+        let status = machine.0.wait().context("QEMU")?;
+        ended.why = format!("QEMU ended: {status}");
+    }
+    drop(machine);
+    ended.console = String::from_utf8_lossy(&fs::read(&console)?).replace('\r', "");
+    Ok(ended)
+}
+
+/// Reads the reports on a thread of its own, so that waiting for one can have
+/// a deadline.
+fn listen(from: ChildStdout) -> Receiver<Report> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).split(b'\n') {
+            let Ok(line) = line else { return };
+            let Some(report) = Report::parse_line(&String::from_utf8_lossy(&line)) else {
+                continue;
+            };
+            if send.send(report).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+/// One file with the root, the modules, the programs and the job behind one
+/// another: the kernel unpacks them in turn.
+fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
+    let path = setup.run_dir.join("initrd");
+    let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
+    for part in [setup.root, setup.kernel.modules.as_path(), setup.programs] {
+        let mut from = File::open(part).with_context(|| part.display().to_string())?;
+        copy(&mut from, &mut to)?;
+    }
+    let mut archive = Newc::new(to);
+    archive.file("job.json", 0o644, &serde_json::to_vec(job)?)?;
+    archive.finish()?.flush()?;
+    Ok(path)
+}
+
+fn console_shows_panic(console: &str) -> bool {
+    [
+        "Kernel panic",
+        "Oops: ",
+        "kernel BUG at ",
+        "BUG: kernel NULL pointer",
+        "BUG: unable to handle",
+    ]
+    .iter()
+    .any(|sign| console.contains(sign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernels_last_words_are_told_from_its_warnings() {
+        assert!(console_shows_panic(
+            "[    9.1] Kernel panic - not syncing: Fatal exception"
+        ));
+        assert!(console_shows_panic("[    9.1] Oops: 0000 [#1] PREEMPT SMP"));
+        assert!(!console_shows_panic(
+            "[    9.1] watchdog: BUG: soft lockup - CPU#0 stuck"
+        ));
+        assert!(!console_shows_panic(
+            "[    0.0] Kernel command line: panic=-1 oops=panic"
+        ));
+    }
+}

@@ -1,0 +1,4 @@
+use anyhow::Result;
+pub(crate) fn run() -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Debian's kernels, by series: packages unpacked, never installed.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::apt::Archive;
+use crate::cache::Cache;
+use crate::debian::Mirrors;
+use crate::step::step;
+use crate::{bzimage, modules};
+
+/// A line of kernels that one Debian release follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Series {
+    /// bullseye's.
+    V5_10,
+    /// bookworm's.
+    V6_1,
+    /// trixie's.
+    V6_12,
+    /// sid's, whatever it is now.
+    Newest,
+}
+
+impl Series {
+    const ALL: [Self; 4] = [Self::V6_1, Self::Newest, Self::V5_10, Self::V6_12];
+
+    /// What the user asked for by `LUNBD_VM_KERNEL` or `--all-kernels`.
+    pub(crate) fn wanted(all: bool) -> Result<Vec<Self>> {
+        match env::var("LUNBD_VM_KERNEL") {
+            Ok(name) if !name.is_empty() => Ok(vec![Self::parse(&name)?]),
+            _ if all => Ok(Self::ALL.to_vec()),
+            _ => Ok(Self::ALL[..2].to_vec()),
+        }
+    }
+
+    fn parse(name: &str) -> Result<Self> {
+        let sid = (name == "sid").then_some(Self::Newest);
+        match sid.or_else(|| {
+            Self::ALL
+                .into_iter()
+                .find(|series| series.to_string() == name)
+        }) {
+            Some(series) => Ok(series),
+            None => bail!("LUNBD_VM_KERNEL={name}: expected 5.10, 6.1, 6.12 or newest"),
+        }
+    }
+
+    fn codename(self) -> &'static str {
+        match self {
+            Self::V5_10 => "bullseye",
+            Self::V6_1 => "bookworm",
+            Self::V6_12 => "trixie",
+            Self::Newest => "sid",
+        }
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::V5_10 => "5.10",
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+            Self::Newest => "newest",
+        })
+    }
+}
+
+/// A kernel that is ready to boot.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    pub(crate) series: Series,
+    /// The ELF kernel, which QEMU enters by PVH.
+    pub(crate) vmlinux: PathBuf,
+    /// The initramfs of its modules.
+    pub(crate) modules: PathBuf,
+}
+
+/// Downloads and unpacks the kernel when it is not there yet.
+pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Result<Kernel> {
+    let recipe = format!("1 {} {}", series.codename(), modules::recipe());
+    let entry = cache.entry(&format!("kernel-{series}"), &recipe, |directory| {
+        let what = format!("downloading the kernel of {} ({series})", series.codename());
+        let packages = step(&what, || {
+            let archive = Archive::update(cache, mirrors, series.codename())?;
+            let prefixes = ["linux-image-", "linux-binary-", "linux-modules-"];
+            archive.download(&archive.family("linux-image-amd64", &prefixes)?)
+        })?;
+        step(&format!("unpacking the kernel ({series})"), || {
+            unpack(&packages, directory)
+        })
+    })?;
+    Ok(Kernel {
+        series,
+        vmlinux: entry.join("vmlinux"),
+        modules: entry.join("modules.cpio"),
+    })
+}
+
+fn unpack(packages: &[PathBuf], directory: &Path) -> Result<()> {
+    let tree = directory.join("unpacked");
+    for package in packages {
+        unpack_package(package, &tree).with_context(|| package.display().to_string())?;
+    }
+    // Modules moved below /usr when Debian merged it.
+    let roots = [tree.join("usr/lib/modules"), tree.join("lib/modules")];
+    let root = roots
+        .iter()
+        .find(|root| root.exists())
+        .context("no modules in the packages")?;
+    let modules = single_entry(root)?;
+    let release = modules
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let images = [
+        modules.join("vmlinuz"),
+        tree.join("boot").join(format!("vmlinuz-{release}")),
+    ];
+    let image = images
+        .iter()
+        .find(|image| image.exists())
+        .context("no vmlinuz in the packages")?;
+    bzimage::extract(image, &directory.join("vmlinux"))?;
+    let work = directory.join("chosen");
+    modules::pack(&release, &modules, &work, &directory.join("modules.cpio"))?;
+    for done_with in [&tree, &work] {
+        fs::remove_dir_all(done_with)?;
+    }
+    fs::write(directory.join("release"), release)?;
+    Ok(())
+}
+
+fn unpack_package(package: &Path, tree: &Path) -> Result<()> {
+    fs::create_dir_all(tree)?;
+    let mut dpkg = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("dpkg-deb")?;
+    let stream = dpkg.stdout.take().context("dpkg-deb's output")?;
+    let mut archive = tar::Archive::new(stream);
+    archive.set_preserve_ownerships(false);
+    archive.unpack(tree)?;
+    if !dpkg.wait()?.success() {
+        bail!("dpkg-deb failed");
+    }
+    Ok(())
+}
+
+fn single_entry(directory: &Path) -> Result<PathBuf> {
+    let entries: Vec<_> = fs::read_dir(directory)?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    match entries.as_slice() {
+        [one] => Ok(one.clone()),
+        more => bail!(
+            "{}: {} kernels instead of one",
+            directory.display(),
+            more.len()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_series_is_found_by_the_name_that_it_shows() {
+        for series in Series::ALL {
+            assert_eq!(Series::parse(&series.to_string()).unwrap(), series);
+        }
+        assert_eq!(Series::parse("sid").unwrap(), Series::Newest);
+        assert!(Series::parse("6").is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! Builds what runs in the guest and packs it into an initramfs.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use vm_tests::job::TestCase;
+
+use crate::newc::Newc;
+use crate::run_dir::RunDir;
+use crate::step::step;
+
+/// The guest's programs, built and packed.
+pub(crate) struct Programs {
+    /// Goes behind the guest's root and modules.
+    pub(crate) initramfs: PathBuf,
+    /// Every test that the programs offer, sorted.
+    pub(crate) tests: Vec<TestCase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Artifact {
+    reason: String,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
+    eprintln!("building what runs in the guest");
+    let mut built = cargo(&[
+        "test",
+        "--no-run",
+        "-p",
+        "vm-tests",
+        "--features",
+        "guest",
+        "--test",
+        "*",
+    ])?;
+    built.extend(cargo(&[
+        "build",
+        "-p",
+        "lunbd",
+        "--features",
+        "cli",
+        "--bin",
+        "lunbd",
+    ])?);
+    let initramfs = run_dir.join("programs.cpio");
+    let tests = step("packing it", || {
+        pack(&built, &initramfs)?;
+        list_tests(&built)
+    })?;
+    Ok(Programs { initramfs, tests })
+}
+
+/// The executables by (kind, name).
+type Built = BTreeMap<(String, String), PathBuf>;
+
+pub(crate) fn cargo_command() -> Command {
+    // Set by cargo for what it runs, so the lab builds with the same cargo.
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null());
+    // `cargo run` sets these for the lab's own package; build scripts that see
+    // them change would run again.
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn cargo(arguments: &[&str]) -> Result<Built> {
+    let mut command = cargo_command();
+    command
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics");
+    command.stderr(Stdio::inherit());
+    let output = command.output().context("cargo")?;
+    if !output.status.success() {
+        bail!("cargo {}: {}", arguments.join(" "), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
+        .filter(|artifact| artifact.reason == "compiler-artifact")
+        .filter_map(|artifact| {
+            let target = artifact.target?;
+            Some((
+                (target.kind.first()?.clone(), target.name),
+                artifact.executable?,
+            ))
+        })
+        .collect())
+}
+
+fn pack(built: &Built, to: &Path) -> Result<()> {
+    let mut archive = Newc::new(BufWriter::new(File::create(to)?));
+    for ((kind, name), executable) in built {
+        let path = match (kind.as_str(), name.as_str()) {
+            ("bin", "init") => "init".to_owned(),
+            ("bin", "story" | "lunbd") => format!("usr/local/bin/{name}"),
+            ("test", name) => format!("tests/{name}"),
+            _ => continue,
+        };
+        archive.file(&path, 0o755, &stripped(executable)?)?;
+    }
+    archive.finish()?;
+    Ok(())
+}
+
+/// Without debug sections, which are most of the program: a panic names its
+/// place without them, and the guest unpacks every byte.
+fn stripped(executable: &Path) -> Result<Vec<u8>> {
+    let small = executable.with_extension("stripped");
+    let newer = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    if newer(&small) < newer(executable) {
+        // Written beside and renamed: two runs may share a target directory.
+        let unfinished = executable.with_extension(format!("stripped-{}", std::process::id()));
+        let mut strip = Command::new("strip");
+        strip
+            .arg("--strip-debug")
+            .arg("-o")
+            .arg(&unfinished)
+            .arg(executable);
+        if !strip.status().context("strip (binutils)")?.success() {
+            bail!("strip {}", executable.display());
+        }
+        fs::rename(&unfinished, &small)?;
+    }
+    fs::read(&small).with_context(|| small.display().to_string())
+}
+
+/// Asks each test program for its tests; listing runs none of them.
+fn list_tests(built: &Built) -> Result<Vec<TestCase>> {
+    let mut tests = Vec::new();
+    for ((kind, file), executable) in built {
+        if kind != "test" {
+            continue;
+        }
+        let output = Command::new(executable)
+            .args(["--list", "--format", "terse"])
+            .output();
+        let output = output.with_context(|| executable.display().to_string())?;
+        if !output.status.success() {
+            bail!("{} --list: {}", executable.display(), output.status);
+        }
+        tests.extend(parse_test_list(
+            file,
+            &String::from_utf8_lossy(&output.stdout),
+        ));
+    }
+    tests.sort();
+    Ok(tests)
+}
+
+fn parse_test_list(file: &str, list: &str) -> Vec<TestCase> {
+    list.lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(|name| TestCase {
+            file: file.to_owned(),
+            name: name.to_owned(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_tests_leaves_benchmarks_out() {
+        let tests = parse_test_list(
+            "attach",
+            "one_lun: test\nmany::luns: test\nspeed: benchmark\n",
+        );
+        let ids: Vec<String> = tests.iter().map(TestCase::id).collect();
+        assert_eq!(ids, ["attach::one_lun", "attach::many::luns"]);
+    }
+}

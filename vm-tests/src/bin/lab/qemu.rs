@@ -1,0 +1,68 @@
+//! The machine: one recipe for every boot.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+use vm_tests::job::GUEST_MARK;
+
+use crate::accel::Accel;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// A QEMU that ends when this is dropped, and when the lab is killed.
+pub(crate) struct Machine(pub(crate) Child);
+
+impl Machine {
+    /// The console goes to the file `console`, the second serial port to the
+    /// child's standard output.
+    ///
+    /// Call it on the main thread: the kernel sends the parent-death signal
+    /// when the *thread* that started QEMU ends.
+    pub(crate) fn start(
+        accel: Accel,
+        vmlinux: &Path,
+        initrd: &Path,
+        console: &Path,
+        append: &str,
+    ) -> Result<Self> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
+        // AHCI would take the first SCSI host numbers.
+        command
+            .args(["-M", "q35,sata=off,smbus=off"])
+            .args(accel.arguments());
+        command.args(["-m", "2048", "-smp", "2", "-nodefaults", "-no-user-config"]);
+        command.args(["-display", "none", "-no-reboot"]);
+        command
+            .arg("-kernel")
+            .arg(vmlinux)
+            .arg("-initrd")
+            .arg(initrd);
+        command.arg("-append").arg(kernel_parameters(append));
+        command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
+        command
+            .arg("-serial")
+            .arg(format!("file:{}", console.display()));
+        command.args([
+            "-chardev",
+            "stdio,id=reports,signal=off",
+            "-serial",
+            "chardev:reports",
+        ]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        child.map(Self).context("setpriv (util-linux)")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _ended_already = self.0.wait();
+    }
+}
+
+fn kernel_parameters(more: &str) -> String {
+    // A kernel that oopsed is not to be trusted with further tests.
+    format!("console=ttyS0 quiet panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}=1 {more}")
+}

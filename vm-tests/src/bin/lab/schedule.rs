@@ -1,0 +1,161 @@
+//! Which test runs in which boot.
+
+use anyhow::Result;
+use vm_tests::job::{Job, Outcome, Report, TestCase};
+
+use crate::accel::Accel;
+use crate::boot::{self, Setup};
+use crate::cache::Cache;
+use crate::debian::Mirrors;
+use crate::expected_skips;
+use crate::kernel::{self, Kernel, Series};
+use crate::run_dir::RunDir;
+use crate::summary::Summary;
+use crate::{guest_root, modules, programs};
+
+/// Files named so have a boot for each of their tests.
+const OWN_BOOT: &str = "own_boot_";
+
+/// Runs the VM tests whose id contains `filter` on every kernel of `series`.
+pub(crate) fn run(series: &[Series], filter: Option<&str>, summary: &mut Summary) -> Result<()> {
+    let run_dir = RunDir::create()?;
+    let programs = programs::build(&run_dir)?;
+    let tests: Vec<TestCase> = programs
+        .tests
+        .into_iter()
+        .filter(|test| filter.is_none_or(|filter| test.id().contains(filter)))
+        .collect();
+    if tests.is_empty() {
+        summary.add_broken(format!(
+            "no VM test's name contains {:?}",
+            filter.unwrap_or_default()
+        ));
+        return Ok(());
+    }
+    let (root, kernels) = prepare(series)?;
+    let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
+    for kernel in &kernels {
+        let setup = Setup {
+            kernel,
+            root: &root,
+            programs: &programs.initramfs,
+            accel,
+            run_dir: &run_dir,
+        };
+        let (own, shared): (Vec<_>, Vec<_>) = tests
+            .iter()
+            .cloned()
+            .partition(|test| test.file.starts_with(OWN_BOOT));
+        run_until_done(&setup, shared, false, summary)?;
+        for test in own {
+            run_until_done(&setup, vec![test], true, summary)?;
+        }
+    }
+    Ok(())
+}
+
+/// The guest's root and the kernels, from the cache where they are there.
+pub(crate) fn prepare(series: &[Series]) -> Result<(std::path::PathBuf, Vec<Kernel>)> {
+    let mirrors = Mirrors::of_this_machine()?;
+    let cache = Cache::lock()?;
+    let root = guest_root::prepare(&cache, &mirrors)?;
+    let kernels = series
+        .iter()
+        .map(|series| kernel::prepare(&cache, &mirrors, *series));
+    Ok((root, kernels.collect::<Result<_>>()?))
+}
+
+/// Boots as often as it takes: what a failed test leaves is unknown, so the
+/// tests after it get a new boot.
+fn run_until_done(
+    setup: &Setup<'_>,
+    mut tests: Vec<TestCase>,
+    own_boot: bool,
+    summary: &mut Summary,
+) -> Result<()> {
+    let series = setup.kernel.series;
+    while !tests.is_empty() {
+        let job = Job {
+            modules: modules::LOADED_AT_BOOT
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect(),
+            tests: tests.clone(),
+            story: None,
+            own_boot,
+        };
+        let before = tests.len();
+        eprintln!("booting {series} ({:?})", setup.accel);
+        let report_to = |report| on_report(setup, report, &mut tests, summary);
+        let ended = boot::boot(setup, &job, report_to)?;
+        let Some(first) = tests.first().cloned() else {
+            break;
+        };
+        if ended.done && tests.len() < before {
+            continue;
+        }
+        // The boot ended under a test, or before it could start one.
+        let id = ended.running.clone().unwrap_or_else(|| first.id());
+        let outcome = match (ended.panicked(), ended.running.is_some()) {
+            (true, _) => Outcome::GuestPanicked,
+            (false, true) if ended.why.starts_with("nothing was heard") => Outcome::TimedOut,
+            (false, _) => Outcome::Failed(ended.why.clone()),
+        };
+        let log = format!(
+            "{id} on {series}: {}\n\n-- console\n{}",
+            ended.why, ended.console
+        );
+        let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
+        summary.add_vm_test(series, &id, &outcome, false, 0, Some(&log));
+        tests.retain(|test| test.id() != id);
+    }
+    Ok(())
+}
+
+fn on_report(
+    setup: &Setup<'_>,
+    report: Report,
+    tests: &mut Vec<TestCase>,
+    summary: &mut Summary,
+) -> Result<()> {
+    let series = setup.kernel.series;
+    match report {
+        Report::Booted { release, uptime_ms } => {
+            eprintln!("{release} is up, {uptime_ms} ms after its start");
+        }
+        Report::Finished {
+            test,
+            outcome,
+            millis,
+            output,
+            kernel_log,
+        } => {
+            let expected = expected_skips::is_expected(series, &test);
+            let fine = match outcome {
+                Outcome::Passed => true,
+                Outcome::Skipped(_) => expected,
+                _ => false,
+            };
+            let log = if fine {
+                None
+            } else {
+                let content = format!(
+                    "{test} on {series}: {outcome:?}\n\n-- output\n{output}\n-- kernel log\n{kernel_log}"
+                );
+                Some(
+                    setup
+                        .run_dir
+                        .keep_log(&format!("{series}-{test}"), &content)?,
+                )
+            };
+            summary.add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
+            tests.retain(|known| known.id() != test);
+        }
+        Report::Broken { why } => eprintln!("the guest cannot go on: {why}"),
+        Report::Running { .. }
+        | Report::Story { .. }
+        | Report::StoryEnded { .. }
+        | Report::Done => {}
+    }
+    Ok(())
+}

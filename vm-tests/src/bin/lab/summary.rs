@@ -1,0 +1,186 @@
+//! What is counted and how it is shown.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use vm_tests::job::Outcome;
+
+use crate::kernel::Series;
+
+/// One column of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Count {
+    Passed,
+    Failed,
+    Skipped,
+    TimedOut,
+    GuestPanicked,
+    UnexpectedSkip,
+}
+
+impl Count {
+    const ALL: [(Self, &str); 6] = [
+        (Self::Passed, "passed"),
+        (Self::Failed, "failed"),
+        (Self::Skipped, "skipped"),
+        (Self::TimedOut, "timed out"),
+        (Self::GuestPanicked, "guest panicked"),
+        (Self::UnexpectedSkip, "skipped unexpectedly"),
+    ];
+}
+
+/// The counts of a whole run, by where the tests ran.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    rows: Vec<(String, BTreeMap<Count, usize>)>,
+    /// Reasons to fail that are no test: a suite that did not build.
+    broken: Vec<String>,
+}
+
+impl Summary {
+    /// Shows and counts how a VM test ended.
+    pub(crate) fn add_vm_test(
+        &mut self,
+        series: Series,
+        test: &str,
+        outcome: &Outcome,
+        skip_expected: bool,
+        millis: u64,
+        log: Option<&Path>,
+    ) {
+        let (count, word, why) = match outcome {
+            Outcome::Passed => (Count::Passed, "PASS", None),
+            Outcome::Failed(why) => (Count::Failed, "FAIL", Some(why.as_str())),
+            Outcome::Skipped(why) if skip_expected => (Count::Skipped, "SKIP", Some(why.as_str())),
+            Outcome::Skipped(why) => (Count::UnexpectedSkip, "FAIL", Some(why.as_str())),
+            Outcome::TimedOut => (Count::TimedOut, "TIME", Some("killed at its time limit")),
+            Outcome::GuestPanicked => (Count::GuestPanicked, "DIED", Some("the kernel panicked")),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a test's seconds, to one place")]
+        let seconds = millis as f64 / 1000.0;
+        print!("{word} {seconds:7.1} s  {series:<6} {test}");
+        if count == Count::UnexpectedSkip {
+            print!(": a skip that is not expected on this kernel");
+        }
+        match why {
+            Some(why) => println!(": {why}"),
+            None => println!(),
+        }
+        if let Some(log) = log {
+            println!("     log: {}", log.display());
+        }
+        self.count(&format!("VM, {series}"), count, 1);
+    }
+
+    /// Counts a suite of cargo's.
+    pub(crate) fn add_host_suite(&mut self, passed: usize, failed: usize, ignored: usize) {
+        for (count, number) in [
+            (Count::Passed, passed),
+            (Count::Failed, failed),
+            (Count::Skipped, ignored),
+        ] {
+            self.count("host", count, number);
+        }
+    }
+
+    /// A failure that is no test's.
+    pub(crate) fn add_broken(&mut self, why: String) {
+        self.broken.push(why);
+    }
+
+    pub(crate) fn succeeded(&self) -> bool {
+        self.totals().1 == 0 && self.broken.is_empty()
+    }
+
+    /// The table, and the one line that ends the run.
+    pub(crate) fn print(&self) {
+        println!();
+        for (row, counts) in &self.rows {
+            let shown: Vec<String> = Count::ALL
+                .iter()
+                .filter_map(|(count, name)| Some((counts.get(count)?, name)))
+                .filter(|(number, name)| **number > 0 || **name == "passed")
+                .map(|(number, name)| format!("{number} {name}"))
+                .collect();
+            println!("{row:<12} {}", shown.join(", "));
+        }
+        for why in &self.broken {
+            println!("broken       {why}");
+        }
+        println!("{}", self.last_line());
+    }
+
+    fn last_line(&self) -> String {
+        let (passed, failed, skipped) = self.totals();
+        format!("{passed} passed, {failed} failed, {skipped} skipped")
+    }
+
+    fn totals(&self) -> (usize, usize, usize) {
+        let sum = |wanted: &[Count]| -> usize {
+            let counts = self.rows.iter().flat_map(|(_, counts)| counts);
+            counts
+                .filter(|(count, _)| wanted.contains(count))
+                .map(|(_, number)| number)
+                .sum()
+        };
+        let failures = [
+            Count::Failed,
+            Count::TimedOut,
+            Count::GuestPanicked,
+            Count::UnexpectedSkip,
+        ];
+        // What is broken without a test to show for it still is a failure that
+        // the last line must not hide.
+        let failed = sum(&failures);
+        let failed = if failed == 0 {
+            self.broken.len()
+        } else {
+            failed
+        };
+        (sum(&[Count::Passed]), failed, sum(&[Count::Skipped]))
+    }
+
+    fn count(&mut self, row: &str, count: Count, number: usize) {
+        let index = self
+            .rows
+            .iter()
+            .position(|(name, _)| name == row)
+            .unwrap_or_else(|| {
+                self.rows.push((row.to_owned(), BTreeMap::new()));
+                self.rows.len() - 1
+            });
+        *self.rows[index].1.entry(count).or_insert(0) += number;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_is_not_a_pass_or_an_expected_skip_fails_the_run() {
+        let mut summary = Summary::default();
+        summary.add_host_suite(40, 0, 0);
+        let mut add = |outcome, expected| {
+            summary.add_vm_test(Series::V6_1, "lab::x", &outcome, expected, 1, None);
+        };
+        add(Outcome::Passed, false);
+        add(Outcome::Skipped("old".into()), true);
+        add(Outcome::Skipped("why not".into()), false);
+        add(Outcome::TimedOut, false);
+        add(Outcome::GuestPanicked, false);
+        add(Outcome::Failed("panicked".into()), false);
+        assert_eq!(summary.last_line(), "41 passed, 4 failed, 1 skipped");
+        assert!(!summary.succeeded());
+    }
+
+    #[test]
+    fn a_suite_that_did_not_build_is_a_failure_in_the_last_line() {
+        let mut summary = Summary::default();
+        summary.add_host_suite(3, 0, 0);
+        assert!(summary.succeeded());
+        summary.add_broken("the host suite did not build".into());
+        assert_eq!(summary.last_line(), "3 passed, 1 failed, 0 skipped");
+        assert!(!summary.succeeded());
+    }
+}

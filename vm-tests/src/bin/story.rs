@@ -1,0 +1,2 @@
+//! What the demo runs in the guest.
+fn main() {}

@@ -1,0 +1,120 @@
+//! What a test in the guest works with.
+
+mod scsi_debug;
+pub mod udevd;
+mod uevent_counter;
+pub mod uevent_minimum;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use crate::job;
+
+pub use scsi_debug::{ScsiDebug, ScsiDebugOptions};
+pub use uevent_counter::{KernelUevent, UeventCounter};
+
+/// Refuses to go on anywhere but in the guest.
+///
+/// These tests load modules, kill udevd and mount things: on a host that would
+/// be somebody's machine.
+pub fn enter() {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    assert!(
+        cmdline
+            .split_whitespace()
+            .any(|word| word.starts_with(job::GUEST_MARK)),
+        "this runs only in the lab's guest: use vm-tests/test"
+    );
+}
+
+/// Ends the test as Skipped, with a reason for the summary.
+///
+/// The reason must be in `vm-tests/expected-skips` for this kernel, or the run
+/// fails.
+pub fn skip(reason: &str) -> ! {
+    enter();
+    fs::write(job::SKIP_FILE, reason).expect("writing down why the test skips");
+    std::process::exit(job::SKIP_STATUS)
+}
+
+/// Asks for more (or less) time than [`job::DEFAULT_LIMIT_SECS`], counted from
+/// the test's start.
+pub fn time_limit(limit: Duration) {
+    enter();
+    fs::write(job::LIMIT_FILE, limit.as_secs().to_string()).expect("writing the time limit");
+}
+
+/// The running kernel's series: `(6, 1)` for 6.1.192.
+#[must_use]
+pub fn kernel() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
+    let mut parts = release.split(['.', '-']).map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => panic!("a kernel release of an unknown form: {release:?}"),
+    }
+}
+
+/// Runs the `lunbd` command as a user would.
+#[must_use]
+pub fn lunbd<S: AsRef<OsStr>>(args: &[S]) -> Output {
+    enter();
+    Command::new("lunbd")
+        .args(args)
+        .output()
+        .expect("lunbd is on the guest's PATH")
+}
+
+/// Runs a program of the guest and returns what it printed; panics with all of
+/// its output unless it succeeds.
+pub fn run<S: AsRef<OsStr> + std::fmt::Debug>(command: &[S]) -> String {
+    enter();
+    let output = Command::new(&command[0])
+        .args(&command[1..])
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Loads a module with its parameters, by the modprobe that udevd uses too.
+pub fn modprobe(module: &str, parameters: &[&str]) {
+    let mut command = vec!["modprobe", module];
+    command.extend(parameters);
+    run(&command);
+}
+
+/// Looks again until `look` finds something, and panics with `what` after
+/// `limit`: for causes that the kernel offers nothing to wait on.
+pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The names in a directory of sysfs; none when it does not exist.
+#[must_use]
+pub fn entries(dir: impl AsRef<std::path::Path>) -> Vec<String> {
+    fs::read_dir(dir).map_or_else(
+        |_| Vec::new(),
+        |entries| {
+            entries
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect()
+        },
+    )
+}

@@ -1,0 +1,189 @@
+//! A SCSI target made by the kernel's own `scsi_debug` driver.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::kmod::{DeleteModuleFlags, delete_module};
+
+/// Parameters of a [`ScsiDebug`] target to be.
+#[derive(Debug, Clone)]
+pub struct ScsiDebugOptions {
+    parameters: Vec<(String, String)>,
+}
+
+impl ScsiDebugOptions {
+    /// LUNs of each target, 0 to `count - 1`; over 256 the driver reports flat
+    /// addresses.
+    #[must_use]
+    pub fn luns(self, count: u32) -> Self {
+        self.parameter("max_luns", count)
+    }
+
+    /// Targets of each host.
+    #[must_use]
+    pub fn targets(self, count: u32) -> Self {
+        self.parameter("num_tgts", count)
+    }
+
+    /// Hosts.
+    #[must_use]
+    pub fn hosts(self, count: u32) -> Self {
+        self.parameter("add_host", count)
+    }
+
+    /// Size of the store, which all LUNs share unless `per_host_store` is set.
+    #[must_use]
+    pub fn size_mib(self, mib: u32) -> Self {
+        self.parameter("dev_size_mb", mib)
+    }
+
+    /// Any other module parameter.
+    #[must_use]
+    pub fn parameter(mut self, name: &str, value: impl ToString) -> Self {
+        self.parameters.retain(|(known, _)| known != name);
+        self.parameters.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Loads the module; its hosts are there when this returns, its devices
+    /// are not, since the guest runs with `scsi_mod.scan=manual`.
+    #[must_use]
+    pub fn load(self) -> ScsiDebug {
+        super::enter();
+        assert!(
+            !Path::new("/sys/module/scsi_debug").exists(),
+            "scsi_debug is loaded already"
+        );
+        let parameters: Vec<String> = self
+            .parameters
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        super::modprobe(
+            "scsi_debug",
+            &parameters.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
+        let target = ScsiDebug {
+            hosts: scsi_debug_hosts(),
+        };
+        assert!(!target.hosts.is_empty(), "scsi_debug made no host");
+        target
+    }
+}
+
+/// A loaded `scsi_debug`; dropping it unloads the module and with it every host
+/// and device.
+#[derive(Debug)]
+pub struct ScsiDebug {
+    hosts: Vec<u32>,
+}
+
+impl ScsiDebug {
+    /// One host, one target, 8 MiB.
+    #[must_use]
+    pub fn options() -> ScsiDebugOptions {
+        ScsiDebugOptions {
+            parameters: Vec::new(),
+        }
+        .hosts(1)
+        .targets(1)
+        .size_mib(8)
+    }
+
+    /// A target with this many LUNs.
+    #[must_use]
+    pub fn with_luns(count: u32) -> Self {
+        Self::options().luns(count).load()
+    }
+
+    /// The number of the first host.
+    #[must_use]
+    pub fn host(&self) -> u32 {
+        self.hosts[0]
+    }
+
+    /// The numbers of all its hosts, ascending.
+    #[must_use]
+    pub fn hosts(&self) -> &[u32] {
+        &self.hosts
+    }
+
+    /// The H:C:T:L names of the SCSI devices that its hosts have now, sorted.
+    #[must_use]
+    pub fn devices(&self) -> Vec<String> {
+        let mut found: Vec<String> = super::entries("/sys/bus/scsi/devices")
+            .into_iter()
+            .filter(|name| {
+                name.split_once(':')
+                    .and_then(|(host, _)| host.parse().ok())
+                    .is_some_and(|host: u32| self.hosts.contains(&host))
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// Writes one line to the first host's `scan`: `"0 0 7"`, or `"- - -"`.
+    pub fn scan(&self, line: &str) {
+        let path = format!("/sys/class/scsi_host/host{}/scan", self.host());
+        fs::write(&path, line).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+
+    /// The disk of LUN `lun` of target 0 on the first host, as it is called
+    /// below `/sys/block`, when its SCSI device has one.
+    #[must_use]
+    pub fn disk(&self, lun: u64) -> Option<String> {
+        let block = self.device_dir(lun).join("block");
+        super::entries(&block).into_iter().next()
+    }
+
+    /// The sysfs directory of LUN `lun` of target 0 on the first host.
+    #[must_use]
+    pub fn device_dir(&self, lun: u64) -> PathBuf {
+        PathBuf::from(format!("/sys/bus/scsi/devices/{}:0:0:{lun}", self.host()))
+    }
+
+    /// Sets one of the driver's run-time attributes, such as `opts`,
+    /// `virtual_gb` or `every_nth`.
+    pub fn set(&self, attribute: &str, value: impl ToString) {
+        let path = format!("/sys/bus/pseudo/drivers/scsi_debug/{attribute}");
+        fs::write(&path, value.to_string()).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+}
+
+impl Drop for ScsiDebug {
+    fn drop(&mut self) {
+        // udevd's probe may hold a disk open for a moment: EWOULDBLOCK until
+        // the last opener is gone.
+        let start = Instant::now();
+        loop {
+            match delete_module(c"scsi_debug", DeleteModuleFlags::O_NONBLOCK) {
+                Ok(()) | Err(Errno::ENOENT) => return,
+                Err(_) if start.elapsed() < Duration::from_secs(30) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                // A panic while the test's own is unwinding would hide it; pid
+                // 1 sees the module and fails the test.
+                Err(errno) => {
+                    eprintln!("scsi_debug stays loaded: {errno}");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn scsi_debug_hosts() -> Vec<u32> {
+    let mut hosts: Vec<u32> = super::entries("/sys/class/scsi_host")
+        .into_iter()
+        .filter(|host| {
+            fs::read_to_string(format!("/sys/class/scsi_host/{host}/proc_name"))
+                .is_ok_and(|name| name.trim() == "scsi_debug")
+        })
+        .filter_map(|host| host.strip_prefix("host")?.parse().ok())
+        .collect();
+    hosts.sort_unstable();
+    hosts
+}

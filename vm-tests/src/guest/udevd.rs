@@ -1,0 +1,139 @@
+//! The guest's systemd-udevd: held, killed, started.
+//!
+//! Tests that share a boot use the guards, which undo on drop.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill as send_signal};
+use nix::unistd::Pid;
+
+const DAEMON: &str = "/lib/systemd/systemd-udevd";
+const CONTROL: &str = "/run/udev/control";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Starts the daemon and returns when it answers.
+pub fn start() {
+    super::enter();
+    fs::create_dir_all("/run/udev").expect("/run/udev");
+    super::run(&[DAEMON, "--daemon"]);
+    assert!(answers(), "udevd was started and does not answer");
+}
+
+/// Whether it answers a ping on its control socket.
+#[must_use]
+pub fn answers() -> bool {
+    Command::new("udevadm")
+        .args(["control", "--ping", "--timeout=10"])
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// The daemon's process, not its workers.
+#[must_use]
+pub fn pid() -> Option<Pid> {
+    processes()
+        .into_iter()
+        .find(|process| process.parent == 1)
+        .map(|process| process.pid)
+}
+
+/// Waits until its queue is empty, for tests that are not about settling.
+pub fn settle() {
+    super::run(&["udevadm", "settle", "--timeout=60"]);
+}
+
+/// Holds the daemon and its workers where they are (SIGSTOP).
+pub fn stop() {
+    signal_all(Signal::SIGSTOP);
+}
+
+/// Lets them go on (SIGCONT).
+pub fn cont() {
+    signal_all(Signal::SIGCONT);
+}
+
+/// Kills the daemon and its workers and removes the control socket, so that the
+/// guest is a machine without udev.
+pub fn kill() {
+    signal_all(Signal::SIGKILL);
+    super::wait_until("udevd to be gone", LIMIT, || {
+        processes().is_empty().then_some(())
+    });
+    if Path::new(CONTROL).exists() {
+        fs::remove_file(CONTROL).expect(CONTROL);
+    }
+}
+
+/// udevd is held while this lives.
+#[derive(Debug)]
+#[must_use = "udevd goes on as soon as this is dropped"]
+pub struct StoppedGuard(());
+
+/// Holds udevd until the guard is dropped.
+pub fn stopped() -> StoppedGuard {
+    stop();
+    StoppedGuard(())
+}
+
+impl Drop for StoppedGuard {
+    fn drop(&mut self) {
+        cont();
+    }
+}
+
+/// There is no udevd while this lives.
+#[derive(Debug)]
+#[must_use = "udevd is started as soon as this is dropped"]
+pub struct AbsentGuard(());
+
+/// Takes udevd away until the guard is dropped.
+pub fn absent() -> AbsentGuard {
+    kill();
+    AbsentGuard(())
+}
+
+impl Drop for AbsentGuard {
+    fn drop(&mut self) {
+        if pid().is_none() {
+            start();
+        }
+    }
+}
+
+struct Process {
+    pid: Pid,
+    parent: i32,
+}
+
+/// Workers call themselves `(udev-worker)`; before systemd 250 they kept the
+/// daemon's name.
+fn processes() -> Vec<Process> {
+    super::entries("/proc")
+        .into_iter()
+        .filter_map(|entry| {
+            let pid: i32 = entry.parse().ok()?;
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let (comm, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let mut fields = rest.split_whitespace();
+            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
+            let ours = matches!(comm, "systemd-udevd" | "(udev-worker)") && state != "Z";
+            ours.then_some(Process {
+                pid: Pid::from_raw(pid),
+                parent,
+            })
+        })
+        .collect()
+}
+
+fn signal_all(signal: Signal) {
+    super::enter();
+    // The daemon first: it could start another worker meanwhile.
+    let mut found = processes();
+    found.sort_by_key(|process| process.parent != 1);
+    for process in found {
+        let _gone_already = send_signal(process.pid, signal);
+    }
+}

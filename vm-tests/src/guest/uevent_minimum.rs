@@ -1,0 +1,1 @@
+//! The kernel's own minimum of uevents, measured per kernel series.

@@ -1,0 +1,160 @@
+//! What the host asks of the guest, and what the guest says back.
+//!
+//! A job travels as `/job.json` in the initramfs; reports come back one JSON
+//! object a line over the guest's second serial port. Both ends are built from
+//! this file, so the format needs no version.
+
+use serde::{Deserialize, Serialize};
+
+/// The kernel parameter by which a program knows that it is in the guest.
+pub const GUEST_MARK: &str = "lunbd_vm";
+/// Where the guest's own files live; nothing of a test's belongs there.
+pub const STATE_DIR: &str = "/run/lunbd-vm";
+/// A test writes here why it skips, then leaves with [`SKIP_STATUS`].
+pub const SKIP_FILE: &str = "/run/lunbd-vm/skip";
+/// The exit status of a test that skips, as automake and TAP harnesses have it.
+pub const SKIP_STATUS: i32 = 77;
+/// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes the seconds here.
+pub const LIMIT_FILE: &str = "/run/lunbd-vm/limit";
+/// How long one test may take unless it says otherwise.
+pub const DEFAULT_LIMIT_SECS: u64 = 120;
+/// The story leaves its figures here.
+pub const RESULT_FILE: &str = "/run/lunbd-vm/result.json";
+/// One boot may not last longer than this, whatever its tests ask for.
+pub const BOOT_LIMIT_SECS: u64 = 40 * 60;
+
+/// What one boot is for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// Kernel modules to load before udevd starts.
+    pub modules: Vec<String>,
+    /// Tests in the order in which they run.
+    pub tests: Vec<TestCase>,
+    /// A program whose output goes to the user live, instead of tests.
+    pub story: Option<Vec<String>>,
+    /// A test may leave the guest changed because nothing runs after it.
+    pub own_boot: bool,
+}
+
+/// One `#[test]` function.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TestCase {
+    /// The test file without `.rs`; the program's name in the guest.
+    pub file: String,
+    /// The function, with its modules.
+    pub name: String,
+}
+
+impl TestCase {
+    /// `file::name`, which filters and the list of expected skips go by.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{}::{}", self.file, self.name)
+    }
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The process left with 0 and the guest was as before.
+    Passed,
+    /// The process failed, or left something behind; says which.
+    Failed(String),
+    /// The test said why it cannot run here.
+    Skipped(String),
+    /// Killed at its time limit.
+    TimedOut,
+    /// The kernel died under it.
+    GuestPanicked,
+}
+
+/// One line from the guest.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum Report {
+    /// Modules are loaded, udevd answers, the first test comes next.
+    Booted {
+        /// `uname -r`.
+        release: String,
+        /// Kernel time at this point.
+        uptime_ms: u64,
+    },
+    /// A test process was started, or was granted more time.
+    Running {
+        /// [`TestCase::id`].
+        test: String,
+        /// When the guest will kill it.
+        limit_secs: u64,
+    },
+    /// A test ended.
+    Finished {
+        /// [`TestCase::id`].
+        test: String,
+        /// How.
+        outcome: Outcome,
+        /// Wall-clock time of the process.
+        millis: u64,
+        /// What it printed; the end of it when it was much.
+        output: String,
+        /// What the kernel logged meanwhile.
+        kernel_log: String,
+    },
+    /// The story printed this.
+    Story {
+        /// With its line ends.
+        text: String,
+    },
+    /// The story's figures, as it wrote them, and its exit status.
+    StoryEnded {
+        /// The content of [`RESULT_FILE`], if it wrote one.
+        result: Option<serde_json::Value>,
+        /// 0 for success.
+        status: i32,
+    },
+    /// pid 1 cannot go on.
+    Broken {
+        /// What went wrong.
+        why: String,
+    },
+    /// Nothing more comes: the guest powers off.
+    Done,
+}
+
+impl Report {
+    /// Reads one line, which may carry the serial port's own line end.
+    #[must_use]
+    pub fn parse_line(line: &str) -> Option<Self> {
+        serde_json::from_str(line.trim()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_the_serial_line() {
+        let sent = Report::Finished {
+            test: "attach::one_lun".into(),
+            outcome: Outcome::Failed("left a mount\r\nand more".into()),
+            millis: 12,
+            output: "line\nline \u{fffd} \u{1b}[0m".into(),
+            kernel_log: String::new(),
+        };
+        let line = serde_json::to_string(&sent).unwrap() + "\r\n";
+        assert!(line.trim().lines().count() == 1, "one report is one line");
+        match Report::parse_line(&line) {
+            Some(Report::Finished { test, outcome, .. }) => {
+                assert_eq!(test, "attach::one_lun");
+                assert_eq!(outcome, Outcome::Failed("left a mount\r\nand more".into()));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_torn_line_is_no_report() {
+        assert!(Report::parse_line(r#"{"report":"done""#).is_none());
+        assert!(Report::parse_line("[    1.0] kernel noise").is_none());
+    }
+}
