@@ -1,37 +1,33 @@
-//! The lab proves itself: kernel, udevd, target and counter are what the other
-//! tests take them for.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    missing_docs,
-    reason = "a test panics to fail"
-)]
-
+//! measure
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, reason = "a test panics to fail")]
 use std::time::Duration;
+use vm_tests::guest::{ScsiDebug, UeventCounter};
 
-use vm_tests::guest::{self, ScsiDebug, UeventCounter, udevd};
-
-#[test]
-fn the_kernel_is_of_the_series_that_was_asked_for() {
-    guest::enter();
-    println!("{:?}", guest::kernel());
-}
-
-#[test]
-fn a_real_udevd_answers() {
-    guest::enter();
-    assert!(udevd::answers());
-}
-
-#[test]
-fn a_scsi_debug_host_has_no_device_until_it_is_scanned() {
-    let target = ScsiDebug::with_luns(256);
-    assert_eq!(target.devices(), Vec::<String>::new());
-    target.scan("0 0 7");
-    assert_eq!(target.devices(), [format!("{}:0:0:7", target.host())]);
-    let counter = UeventCounter::start();
-    target.scan("0 0 8");
-    for event in counter.until_quiet(Duration::from_secs(2)) {
-        println!("{event:?}");
+fn show(what: &str, counter: &UeventCounter) {
+    let events = counter.until_quiet(Duration::from_secs(4));
+    println!("== {what}: {}", events.len());
+    for event in events {
+        println!("{:?} {} {:?}", event.kind(), event.devpath, event.at);
     }
+}
+
+#[test]
+fn measure() {
+    let target = ScsiDebug::with_luns(256);
+    let c = UeventCounter::start();
+    target.scan("0 0 7");
+    show("first", &c);
+    let c = UeventCounter::start();
+    target.scan("0 0 8");
+    show("further", &c);
+    let c = UeventCounter::start();
+    std::fs::write(target.device_dir(8).join("delete"), "1").unwrap();
+    show("delete", &c);
+    let c = UeventCounter::start();
+    std::fs::write(target.device_dir(7).join("delete"), "1").unwrap();
+    show("delete last", &c);
+    let c = UeventCounter::start();
+    target.scan("0 0 7");
+    show("first again", &c);
+    panic!("show");
 }
