@@ -1,0 +1,69 @@
+//! `lunbd attach`
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use lunbd::engine::Phase;
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, Result};
+
+use crate::{arguments, exit, progress::Progress};
+
+pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Result<ExitCode> {
+    let progress = Progress::of(&format!("attaching {}", what.source));
+    let mut request = AttachRequest::new(what.source).observe(progress.observer());
+    if let Some(wwid) = what.expect {
+        request = request.expect(wwid);
+    }
+    let attachment = engine.attach(&request, Deadline::after(what.timeout))?;
+    drop(progress);
+    Ok(exit::print(|mut out| {
+        if json {
+            exit::write_json(&mut out, &attachment)
+        } else {
+            write(out, &attachment)
+        }
+    }))
+}
+
+fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
+    let verb = if attachment.changed {
+        "attached"
+    } else {
+        "was attached already"
+    };
+    let (source, node) = (&attachment.source, attachment.node.display());
+    writeln!(out, "{source} {verb}: {node}")?;
+    let size = indicatif::HumanBytes(attachment.size);
+    let access = if attachment.read_only {
+        ", read-only"
+    } else {
+        ""
+    };
+    writeln!(
+        out,
+        "  size      {size} ({} bytes{access})",
+        attachment.size
+    )?;
+    let sequence = attachment.diskseq.map(|seq| format!(", diskseq {seq}"));
+    let sequence = sequence.unwrap_or_default();
+    writeln!(out, "  device    {}{sequence}", attachment.devno)?;
+    for name in &attachment.identity.names {
+        writeln!(out, "  name      {name}")?;
+    }
+    if let Some(serial) = &attachment.identity.serial {
+        writeln!(out, "  serial    {serial}")?;
+    }
+    for link in &attachment.links {
+        writeln!(out, "  link      {}", link.display())?;
+    }
+    writeln!(out, "  settled   by {}", attachment.settled.as_str())?;
+    write_phases(out, &attachment.phases)
+}
+
+pub(crate) fn write_phases(out: &mut dyn Write, phases: &[Phase]) -> io::Result<()> {
+    let spent: Vec<String> = phases
+        .iter()
+        .map(|phase| format!("{} {:.1} ms", phase.stage, phase.took.as_secs_f64() * 1e3))
+        .collect();
+    writeln!(out, "  time      {}", spent.join(", "))
+}

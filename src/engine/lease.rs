@@ -1,0 +1,129 @@
+//! One at a time on one device, across all processes of the machine.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Stage};
+use crate::kernel::{Roots, sysfs, worker};
+
+/// The right to work on one device. The kernel takes it back when the process
+/// dies, in whatever way.
+#[derive(Debug)]
+pub(super) struct Lease {
+    path: PathBuf,
+    // Closed, and so released, after the file is removed.
+    _file: Flock<File>,
+}
+
+impl Lease {
+    /// Waits for the right to work on `name`.
+    ///
+    /// # Errors
+    /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at
+    /// stage `lock`, naming the process that has it.
+    pub(super) fn take(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
+        let folder = roots.run.join("lunbd");
+        fs::create_dir_all(&folder)
+            .map_err(|error| Error::io("cannot make the folder of locks", &folder, &error))
+            .map_err(|error| error.at(Stage::Lock))?;
+        let path = folder.join(format!("{name}.lock"));
+        if let Some(lease) = Self::acquire(&path, FlockArg::LockExclusiveNonblock)
+            .map_err(|error| error.at(Stage::Lock))?
+        {
+            return Ok(lease);
+        }
+        let held = path.clone();
+        worker::run(
+            Stage::Lock,
+            &format!("another process to be done with {name}"),
+            deadline,
+            || {
+                let holder = sysfs::read_if_there(&held).ok().flatten();
+                format!("held by process {}", holder.unwrap_or_default())
+            },
+            move || loop {
+                if let Some(lease) = Self::acquire(&path, FlockArg::LockExclusive)? {
+                    return Ok(lease);
+                }
+            },
+        )
+    }
+
+    /// `None` where another has it, or where the file that was locked is no
+    /// longer the one at the path (its last holder removed it).
+    fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
+        let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .map_err(|error| failed(&error))?;
+        let mut file = match Flock::lock(file, how) {
+            Ok(file) => file,
+            Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
+            Err((_, errno)) => return Err(failed(&errno.into())),
+        };
+        let ours = file.metadata().map_err(|error| failed(&error))?.ino();
+        if !fs::metadata(path).is_ok_and(|there| there.ino() == ours) {
+            return Ok(None);
+        }
+        // For the error of those who wait; the lock itself is the flock.
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| write!(file, "{}", std::process::id()));
+        Ok(Some(Self {
+            path: path.to_owned(),
+            _file: file,
+        }))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // While we hold the lock the path is ours; who waits on the file looks
+        // at the path again.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_millis(30))
+    }
+
+    #[test]
+    fn a_lease_is_held_by_one_at_a_time_and_leaves_no_file() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let lease = Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
+        let error = Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.stage(), Some(Stage::Lock));
+        let holder = format!("held by process {}", std::process::id());
+        assert_eq!(error.last_seen(), Some(&*holder));
+        Lease::take(&roots, "scsi-0:0:0:1", soon()).unwrap();
+        drop(lease);
+        Lease::take(
+            &roots,
+            "scsi-0:0:0:0",
+            Deadline::after(Duration::from_secs(30)),
+        )
+        .unwrap();
+        let left = fs::read_dir(roots.run.join("lunbd")).unwrap().count();
+        assert_eq!(left, 0);
+    }
+}

@@ -1,0 +1,82 @@
+//! Where the time of one call went.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::Stage;
+
+/// One stage and how long it took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Phase {
+    /// The stage.
+    pub stage: Stage,
+    /// How long it took; `seconds` when serialised.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "seconds", serialize_with = "as_seconds")
+    )]
+    pub took: Duration,
+}
+
+#[cfg(feature = "serde")]
+fn as_seconds<S: serde::Serializer>(took: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(took.as_secs_f64())
+}
+
+/// Is told each stage as a call enters it, on the caller's thread.
+#[derive(Clone)]
+pub struct StageObserver(Arc<dyn Fn(Stage) + Send + Sync>);
+
+impl StageObserver {
+    /// Calls `observe` at each stage.
+    pub fn new(observe: impl Fn(Stage) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(observe))
+    }
+}
+
+impl fmt::Debug for StageObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StageObserver")
+    }
+}
+
+/// The clock of one call: a span and an observer's call for each stage.
+pub(super) struct Phases {
+    done: Vec<Phase>,
+    current: Option<(Stage, Instant, tracing::span::EnteredSpan)>,
+    observer: Option<StageObserver>,
+}
+
+impl Phases {
+    pub(super) fn new(observer: Option<&StageObserver>) -> Self {
+        Self {
+            done: Vec::new(),
+            current: None,
+            observer: observer.cloned(),
+        }
+    }
+
+    pub(super) fn enter(&mut self, stage: Stage) {
+        self.leave();
+        if let Some(StageObserver(observe)) = &self.observer {
+            observe(stage);
+        }
+        let span = tracing::info_span!("stage", %stage).entered();
+        self.current = Some((stage, Instant::now(), span));
+    }
+
+    fn leave(&mut self) {
+        if let Some((stage, since, span)) = self.current.take() {
+            drop(span);
+            let took = since.elapsed();
+            self.done.push(Phase { stage, took });
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Vec<Phase> {
+        self.leave();
+        self.done
+    }
+}

@@ -1,0 +1,266 @@
+//! What this machine lacks, and how to mend it.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::kernel::blockdev::{self, BlockDevice};
+use crate::kernel::machine::{self, Capabilities};
+use crate::kernel::sysfs;
+use crate::uevent::{self, Mode};
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Finding {
+    /// As it should be.
+    Good,
+    /// It works, with less.
+    Limited,
+    /// Attach or detach will fail.
+    Missing,
+}
+
+/// One check of the machine.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it came out.
+    pub finding: Finding,
+    /// What was seen.
+    pub seen: String,
+    /// How to mend it; empty where there is nothing to mend.
+    pub remedy: &'static str,
+}
+
+impl Check {
+    fn good(name: &'static str, seen: impl Into<String>) -> Self {
+        Self {
+            name,
+            finding: Finding::Good,
+            seen: seen.into(),
+            remedy: "",
+        }
+    }
+
+    fn limited(name: &'static str, seen: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            name,
+            finding: Finding::Limited,
+            seen: seen.into(),
+            remedy,
+        }
+    }
+
+    fn missing(name: &'static str, seen: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            name,
+            finding: Finding::Missing,
+            seen: seen.into(),
+            remedy,
+        }
+    }
+}
+
+impl Engine {
+    /// Looks at all that attach and detach stand on. Changes nothing, but has
+    /// the kernel send one marked event for a virtual block device to see
+    /// whether udev answers.
+    #[must_use]
+    pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
+        type Look = fn(&Engine, Deadline) -> Result<Check>;
+        let looks: [(&'static str, Look); 8] = [
+            ("kernel", Self::check_kernel),
+            ("privileges", Self::check_privileges),
+            ("sysfs", Self::check_sysfs),
+            ("locks", Self::check_locks),
+            ("scsi", Self::check_scsi),
+            ("device nodes", Self::check_nodes),
+            ("udev", Self::check_udev),
+            ("receive buffer", Self::check_receive_buffer),
+        ];
+        looks
+            .into_iter()
+            .map(|(name, look)| {
+                look(self, deadline).unwrap_or_else(|error| {
+                    let remedy = "make this readable to lunbd";
+                    Check::missing(name, format!("cannot be examined: {error:#}"), remedy)
+                })
+            })
+            .collect()
+    }
+
+    fn check_kernel(&self, _: Deadline) -> Result<Check> {
+        let version = machine::kernel_version(self.roots())?;
+        let seen = format!("Linux {}.{}", version.0, version.1);
+        Ok(match version {
+            (5, 15..) | (6.., _) => Check::good("kernel", seen),
+            (5, 10..) => Check::limited(
+                "kernel",
+                format!("{seen}: disks have no sequence number"),
+                "run Linux 5.15 or later",
+            ),
+            _ => Check::missing("kernel", seen, "run Linux 5.10 or later"),
+        })
+    }
+
+    fn check_privileges(&self, _: Deadline) -> Result<Check> {
+        let held = Capabilities::effective(self.roots())?;
+        Ok(match (held.sys_admin(), held.net_admin()) {
+            (true, true) => Check::good("privileges", "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+            (true, false) => Check::limited(
+                "privileges",
+                "no CAP_NET_ADMIN: receive buffers stay within net.core.rmem_max",
+                "give the process CAP_NET_ADMIN",
+            ),
+            (false, _) => Check::missing(
+                "privileges",
+                "no CAP_SYS_ADMIN",
+                "run as root, or give the process CAP_SYS_ADMIN and write access to the scan and delete attributes",
+            ),
+        })
+    }
+
+    fn check_sysfs(&self, _: Deadline) -> Result<Check> {
+        let path = &self.roots().sysfs;
+        let seen = path.display().to_string();
+        Ok(if machine::is_read_only(path)? {
+            let remedy =
+                "mount sysfs read-write: a container needs to be privileged, or the host's /sys";
+            Check::missing("sysfs", format!("{seen} is read-only"), remedy)
+        } else {
+            Check::good("sysfs", format!("{seen} is writable"))
+        })
+    }
+
+    fn check_locks(&self, _: Deadline) -> Result<Check> {
+        let path = &self.roots().run;
+        let seen = path.display().to_string();
+        Ok(if machine::is_read_only(path)? {
+            let remedy = "mount it read-write: locks between processes are made there";
+            Check::missing("locks", format!("{seen} is read-only"), remedy)
+        } else {
+            Check::good("locks", format!("{seen}/lunbd"))
+        })
+    }
+
+    fn check_scsi(&self, _: Deadline) -> Result<Check> {
+        let sysfs = &self.roots().sysfs;
+        let hosts = sysfs::names(&sysfs.join("class/scsi_host"))?;
+        if !sysfs.join("bus/scsi/drivers/sd").exists() {
+            let remedy = "modprobe sd_mod";
+            return Ok(Check::missing(
+                "scsi",
+                "the disk driver is not loaded",
+                remedy,
+            ));
+        }
+        Ok(if hosts.is_empty() {
+            let remedy = "load the adapter's driver, or log in to the target";
+            Check::limited("scsi", "no SCSI host", remedy)
+        } else {
+            Check::good("scsi", hosts.join(", "))
+        })
+    }
+
+    fn check_nodes(&self, _: Deadline) -> Result<Check> {
+        let devices = self.block_devices()?;
+        let astray = devices.iter().find(|device| {
+            let found = blockdev::devno_at(&device.node(self.roots()));
+            !found.is_ok_and(|devno| devno == device.devno())
+        });
+        Ok(match astray {
+            Some(device) => Check::missing(
+                "device nodes",
+                format!("{} has no node of its number", device.name()),
+                "mount the machine's devtmpfs: a container needs the host's /dev",
+            ),
+            None => Check::good(
+                "device nodes",
+                format!("each of {} block devices has its node", devices.len()),
+            ),
+        })
+    }
+
+    fn check_udev(&self, deadline: Deadline) -> Result<Check> {
+        match self.hub().mode() {
+            Mode::Udev => self.probe_udev(deadline),
+            Mode::KernelOnly => Ok(Check::limited(
+                "udev",
+                "kernel events only: there are no by-id links to wait for",
+                "start systemd-udevd; a container needs the host's network namespace and /run/udev",
+            )),
+            Mode::SysfsPoll => Ok(Check::limited(
+                "udev",
+                "no events reach this process: sysfs is looked at every 1 to 50 ms",
+                "run outside of a user namespace, on the kernel's own sysfs",
+            )),
+        }
+    }
+
+    /// Asks udev for an answer about a device that is nobody's disk.
+    fn probe_udev(&self, deadline: Deadline) -> Result<Check> {
+        const ENOUGH: Duration = Duration::from_secs(5);
+        let roots = self.roots();
+        let devices = self.block_devices()?;
+        let harmless = devices.iter().find(|device| {
+            ["loop", "ram", "nbd", "zram"]
+                .iter()
+                .any(|kind| device.name().starts_with(kind))
+        });
+        let Some(device) = harmless else {
+            return Ok(Check::good(
+                "udev",
+                "runs (not asked for an answer: no virtual block device)",
+            ));
+        };
+        let mut watch = self.hub().watch(device.name());
+        let asked = Deadline::after(deadline.remaining().min(ENOUGH));
+        Ok(
+            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), asked) {
+                Ok(_) => Check::good(
+                    "udev",
+                    format!("answered after {} ms", asked.elapsed().as_millis()),
+                ),
+                Err(error) => Check::missing(
+                    "udev",
+                    format!("udevd does not answer: {error}"),
+                    "see whether systemd-udevd is stopped or busy; a container needs the host's network namespace",
+                ),
+            },
+        )
+    }
+
+    fn check_receive_buffer(&self, _: Deadline) -> Result<Check> {
+        const ENOUGH: usize = 16 << 20;
+        let largest = machine::largest_receive_buffer(self.roots())?;
+        let forced = Capabilities::effective(self.roots())?.net_admin();
+        Ok(if forced {
+            Check::good("receive buffer", "as large as wanted (CAP_NET_ADMIN)")
+        } else if largest >= ENOUGH {
+            Check::good("receive buffer", format!("up to {largest} bytes"))
+        } else {
+            Check::limited(
+                "receive buffer",
+                format!("at most {largest} bytes: a burst of uevents costs a resync"),
+                "sysctl net.core.rmem_max=16777216, or give the process CAP_NET_ADMIN",
+            )
+        })
+    }
+
+    fn block_devices(&self) -> Result<Vec<BlockDevice>> {
+        let class = self.roots().sysfs.join("class/block");
+        let mut devices = Vec::new();
+        for name in sysfs::names(&class)? {
+            if let Some(dir) = sysfs::resolve(&class.join(name))? {
+                devices.extend(BlockDevice::at(&dir)?);
+            }
+        }
+        Ok(devices)
+    }
+}

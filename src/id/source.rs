@@ -1,0 +1,44 @@
+//! What to attach: one type and one parser for every kind of source.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Hctl, ParseIdError};
+
+/// What to attach, as a URI.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// `scsi:HOST:CHANNEL:TARGET:LUN`: one logical unit behind a SCSI host of
+    /// this machine.
+    Scsi(Hctl),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scsi(hctl) => write!(f, "scsi:{hctl}"),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        match text.split_once(':') {
+            Some(("scsi", address)) => address.parse().map(Self::Scsi),
+            _ => Err(ParseIdError::new(
+                "a source",
+                "scsi:HOST:CHANNEL:TARGET:LUN",
+                text,
+            )),
+        }
+    }
+}
+
+impl From<Hctl> for Source {
+    fn from(hctl: Hctl) -> Self {
+        Self::Scsi(hctl)
+    }
+}

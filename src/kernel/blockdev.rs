@@ -1,0 +1,213 @@
+//! Block devices: what sysfs says of one, and its node.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat;
+
+use super::{Roots, sysfs};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{DevNo, DiskSeq};
+
+/// The kernel counts sizes in these, whatever the device's block size
+/// (`include/linux/blk_types.h`, `SECTOR_SIZE`).
+const SECTOR: u64 = 512;
+
+/// A whole disk or a partition in sysfs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockDevice {
+    dir: PathBuf,
+    name: String,
+    devno: DevNo,
+}
+
+impl BlockDevice {
+    /// The block device of this sysfs directory; `None` where it is gone.
+    pub fn at(dir: &Path) -> Result<Option<Self>> {
+        let Some(text) = sysfs::read_if_there(&dir.join("dev"))? else {
+            return Ok(None);
+        };
+        let name = dir.file_name().and_then(|name| name.to_str());
+        let (Some(name), Ok(devno)) = (name, text.parse()) else {
+            let message = format!("{text:?} is no device number");
+            return Err(Error::new(ErrorKind::Io, message).with_path(dir));
+        };
+        Ok(Some(Self {
+            dir: dir.to_owned(),
+            name: name.to_owned(),
+            devno,
+        }))
+    }
+
+    /// The block device of this number; `None` where there is none.
+    pub fn of(roots: &Roots, devno: DevNo) -> Result<Option<Self>> {
+        let link = roots.sysfs.join("dev/block").join(devno.to_string());
+        match sysfs::resolve(&link)? {
+            Some(dir) => Self::at(&dir),
+            None => Ok(None),
+        }
+    }
+
+    /// Its directory in sysfs, with no link in the path.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The kernel's name, `sda` or `sda1`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device number.
+    #[must_use]
+    pub fn devno(&self) -> DevNo {
+        self.devno
+    }
+
+    /// Its life's serial number, from sysfs; `None` before Linux 5.15.
+    pub fn diskseq(&self) -> Result<Option<DiskSeq>> {
+        let Some(text) = sysfs::read_if_there(&self.dir.join("diskseq"))? else {
+            return Ok(None);
+        };
+        Ok(Some(text.parse::<DiskSeq>()?))
+    }
+
+    /// The size in bytes.
+    pub fn size(&self) -> Result<u64> {
+        let sectors: u64 = sysfs::parse(&self.dir.join("size"))?;
+        Ok(sectors.saturating_mul(SECTOR))
+    }
+
+    /// Whether the kernel refuses writes.
+    pub fn read_only(&self) -> Result<bool> {
+        Ok(sysfs::read(&self.dir.join("ro"))? != "0")
+    }
+
+    /// Whether this is a partition.
+    #[must_use]
+    pub fn is_partition(&self) -> bool {
+        self.dir.join("partition").exists()
+    }
+
+    /// The partitions of a disk.
+    pub fn partitions(&self) -> Result<Vec<Self>> {
+        let mut partitions = Vec::new();
+        for name in sysfs::names(&self.dir)? {
+            let dir = self.dir.join(name);
+            if dir.join("partition").exists() {
+                partitions.extend(Self::at(&dir)?);
+            }
+        }
+        Ok(partitions)
+    }
+
+    /// The kernel's names of the devices stacked on this one (`dm-0`, `md127`).
+    pub fn holders(&self) -> Result<Vec<String>> {
+        sysfs::names(&self.dir.join("holders"))
+    }
+
+    /// Where the node is.
+    #[must_use]
+    pub fn node(&self, roots: &Roots) -> PathBuf {
+        // The kernel writes a slash in a name as `!`.
+        roots.dev.join(self.name.replace('!', "/"))
+    }
+
+    /// A missing node of a device that is there is a fault of `/dev`.
+    fn explain_open(&self, error: Error) -> Error {
+        let node_missing = error.errno() == Some(nix::libc::ENOENT) && self.dir.exists();
+        if !node_missing {
+            return error;
+        }
+        let message = "the kernel has the device and its node is missing: is this /dev the machine's devtmpfs?";
+        Error::new(ErrorKind::NotReady, message).caused_by(error)
+    }
+
+    /// Opens the node read-only (a writer's close would wake udev), and makes
+    /// sure that it is this device. With `claim` the open is exclusive: the
+    /// kernel refuses it (`EBUSY`, so `InUse`) while anything mounts, maps,
+    /// swaps on or claims the disk or a partition of it, and while the file is
+    /// open nothing else can (`block/bdev.c`, `bd_may_claim`).
+    ///
+    /// **May block** while the device recovers from an error: call it on a
+    /// worker.
+    pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
+        let node = self.node(roots);
+        let mut flags = OFlag::O_NONBLOCK;
+        flags.set(OFlag::O_EXCL, claim);
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(&node)
+            .map_err(|error| self.explain_open(Error::io("cannot open", &node, &error)))?;
+        let metadata = file
+            .metadata()
+            .map_err(|error| Error::io("cannot examine", &node, &error))?;
+        let found = metadata
+            .file_type()
+            .is_block_device()
+            .then(|| devno_of(metadata.rdev()));
+        if found != Some(self.devno) {
+            let expected = self.devno;
+            let message = format!("the node is not block device {expected}");
+            return Err(Error::new(ErrorKind::Vanished, message).with_path(node));
+        }
+        Ok(file)
+    }
+}
+
+/// Those of `links` (as udev names them, below `/dev`) that lead to the device,
+/// as paths below our own root.
+#[must_use]
+pub fn links_to(roots: &Roots, devno: DevNo, links: &[String]) -> Vec<PathBuf> {
+    links
+        .iter()
+        .filter_map(|link| Some(roots.dev.join(link.strip_prefix("/dev/")?)))
+        .filter(|link| devno_at(link).is_ok_and(|found| found == devno))
+        .collect()
+}
+
+/// The number of the block device that `path` leads to, links followed.
+///
+/// # Errors
+/// `NotFound` where nothing is there, `InvalidInput` where it is something
+/// else than a block device.
+pub fn devno_at(path: &Path) -> Result<DevNo> {
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        let error = Error::io("cannot find the device", path, &error);
+        match error.kind() {
+            ErrorKind::Vanished => error.with_kind(ErrorKind::NotFound),
+            _ => error,
+        }
+    })?;
+    if !metadata.file_type().is_block_device() {
+        let message = "not a block device: expected a disk's node or a link to it";
+        return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
+    }
+    Ok(devno_of(metadata.rdev()))
+}
+
+pub(super) fn devno_of(rdev: u64) -> DevNo {
+    let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    DevNo {
+        major: narrow(stat::major(rdev)),
+        minor: narrow(stat::minor(rdev)),
+    }
+}
+
+/// Writes dirty pages back and has the device write its cache (`fsync`), then
+/// drops the pages (`BLKFLSBUF`). **Blocks** until the device has done it.
+///
+/// # Errors
+/// `Io` where a write failed: the pages are lost then, and the device must not
+/// be deleted as if it had been flushed.
+pub(crate) fn flush(file: &File, node: &Path) -> Result<()> {
+    file.sync_all()
+        .map_err(|error| Error::io("cannot flush", node, &error))?;
+    lunbd_sys::block::flush_buffers(file)
+        .map_err(|errno| Error::io("cannot drop the page cache of", node, &errno.into()))
+}

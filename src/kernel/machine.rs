@@ -1,0 +1,66 @@
+//! What this machine and this process may do.
+
+use std::path::Path;
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use super::{Roots, sysfs};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The capabilities that the engine uses, of the process's effective set
+/// (`include/uapi/linux/capability.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities(u64);
+
+impl Capabilities {
+    /// Those of this process.
+    pub fn effective(roots: &Roots) -> Result<Self> {
+        let path = roots.proc.join("self/status");
+        let status = sysfs::read(&path)?;
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))
+            .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+            .map(Self)
+            .ok_or_else(|| Error::new(ErrorKind::Io, "no CapEff line").with_path(path))
+    }
+
+    /// Ioctls of block devices, and SCSI commands.
+    #[must_use]
+    pub fn sys_admin(self) -> bool {
+        self.has(21)
+    }
+
+    /// Receive buffers past the machine's limit; NBD's netlink commands.
+    #[must_use]
+    pub fn net_admin(self) -> bool {
+        self.has(12)
+    }
+
+    fn has(self, bit: u32) -> bool {
+        self.0 >> bit & 1 == 1
+    }
+}
+
+/// The kernel's release, its major and minor number.
+pub fn kernel_version(roots: &Roots) -> Result<(u32, u32)> {
+    let path = roots.proc.join("sys/kernel/osrelease");
+    let release = sysfs::read(&path)?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|text| text.parse().ok());
+    number().zip(number()).ok_or_else(|| {
+        Error::new(ErrorKind::Io, format!("{release:?} is no release")).with_path(path)
+    })
+}
+
+/// Whether the file system at `path` is mounted read-only.
+pub fn is_read_only(path: &Path) -> Result<bool> {
+    statvfs(path)
+        .map(|fs| fs.flags().contains(FsFlags::ST_RDONLY))
+        .map_err(|errno| Error::io("cannot examine", path, &errno.into()))
+}
+
+/// The largest receive buffer without `CAP_NET_ADMIN`, in bytes.
+pub fn largest_receive_buffer(roots: &Roots) -> Result<usize> {
+    sysfs::parse(&roots.proc.join("sys/net/core/rmem_max"))
+}

@@ -1,0 +1,101 @@
+//! One attribute a call.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use nix::errno::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// More than any attribute holds; a file that is no attribute stays small too.
+const LONGEST: u64 = 64 * 1024;
+
+/// Reads an attribute, without the newline at its end.
+///
+/// # Errors
+/// `Vanished` where it is not there; else by the errno.
+pub fn read(path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(LONGEST).read_to_end(&mut bytes))
+        .map_err(|error| Error::io("cannot read", path, &error))?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.trim_end_matches(['\n', '\0']).to_owned())
+}
+
+/// Reads an attribute that may be absent, as attributes of another kernel
+/// version or of a device that is going away are.
+pub fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads an attribute and parses it.
+///
+/// # Errors
+/// `Io` where the kernel says something that `T` is not.
+pub fn parse<T: FromStr>(path: &Path) -> Result<T> {
+    let text = read(path)?;
+    text.trim().parse().map_err(|_| {
+        let expected = std::any::type_name::<T>();
+        Error::new(ErrorKind::Io, format!("{text:?} is no {expected}")).with_path(path)
+    })
+}
+
+/// Writes `text` with one write(2), as an attribute needs it. **Blocks for as
+/// long as the kernel works on it**: call it on a worker.
+///
+/// # Errors
+/// By the errno: `Refused` for `EINVAL`, `NotPermitted`, `Vanished`.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| match file.write(text.as_bytes())? {
+            written if written == text.len() => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::WriteZero)),
+        })
+        .map_err(|error| Error::io("cannot write", path, &error))
+}
+
+/// The names in a directory, sorted; none where it is absent.
+pub fn names(directory: &Path) -> Result<Vec<String>> {
+    let failed = |error: &io::Error| Error::io("cannot list", directory, error);
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if gone(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(failed(&error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => names.extend(entry.file_name().into_string()),
+            // The directory went away between two reads of it.
+            Err(error) if gone(&error) => break,
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Where a link of `/sys/class` or `/sys/bus` leads; `None` where it is absent.
+pub fn resolve(link: &Path) -> Result<Option<PathBuf>> {
+    match link.canonicalize() {
+        Ok(path) => Ok(Some(path)),
+        Err(error) if gone(&error) => Ok(None),
+        Err(error) => Err(Error::io("cannot resolve", link, &error)),
+    }
+}
+
+fn gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::ENOENT | Errno::ENODEV | Errno::ENXIO)
+    )
+}

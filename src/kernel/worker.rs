@@ -1,0 +1,90 @@
+//! Kernel calls that may block for minutes, each on a thread of its own.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// Runs `call` on a thread of its own and waits for it until `deadline`.
+///
+/// A call that the kernel does not return from cannot be cancelled: after a
+/// timeout its thread stays until the kernel lets go, and what it returns then
+/// is dropped. `last_seen` is asked for the error of a timeout.
+///
+/// # Errors
+/// Those of `call`, with `stage`; `TimedOut`, also when the deadline had
+/// passed before anything was begun.
+pub(crate) fn run<T: Send + 'static>(
+    stage: Stage,
+    what: &str,
+    deadline: Deadline,
+    last_seen: impl FnOnce() -> String,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let timed_out = || Error::timed_out(stage, deadline.elapsed(), what);
+    if deadline.has_passed() {
+        return Err(timed_out().with_last_seen("not begun: the deadline had passed"));
+    }
+    let (done, result) = mpsc::sync_channel(1);
+    let span = tracing::Span::current();
+    thread::Builder::new()
+        .name(format!("lunbd-{stage}"))
+        .spawn(move || {
+            let _entered = span.entered();
+            // Nobody listens any more after a timeout.
+            let _ = done.send(call());
+        })
+        .map_err(|error| {
+            Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
+        })?;
+    match result.recv_timeout(deadline.remaining()) {
+        Ok(result) => result.map_err(|error| error.at(stage)),
+        Err(RecvTimeoutError::Timeout) => {
+            tracing::warn!(%stage, what, "the kernel has not returned; its thread stays");
+            Err(timed_out().with_last_seen(last_seen()))
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Error::new(ErrorKind::Io, format!("the thread for {what} died")).at(stage))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_hangs_does_not_hang_the_caller() {
+        let (release, hang) = mpsc::channel::<()>();
+        let deadline = Deadline::after(Duration::from_millis(20));
+        let error = run(
+            Stage::Delete,
+            "the write",
+            deadline,
+            || "state=blocked".to_owned(),
+            move || Ok(hang.recv().is_ok()),
+        )
+        .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.stage(), Some(Stage::Delete));
+        assert_eq!(error.last_seen(), Some("state=blocked"));
+        drop(release);
+    }
+
+    #[test]
+    fn nothing_is_begun_after_the_deadline() {
+        let (began, seen) = mpsc::channel();
+        let result = run(
+            Stage::Scan,
+            "the write",
+            Deadline::after(Duration::ZERO),
+            String::new,
+            move || Ok(began.send(()).is_ok()),
+        );
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(seen.recv().is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! Taking one SCSI device down.
+
+use super::device::ScsiDevice;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::{sysfs, worker};
+use crate::uevent::Watch;
+
+/// Deletes the device and waits until sysfs shows it no more.
+///
+/// The kernel does not ask whether it is in use, and dirty pages that were not
+/// flushed are lost (`scsi_sysfs.c`, `__scsi_remove_device`): the caller holds
+/// an exclusive claim and has flushed. That the node is gone would prove
+/// nothing, since the kernel takes it away before it writes the device's cache
+/// back; the write's return comes after both.
+///
+/// After a timeout the kernel may still be deleting; the device then goes away
+/// by itself, or stays in state `cancel` until its I/O ends.
+///
+/// # Errors
+/// `NotPermitted`; `TimedOut` at stage `delete` or `confirm`.
+pub(crate) fn delete(device: &ScsiDevice, watch: &mut Watch, deadline: Deadline) -> Result<()> {
+    let attribute = device.dir().join("delete");
+    let hctl = device.hctl();
+    let written = worker::run(
+        Stage::Delete,
+        &format!("the kernel to delete {hctl}"),
+        deadline,
+        || device.describe(),
+        move || sysfs::write(&attribute, "1"),
+    );
+    match written {
+        // Somebody else deletes it, or has done so: the look below decides.
+        Err(error) if error.kind() == ErrorKind::Vanished => {}
+        result => result?,
+    }
+    while device.is_there() {
+        if watch.next(deadline).is_none() {
+            let what = format!("{hctl} to be gone from sysfs");
+            let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
+            return Err(error.with_last_seen(device.describe()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! A SCSI device as sysfs shows it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Hctl, HostNo};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+
+/// One life of the SCSI device at an address. When it is deleted and another
+/// comes at the same address, that is another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScsiDevice {
+    hctl: Hctl,
+    dir: PathBuf,
+    /// kernfs gives each directory an inode number of its own.
+    inode: u64,
+}
+
+/// Makes sure that the host exists.
+///
+/// # Errors
+/// `NoSuchHost`, naming the hosts that there are.
+pub(crate) fn require_host(roots: &Roots, host: HostNo) -> Result<()> {
+    let hosts = roots.sysfs.join("class/scsi_host");
+    if hosts.join(format!("host{host}")).exists() {
+        return Ok(());
+    }
+    let there = sysfs::names(&hosts)?;
+    let there = if there.is_empty() {
+        "no SCSI host at all".to_owned()
+    } else {
+        there.join(", ")
+    };
+    let message = format!("there is no SCSI host {host}; this machine has {there}");
+    Err(Error::new(ErrorKind::NoSuchHost, message)
+        .at(Stage::Resolve)
+        .with_path(hosts))
+}
+
+impl ScsiDevice {
+    /// The device at this address; `None` where there is none.
+    pub fn find(roots: &Roots, hctl: Hctl) -> Result<Option<Self>> {
+        let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
+        match sysfs::resolve(&link)? {
+            Some(dir) => Ok(Self::at(hctl, dir)),
+            None => Ok(None),
+        }
+    }
+
+    /// The device below this disk.
+    ///
+    /// # Errors
+    /// `NotSupported` where the disk is not a SCSI disk.
+    pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
+        let Some(dir) = sysfs::resolve(&disk.dir().join("device"))? else {
+            return Err(not_scsi(disk));
+        };
+        let name = dir.file_name().and_then(|name| name.to_str());
+        match name.and_then(|name| name.parse().ok()) {
+            Some(hctl) => Ok(Self::at(hctl, dir)),
+            None => Err(not_scsi(disk)),
+        }
+    }
+
+    /// All devices, in the order of their addresses.
+    pub fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let mut devices = Vec::new();
+        for name in sysfs::names(&roots.sysfs.join("bus/scsi/devices"))? {
+            // Hosts and targets are listed there too.
+            if let Ok(hctl) = name.parse() {
+                devices.extend(Self::find(roots, hctl)?);
+            }
+        }
+        devices.sort_by_key(|device| device.hctl);
+        Ok(devices)
+    }
+
+    fn at(hctl: Hctl, dir: PathBuf) -> Option<Self> {
+        let inode = fs::metadata(&dir).ok()?.ino();
+        Some(Self { hctl, dir, inode })
+    }
+
+    /// The address.
+    #[must_use]
+    pub fn hctl(&self) -> Hctl {
+        self.hctl
+    }
+
+    /// The directory in sysfs, with no link in the path.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether sysfs still shows this life of the device.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        fs::metadata(&self.dir).is_ok_and(|meta| meta.ino() == self.inode)
+    }
+
+    /// The kernel's state: `running`, `blocked`, `offline`, `transport-offline`,
+    /// `cancel` and others; `None` where the device is gone.
+    pub fn state(&self) -> Result<Option<String>> {
+        sysfs::read_if_there(&self.dir.join("state"))
+    }
+
+    /// The peripheral device type (SPC-5, 6.6.2).
+    pub fn peripheral_type(&self) -> Result<u8> {
+        sysfs::parse(&self.dir.join("type"))
+    }
+
+    /// Whether the disk driver serves this type of device: direct access, RBC
+    /// and zoned (`drivers/scsi/sd.c`, `sd_probe`).
+    pub fn is_disk(&self) -> Result<bool> {
+        Ok(matches!(self.peripheral_type()?, 0x00 | 0x07 | 0x0e | 0x14))
+    }
+
+    /// The kernel's cached name for it: as old as the last scan or rescan, and
+    /// no proof of identity.
+    pub fn cached_wwid(&self) -> Result<Option<String>> {
+        match sysfs::read_if_there(&self.dir.join("wwid")) {
+            // ENXIO where it has none, EINVAL where page 83h is malformed.
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+            result => result,
+        }
+    }
+
+    /// Its block device; `None` where the driver has not brought it yet.
+    pub fn disk(&self) -> Result<Option<BlockDevice>> {
+        let parent = self.dir.join("block");
+        match sysfs::names(&parent)?.first() {
+            Some(name) => BlockDevice::at(&parent.join(name)),
+            None => Ok(None),
+        }
+    }
+
+    /// One line on what can be seen, for the error of a timeout.
+    pub(crate) fn describe(&self) -> String {
+        if !self.is_there() {
+            return "the SCSI device is gone".to_owned();
+        }
+        let state = self.state().ok().flatten();
+        let state = state.as_deref().unwrap_or("unreadable");
+        let driver = fs::read_link(self.dir.join("driver")).ok();
+        let driver = driver
+            .as_deref()
+            .and_then(Path::file_name)
+            .and_then(|name| name.to_str())
+            .unwrap_or("none (is the sd module loaded?)");
+        let disk = self.disk().ok().flatten();
+        let disk = disk.as_ref().map_or("none", BlockDevice::name);
+        format!("SCSI state={state}, driver {driver}, disk {disk}")
+    }
+}
+
+fn not_scsi(disk: &BlockDevice) -> Error {
+    let message = format!("{} is not a SCSI disk", disk.name());
+    Error::new(ErrorKind::NotSupported, message).with_path(disk.dir())
+}

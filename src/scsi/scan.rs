@@ -1,0 +1,82 @@
+//! A scan of one LUN, and of nothing else.
+
+use super::device::ScsiDevice;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Addressing, Hctl};
+use crate::kernel::{Roots, sysfs, worker};
+
+/// Has the host look at one LUN and returns the device that it found.
+///
+/// The kernel's write succeeds as well when nothing is there, so the device is
+/// looked up afterwards: the scan itself puts it into sysfs before the write
+/// returns (`scsi_scan.c`, `scsi_add_lun`). A device that exists already is not
+/// examined again by a scan. The disk driver comes later: see `probe`.
+///
+/// After a timeout the kernel may still be scanning and the device may appear.
+///
+/// # Errors
+/// `NotFound` where the target does not present the LUN; `Refused` where the
+/// host cannot address it; `NotSupported` where the kernel's interface cannot
+/// carry it; `NotPermitted`; `TimedOut` at stage `scan`.
+pub(crate) fn scan(roots: &Roots, hctl: Hctl, deadline: Deadline) -> Result<ScsiDevice> {
+    let Hctl {
+        host,
+        channel,
+        target,
+        lun,
+    } = hctl;
+    let Some(token) = lun.scan_token() else {
+        let message =
+            format!("LUN {lun} has over 16 digits, and the kernel's scan file takes no more");
+        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Scan));
+    };
+    let path = roots.sysfs.join(format!("class/scsi_host/host{host}/scan"));
+    let line = format!("{channel} {target} {token}");
+    tracing::debug!(%line, path = %path.display(), "scan");
+    let state = path.with_file_name("state");
+    worker::run(
+        Stage::Scan,
+        &format!("host {host} to scan {hctl}"),
+        deadline,
+        || {
+            let state = sysfs::read_if_there(&state).ok().flatten();
+            format!("host state={}", state.as_deref().unwrap_or("unreadable"))
+        },
+        move || sysfs::write(&path, &line),
+    )
+    .map_err(|error| explain(error, hctl))?;
+    ScsiDevice::find(roots, hctl)?.ok_or_else(|| not_found(hctl))
+}
+
+fn explain(error: Error, hctl: Hctl) -> Error {
+    match error.kind() {
+        ErrorKind::Refused => {
+            let message = format!(
+                "host {} cannot address {hctl}: its channel, target or LUN is beyond the host's limits",
+                hctl.host
+            );
+            Error::new(ErrorKind::Refused, message)
+                .at(Stage::Scan)
+                .caused_by(error)
+        }
+        ErrorKind::Vanished => error.with_kind(ErrorKind::NoSuchHost),
+        _ => error,
+    }
+}
+
+fn not_found(hctl: Hctl) -> Error {
+    let lun = hctl.lun;
+    let mut message = format!(
+        "the host scanned {hctl} and no device came: the target does not present LUN {lun} to this host"
+    );
+    // 256 to 16383 read as peripheral addressing name a bus behind the unit,
+    // and what was meant is mostly a flat address.
+    if let Addressing::Peripheral { bus: 1.., .. } = lun.addressing() {
+        let advice = format!(
+            "; where the array counts it as {lun} in flat addressing, write the LUN as flat-{lun}"
+        );
+        message.push_str(&advice);
+    }
+    Error::new(ErrorKind::NotFound, message).at(Stage::Scan)
+}

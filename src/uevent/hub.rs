@@ -1,0 +1,245 @@
+//! The one thread that reads events for all waiters.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::dispatch::{Counters, Dispatch};
+use super::event::Event;
+use super::message::Message;
+use super::mode::Mode;
+use super::socket::{self, DropCount, KernelSocket, Received};
+use super::watch::Watch;
+use crate::error::{Error, ErrorKind, Result};
+use crate::kernel::Roots;
+
+/// How a [`Hub`] is started.
+#[derive(Debug, Clone)]
+pub struct HubOptions {
+    receive_buffer: usize,
+}
+
+impl Default for HubOptions {
+    fn default() -> Self {
+        Self {
+            receive_buffer: 16 << 20,
+        }
+    }
+}
+
+impl HubOptions {
+    /// The size in bytes of each socket's receive buffer; 16 MiB by default,
+    /// which holds about 13,000 events. Without `CAP_NET_ADMIN` the machine's
+    /// `net.core.rmem_max` limits it.
+    #[must_use]
+    pub fn receive_buffer(mut self, bytes: usize) -> Self {
+        self.receive_buffer = bytes;
+        self
+    }
+}
+
+/// Reads kernel and udev events on a thread of its own and hands each to those
+/// who wait for it. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Hub {
+    mode: Mode,
+    dispatch: Arc<Dispatch>,
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hub {
+    /// Opens the sockets and starts the thread; in
+    /// [`Mode::SysfsPoll`] there is neither.
+    ///
+    /// # Errors
+    /// `Io` where a socket or the thread cannot be had.
+    pub fn start(roots: &Roots, options: &HubOptions) -> Result<Self> {
+        let mode = Mode::find(roots);
+        let dispatch = Arc::<Dispatch>::default();
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| failed("eventfd", errno))?;
+        let mut hub = Self {
+            mode,
+            dispatch: Arc::clone(&dispatch),
+            stop: Arc::new(stop),
+            thread: None,
+        };
+        if mode == Mode::SysfsPoll {
+            return Ok(hub);
+        }
+        let (stop, receive_buffer) = (Arc::clone(&hub.stop), options.receive_buffer);
+        // libudev's handles must stay on the thread that made them.
+        let (ready, opened) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("lunbd-uevent".to_owned())
+            .spawn(move || match Reader::open(mode, receive_buffer, &stop) {
+                Ok(reader) => {
+                    let _ = ready.send(Ok(()));
+                    reader.run(&dispatch);
+                    dispatch.close();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            })
+            .map_err(|error| {
+                Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+            })?;
+        hub.thread = Some(thread);
+        match opened.recv() {
+            Ok(result) => result.map(|()| hub),
+            Err(_) => Err(Error::new(ErrorKind::Io, "the uevent thread died")),
+        }
+    }
+
+    /// What waits stand on here.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Watches the events whose device path has `component` between two
+    /// slashes: `2:0:0:3`, `nbd5`, `dm-0`. Take the watch before you act.
+    #[must_use]
+    pub fn watch(&self, component: &str) -> Watch {
+        self.subscribe(Some(component))
+    }
+
+    /// Watches every event of the kernel, and udev's of block devices.
+    #[must_use]
+    pub fn watch_all(&self) -> Watch {
+        self.subscribe(None)
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.dispatch.counters()
+    }
+
+    fn subscribe(&self, component: Option<&str>) -> Watch {
+        let (id, notices) = self.dispatch.subscribe(component);
+        let polls = self.mode == Mode::SysfsPoll;
+        Watch::new(Arc::clone(&self.dispatch), id, notices, polls)
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Can only fail when the counter is full, and then it is readable.
+            let _ = self.stop.write(1);
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Reader {
+    epoll: Epoll,
+    kernel: KernelSocket,
+    kernel_drops: DropCount,
+    udev: Option<udev::MonitorSocket>,
+    udev_drops: DropCount,
+}
+
+const STOP: u64 = 0;
+const KERNEL: u64 = 1;
+const UDEV: u64 = 2;
+
+impl Reader {
+    fn open(mode: Mode, receive_buffer: usize, stop: &EventFd) -> Result<Self> {
+        let kernel = KernelSocket::open(receive_buffer)?;
+        let udev = match mode {
+            Mode::Udev => Some(socket::open_udev(receive_buffer)?),
+            Mode::KernelOnly | Mode::SysfsPoll => None,
+        };
+        let register = || {
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
+            epoll.add(stop, readable(STOP))?;
+            epoll.add(&kernel, readable(KERNEL))?;
+            if let Some(udev) = &udev {
+                epoll.add(udev, readable(UDEV))?;
+            }
+            Ok(epoll)
+        };
+        Ok(Self {
+            epoll: register().map_err(|errno| failed("epoll", errno))?,
+            kernel,
+            kernel_drops: DropCount::default(),
+            udev,
+            udev_drops: DropCount::default(),
+        })
+    }
+
+    fn run(mut self, dispatch: &Dispatch) {
+        let mut ready = [EpollEvent::empty(); 3];
+        loop {
+            let count = match self.epoll.wait(&mut ready, EpollTimeout::NONE) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => {
+                    tracing::error!(%errno, "the uevent thread ends");
+                    return;
+                }
+            };
+            for event in ready.iter().take(count) {
+                match event.data() {
+                    STOP => return,
+                    KERNEL => self.read_kernel(dispatch),
+                    _ => self.read_udev(dispatch),
+                }
+            }
+        }
+    }
+
+    /// One turn at a socket; the other's events wait no longer than this.
+    const TURN: usize = 256;
+
+    fn read_kernel(&mut self, dispatch: &Dispatch) {
+        for _ in 0..Self::TURN {
+            match self.kernel.receive() {
+                Received::Datagram(datagram) => match Message::parse(datagram) {
+                    Ok(message) => {
+                        dispatch.deliver(message.devpath, || Some(Event::of_kernel(&message)));
+                    }
+                    Err(malformed) => {
+                        tracing::debug!(%malformed, "a datagram that is no uevent");
+                        dispatch.count_stranger();
+                    }
+                },
+                Received::Stranger => dispatch.count_stranger(),
+                // Counted below.
+                Received::Overrun => {}
+                Received::Nothing => break,
+            }
+        }
+        if self.kernel_drops.rose(&self.kernel) {
+            dispatch.resync();
+        }
+    }
+
+    fn read_udev(&mut self, dispatch: &Dispatch) {
+        let Some(udev) = &self.udev else {
+            return;
+        };
+        for event in udev.iter().take(Self::TURN) {
+            match event.devpath().to_str() {
+                Some(devpath) => dispatch.deliver(devpath, || Event::of_udev(&event)),
+                None => dispatch.count_stranger(),
+            }
+        }
+        if self.udev_drops.rose(udev) {
+            dispatch.resync();
+        }
+    }
+}
+
+fn failed(what: &str, errno: Errno) -> Error {
+    Error::new(ErrorKind::Io, format!("{what}: {}", errno.desc()))
+}

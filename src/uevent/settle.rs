@@ -1,0 +1,268 @@
+//! The proof that udev is done with a device.
+//!
+//! A database record or a link is no proof: both may be left from the device's
+//! previous life. The proof is udev's own event for the device, numbered no
+//! lower than the kernel's event that is to be settled; or, where that was
+//! missed or lies before the watch, a barrier: an event that we have the kernel
+//! send, marked with a UUID, which udevd handles after all that came before it
+//! for the same device.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::event::{Event, Origin};
+use super::mode::Mode;
+use super::watch::{Notice, Watch};
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::DevNo;
+use crate::kernel::{Roots, sysfs, worker};
+
+/// How it was proven that a device had settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Settled {
+    /// udev's own event for the kernel's event.
+    UdevEvent,
+    /// udev's answer to a barrier.
+    Barrier,
+    /// The kernel has the device and the node is there; no udev is at work
+    /// here, so links are not waited for.
+    KernelOnly,
+}
+
+impl Settled {
+    /// The name used in `--json`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::UdevEvent => "udev_event",
+            Self::Barrier => "barrier",
+            Self::KernelOnly => "kernel_only",
+        }
+    }
+}
+
+/// A settled device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Proof {
+    pub(crate) how: Settled,
+    /// The links that udev names for it.
+    pub(crate) links: Vec<String>,
+}
+
+/// Waits until udev is done with the device whose sysfs directory is `dir`.
+///
+/// # Errors
+/// `TimedOut` at stage `settle`: the device stands and udev has not answered
+/// for it. `Vanished` where it went away.
+pub(crate) fn settle(
+    watch: &mut Watch,
+    mode: Mode,
+    roots: &Roots,
+    dir: &Path,
+    deadline: Deadline,
+) -> Result<Proof> {
+    if mode != Mode::Udev {
+        let (how, links) = (Settled::KernelOnly, Vec::new());
+        return Ok(Proof { how, links });
+    }
+    let devpath = devpath(roots, dir)?;
+    watch.drain();
+    let needed = watch.ledger().of(&devpath).map_or(0, |seen| seen.kernel);
+    let mut barrier: Option<Barrier> = None;
+    loop {
+        // Nothing seen, or something missed: ask udev now.
+        let unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
+        if watch.take_missed() || unanswered || (needed == 0 && barrier.is_none()) {
+            barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
+        }
+        let seen = watch.ledger().of(&devpath);
+        if let (None, Some(event)) = (&barrier, seen.and_then(|seen| seen.udev.as_ref()))
+            && event.seqnum >= needed
+        {
+            return Ok(proven(Settled::UdevEvent, event));
+        }
+        let turn = barrier
+            .as_ref()
+            .map_or(deadline, |barrier| barrier.turn(deadline));
+        match watch.next(turn) {
+            Some(Notice::Event(event)) if event.devpath == devpath => {
+                if event.action == "remove" {
+                    return Err(gone(dir));
+                }
+                if let Some(barrier) = &mut barrier
+                    && barrier.is_answered_by(&event)
+                {
+                    return Ok(proven(Settled::Barrier, &event));
+                }
+            }
+            None if deadline.has_passed() => {
+                let what = format!("udev to be done with {devpath}");
+                let error = Error::timed_out(Stage::Settle, deadline.elapsed(), &what);
+                return Err(error.with_last_seen(last_seen(watch, &devpath)));
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
+/// As [`settle`], by a barrier: for what udev may be doing with the device now.
+pub(crate) fn settle_again(
+    watch: &mut Watch,
+    mode: Mode,
+    roots: &Roots,
+    dir: &Path,
+    deadline: Deadline,
+) -> Result<Proof> {
+    watch.distrust();
+    settle(watch, mode, roots, dir, deadline)
+}
+
+/// An event that we have the kernel send
+/// (`Documentation/ABI/testing/sysfs-uevent`, Linux 4.13).
+struct Barrier {
+    uuid: String,
+    /// The kernel has sent it; what is left is udev's answer.
+    echoed: bool,
+    /// When to take it for lost: the kernel drops the events of a disk whose
+    /// partitions it still reads.
+    echo_due: Deadline,
+    patience: Backoff,
+}
+
+impl Barrier {
+    fn send(earlier: Option<Self>, roots: &Roots, dir: &Path, deadline: Deadline) -> Result<Self> {
+        let uuid = sysfs::read(&roots.proc.join("sys/kernel/random/uuid"))?;
+        let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
+        tracing::debug!(%uuid, dir = %dir.display(), "barrier");
+        worker::run(
+            Stage::Settle,
+            "the kernel to send a marked event",
+            deadline,
+            || "not returned".to_owned(),
+            move || sysfs::write(&attribute, &text),
+        )
+        .map_err(|error| match error.kind() {
+            ErrorKind::Vanished => gone(dir).caused_by(error),
+            _ => error,
+        })?;
+        let mut patience = earlier.map_or_else(
+            || Backoff::new(Duration::from_millis(20), Duration::from_secs(1)),
+            |earlier| earlier.patience,
+        );
+        Ok(Self {
+            uuid,
+            echoed: false,
+            echo_due: Deadline::after(patience.pause()),
+            patience,
+        })
+    }
+
+    fn is_answered_by(&mut self, event: &Event) -> bool {
+        let marked = event.synth_uuid.as_deref() == Some(&self.uuid);
+        self.echoed |= marked;
+        marked && event.origin == Origin::Udev
+    }
+
+    fn is_lost(&self) -> bool {
+        !self.echoed && self.echo_due.has_passed()
+    }
+
+    /// How long to wait now: for the echo, then for udev.
+    fn turn(&self, deadline: Deadline) -> Deadline {
+        if self.echoed || deadline.remaining() < self.echo_due.remaining() {
+            deadline
+        } else {
+            self.echo_due
+        }
+    }
+}
+
+/// Waits until udev has handled the removal of a block device: its links are
+/// gone, and a late removal cannot hit the next device of that name.
+///
+/// # Errors
+/// `TimedOut` at stage `settle`: the device is gone and udev has not handled
+/// that yet.
+pub(crate) fn settle_removal(
+    watch: &mut Watch,
+    mode: Mode,
+    roots: &Roots,
+    devpath: &str,
+    devno: DevNo,
+    deadline: Deadline,
+) -> Result<()> {
+    if mode != Mode::Udev {
+        return Ok(());
+    }
+    let record = roots.run.join(format!("udev/data/b{devno}"));
+    let reborn = roots.sysfs.join(format!("dev/block/{devno}"));
+    let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    watch.drain();
+    let mut missed = false;
+    loop {
+        missed |= watch.take_missed();
+        let seen = watch.ledger().of(devpath);
+        let removed = seen.and_then(|seen| seen.removed);
+        let handled = seen.and_then(|seen| seen.udev.as_ref());
+        if let (Some(removed), Some(handled)) = (removed, handled)
+            && handled.seqnum >= removed
+        {
+            return Ok(());
+        }
+        // The event is lost: udevd deletes the record when it handles the
+        // removal; where a new device has the number, it was handled before.
+        if missed && (!record.exists() || reborn.exists()) {
+            return Ok(());
+        }
+        let turn = if missed {
+            Deadline::after(deadline.remaining().min(backoff.pause()))
+        } else {
+            deadline
+        };
+        if watch.next(turn).is_none() && deadline.has_passed() {
+            let what = format!("udev to handle the removal of {devpath}");
+            let error = Error::timed_out(Stage::Settle, deadline.elapsed(), &what);
+            let seen = last_seen(watch, devpath);
+            return Err(error.with_last_seen(format!("the device is gone; {seen}")));
+        }
+    }
+}
+
+/// The path of a sysfs directory as uevents name it.
+pub(crate) fn devpath(roots: &Roots, dir: &Path) -> Result<String> {
+    let sysfs = sysfs::resolve(&roots.sysfs)?.unwrap_or_else(|| roots.sysfs.clone());
+    let below = dir.strip_prefix(&sysfs).ok().and_then(Path::to_str);
+    below
+        .map(|below| format!("/{below}"))
+        .ok_or_else(|| Error::new(ErrorKind::Io, "a device that is not below sysfs").with_path(dir))
+}
+
+fn proven(how: Settled, event: &Arc<Event>) -> Proof {
+    tracing::debug!(how = how.as_str(), seqnum = event.seqnum, "settled");
+    let links = event.links.clone();
+    Proof { how, links }
+}
+
+fn gone(dir: &Path) -> Error {
+    Error::new(ErrorKind::Vanished, "the device went away")
+        .with_path(dir)
+        .at(Stage::Settle)
+}
+
+fn last_seen(watch: &Watch, devpath: &str) -> String {
+    let seen = watch.ledger().of(devpath);
+    let kernel = match seen.map_or(0, |seen| seen.kernel) {
+        0 => "no event of the kernel".to_owned(),
+        seqnum => format!("the kernel's event {seqnum}"),
+    };
+    match seen.and_then(|seen| seen.udev.as_ref()) {
+        Some(event) => format!("{kernel}, and udev's event {}", event.seqnum),
+        None => format!(
+            "{kernel}, and none of udev for this device (is udevd running and not stopped?)"
+        ),
+    }
+}

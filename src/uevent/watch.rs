@@ -1,0 +1,169 @@
+//! One waiter's end of the hub, and what it has learned so far.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use super::dispatch::{Dispatch, WaiterId};
+use super::event::{Event, Origin};
+use crate::deadline::{Backoff, Deadline};
+
+/// What a [`Watch`] delivers.
+#[derive(Debug, Clone)]
+pub enum Notice {
+    /// An event on the watched component.
+    Event(Arc<Event>),
+    /// Events may be missing: look at sysfs again.
+    Resync,
+}
+
+/// A subscription to the events of one component of a device path. Dropping it
+/// ends it.
+#[derive(Debug)]
+pub struct Watch {
+    dispatch: Arc<Dispatch>,
+    id: WaiterId,
+    notices: Receiver<Notice>,
+    poll: Option<Backoff>,
+    ledger: Ledger,
+}
+
+/// What has been seen of each device path under a watch.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    paths: HashMap<String, Seen>,
+    missed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// The latest event of the kernel.
+    pub(super) kernel: u64,
+    /// The latest event that udevd is done with.
+    pub(super) udev: Option<Arc<Event>>,
+    /// The kernel's `remove` that no `add` has followed.
+    pub(super) removed: Option<u64>,
+}
+
+impl Watch {
+    pub(super) fn new(
+        dispatch: Arc<Dispatch>,
+        id: WaiterId,
+        notices: Receiver<Notice>,
+        polls: bool,
+    ) -> Self {
+        let backoff = || Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        Self {
+            dispatch,
+            id,
+            notices,
+            poll: polls.then(backoff),
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// Waits for the next notice; `None` when the deadline has passed. Where no
+    /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
+    /// [`Notice::Resync`] after a pause of 1 to 50 ms.
+    pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
+        let left = deadline.remaining();
+        let wait = match &mut self.poll {
+            Some(backoff) => left.min(backoff.pause()),
+            None => left,
+        };
+        let notice = match self.notices.recv_timeout(wait) {
+            Ok(notice) => notice,
+            Err(_) if left.is_zero() => return None,
+            Err(RecvTimeoutError::Timeout) if self.poll.is_some() => Notice::Resync,
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => {
+                // The hub has ended before its watch: no event will come.
+                self.poll = Some(Backoff::new(
+                    Duration::from_millis(1),
+                    Duration::from_millis(50),
+                ));
+                Notice::Resync
+            }
+        };
+        self.record(&notice);
+        Some(notice)
+    }
+
+    /// Takes in what has come already, without waiting.
+    pub(super) fn drain(&mut self) {
+        while let Ok(notice) = self.notices.try_recv() {
+            self.record(&notice);
+        }
+    }
+
+    /// Whether the kernel has announced this device path since the watch was
+    /// taken.
+    pub(crate) fn kernel_announced(&mut self, devpath: &str) -> bool {
+        self.drain();
+        let seen = self.ledger.of(devpath);
+        seen.is_some_and(|seen| seen.kernel != 0 && seen.removed.is_none())
+    }
+
+    /// Whether events were lost that nobody has made good yet.
+    pub(crate) fn has_missed(&self) -> bool {
+        self.ledger.missed
+    }
+
+    /// What was seen so far is not enough: the next proof is a barrier's.
+    pub(super) fn distrust(&mut self) {
+        self.ledger.missed = true;
+    }
+
+    /// Whether events were lost since the last call.
+    pub(super) fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.ledger.missed)
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    fn record(&mut self, notice: &Notice) {
+        // A queue that was full has dropped the notices that followed.
+        self.ledger.missed |= self.dispatch.take_lost(self.id);
+        match notice {
+            Notice::Resync => self.ledger.missed = true,
+            Notice::Event(event) => self.ledger.record(event),
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn of(&self, devpath: &str) -> Option<&Seen> {
+        self.paths.get(devpath)
+    }
+
+    fn record(&mut self, event: &Arc<Event>) {
+        // A component's events name a handful of paths; a flood of made-up
+        // ones must not grow this without bound.
+        const MOST_PATHS: usize = 4096;
+        if self.paths.len() >= MOST_PATHS && !self.paths.contains_key(&event.devpath) {
+            self.missed = true;
+            return;
+        }
+        let seen = self.paths.entry(event.devpath.clone()).or_default();
+        match (event.origin, event.action.as_str()) {
+            (Origin::Udev, _) => seen.udev = Some(Arc::clone(event)),
+            (Origin::Kernel, action) => {
+                seen.kernel = event.seqnum;
+                match action {
+                    "remove" => seen.removed = Some(event.seqnum),
+                    "add" => seen.removed = None,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.dispatch.unsubscribe(self.id);
+    }
+}

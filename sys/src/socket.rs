@@ -1,0 +1,55 @@
+//! What a netlink socket can tell of itself.
+
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+
+/// `SK_MEMINFO_VARS` of `include/uapi/linux/sock_diag.h`.
+const VARS: usize = 9;
+/// `SK_MEMINFO_DROPS`.
+const DROPS: usize = 8;
+
+/// How many messages the kernel has dropped because this socket's buffer was
+/// full (`SO_MEMINFO`, Linux 4.12).
+///
+/// Unlike `ENOBUFS`, which the next call on the socket takes away and a
+/// library may swallow, the count stays: compare it with the last one.
+///
+/// # Errors
+/// The errno of `getsockopt`; `EINVAL` where the kernel's answer is too short
+/// to hold the count.
+#[doc(alias = "SO_MEMINFO")]
+pub fn dropped_messages(socket: impl AsFd) -> nix::Result<u32> {
+    let mut meminfo = [0_u32; VARS];
+    let full = size_of::<[u32; VARS]>();
+    let mut length = libc::socklen_t::try_from(full).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed; the
+    // kernel writes at most `length` bytes into an array of exactly that size,
+    // and any bit pattern is a u32.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            meminfo.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    if usize::try_from(length).is_ok_and(|length| length < full) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(meminfo[DROPS])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn a_new_socket_has_dropped_nothing() {
+        let (one, _other) = UnixDatagram::pair().unwrap();
+        assert_eq!(super::dropped_messages(&one), Ok(0));
+    }
+}
