@@ -6,7 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The kernel parameter by which a program knows that it is in the guest.
+/// The kernel parameter by which a program knows that it is in the guest; its
+/// value is the kernel's series.
 pub const GUEST_MARK: &str = "lunbd_vm";
 /// Where the guest's own files live; nothing of a test's belongs there.
 pub const STATE_DIR: &str = "/run/lunbd-vm";

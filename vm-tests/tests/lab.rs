@@ -1,33 +1,129 @@
-//! measure
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, reason = "a test panics to fail")]
-use std::time::Duration;
-use vm_tests::guest::{ScsiDebug, UeventCounter};
+//! The lab proves itself: kernel, udevd, target and counter are what the other
+//! tests take them for.
 
-fn show(what: &str, counter: &UeventCounter) {
-    let events = counter.until_quiet(Duration::from_secs(4));
-    println!("== {what}: {}", events.len());
-    for event in events {
-        println!("{:?} {} {:?}", event.kind(), event.devpath, event.at);
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test panics to fail"
+)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
+use vm_tests::guest::uevent_minimum::{Minimum, kinds};
+use vm_tests::guest::{self, ScsiDebug, UeventCounter, udevd};
+
+/// Longer than udevd takes to probe a disk under emulation.
+const QUIET: Duration = Duration::from_secs(2);
+
+#[test]
+fn the_kernel_is_of_the_series_that_was_asked_for() {
+    guest::enter();
+    let (major, minor) = guest::kernel();
+    match guest::series().as_str() {
+        "newest" => assert!(
+            (major, minor) > (6, 12),
+            "{major}.{minor} is not newer than trixie's"
+        ),
+        series => assert_eq!(format!("{major}.{minor}"), series),
     }
 }
 
 #[test]
-fn measure() {
+fn a_real_udevd_answers_and_makes_links_for_a_new_disk() {
+    let target = ScsiDebug::with_luns(4);
+    assert!(udevd::answers());
+    target.scan("0 0 1");
+    let disk = guest::wait_until("a disk", QUIET, || target.disk(1));
+    udevd::settle();
+    let links = guest::entries("/dev/disk/by-id");
+    assert!(
+        links.iter().any(|link| {
+            fs::read_link(format!("/dev/disk/by-id/{link}"))
+                .is_ok_and(|to| to.file_name() == Path::new(&disk).file_name())
+        }),
+        "no by-id link of {disk} among {links:?}"
+    );
+}
+
+#[test]
+fn a_scsi_debug_host_has_no_device_until_it_is_scanned() {
     let target = ScsiDebug::with_luns(256);
-    let c = UeventCounter::start();
+    assert_eq!(target.devices(), Vec::<String>::new());
     target.scan("0 0 7");
-    show("first", &c);
-    let c = UeventCounter::start();
-    target.scan("0 0 8");
-    show("further", &c);
-    let c = UeventCounter::start();
-    std::fs::write(target.device_dir(8).join("delete"), "1").unwrap();
-    show("delete", &c);
-    let c = UeventCounter::start();
-    std::fs::write(target.device_dir(7).join("delete"), "1").unwrap();
-    show("delete last", &c);
-    let c = UeventCounter::start();
-    target.scan("0 0 7");
-    show("first again", &c);
-    panic!("show");
+    assert_eq!(target.devices(), [format!("{}:0:0:7", target.host())]);
+}
+
+#[test]
+fn one_targeted_scan_and_one_delete_raise_the_kernels_own_minimum_of_uevents() {
+    let minimum = Minimum::of_this_kernel();
+    let target = ScsiDebug::with_luns(256);
+    let raised_by = |act: &dyn Fn()| {
+        let counter = UeventCounter::start();
+        act();
+        counter.until_quiet(QUIET)
+    };
+    let delete = |lun| fs::write(target.device_dir(lun).join("delete"), "1").unwrap();
+
+    assert_eq!(
+        kinds(&raised_by(&|| target.scan("0 0 7"))),
+        minimum.first_lun()
+    );
+    assert_eq!(
+        kinds(&raised_by(&|| target.scan("0 0 8"))),
+        minimum.further_lun()
+    );
+    assert_eq!(
+        kinds(&raised_by(&|| target.scan("0 0 8"))),
+        [],
+        "it is there already"
+    );
+    assert_eq!(
+        kinds(&raised_by(&|| target.scan("0 0 999"))),
+        [],
+        "there is no such LUN"
+    );
+    assert_eq!(kinds(&raised_by(&|| delete(8))), minimum.delete);
+    assert_eq!(kinds(&raised_by(&|| delete(7))), minimum.delete_last_lun());
+}
+
+#[test]
+fn without_udevd_the_first_open_of_a_disk_is_ours_and_raises_what_it_raises() {
+    let minimum = Minimum::of_this_kernel();
+    let _absent = udevd::absent();
+    assert!(!udevd::answers());
+    let target = ScsiDebug::with_luns(4);
+    target.scan("0 0 0");
+    let counter = UeventCounter::start();
+    target.scan("0 0 1");
+    assert_eq!(kinds(&counter.until_quiet(QUIET)), minimum.disk);
+    let node = format!("/dev/{}", target.disk(1).expect("a disk"));
+    for open in 0..2 {
+        let counter = UeventCounter::start();
+        File::open(&node).expect(&node);
+        let expected = if open == 0 { minimum.first_open } else { &[] };
+        assert_eq!(kinds(&counter.until_quiet(QUIET)), expected, "open {open}");
+    }
+}
+
+#[test]
+fn a_held_udevd_does_not_answer_until_it_goes_on() {
+    let target = ScsiDebug::with_luns(4);
+    {
+        let _held = udevd::stopped();
+        target.scan("0 0 1");
+        let disk = guest::wait_until("a disk", QUIET, || target.disk(1));
+        let devno = fs::read_to_string(format!("/sys/block/{disk}/dev")).unwrap();
+        assert!(!Path::new(&format!("/run/udev/data/b{}", devno.trim())).exists());
+    }
+    udevd::settle();
+    assert!(udevd::answers());
+}
+
+#[test]
+fn the_lunbd_command_is_on_the_path() {
+    let output = guest::lunbd(&["--no-such-option"]);
+    println!("{output:?}");
 }

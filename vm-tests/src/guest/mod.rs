@@ -1,5 +1,7 @@
 //! What a test in the guest works with.
 
+#[cfg(feature = "guest")]
+pub mod agent;
 mod scsi_debug;
 pub mod udevd;
 mod uevent_counter;
@@ -39,11 +41,24 @@ pub fn skip(reason: &str) -> ! {
     std::process::exit(job::SKIP_STATUS)
 }
 
-/// Asks for more (or less) time than [`job::DEFAULT_LIMIT_SECS`], counted from
-/// the test's start.
+/// Asks for more time than [`job::DEFAULT_LIMIT_SECS`], counted from the test's
+/// start.
 pub fn time_limit(limit: Duration) {
     enter();
     fs::write(job::LIMIT_FILE, limit.as_secs().to_string()).expect("writing the time limit");
+}
+
+/// The name of the series that the lab was asked for: `6.1`, `newest`.
+#[must_use]
+pub fn series() -> String {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let mark = format!("{}=", job::GUEST_MARK);
+    let series = cmdline
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(&mark));
+    series
+        .expect("this runs only in the lab's guest")
+        .to_owned()
 }
 
 /// The running kernel's series: `(6, 1)` for 6.1.192.

@@ -1,5 +1,6 @@
 //! Every kernel uevent, seen by a socket that shares nothing with the engine's.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ pub struct KernelUevent {
     pub subsystem: String,
     /// `disk`, `scsi_device` and so on.
     pub devtype: Option<String>,
+    /// All pairs of the message, the above among them.
+    pub properties: BTreeMap<String, String>,
     /// From the counter's start to its arrival here.
     pub at: Duration,
 }
@@ -55,17 +58,22 @@ impl KernelUevent {
             devpath: String::new(),
             subsystem: String::new(),
             devtype: None,
+            properties: BTreeMap::new(),
             at,
         };
         for field in fields {
-            match field.split_once('=') {
-                Some(("SEQNUM", value)) => event.seqnum = value.parse().ok()?,
-                Some(("ACTION", value)) => value.clone_into(&mut event.action),
-                Some(("DEVPATH", value)) => value.clone_into(&mut event.devpath),
-                Some(("SUBSYSTEM", value)) => value.clone_into(&mut event.subsystem),
-                Some(("DEVTYPE", value)) => event.devtype = Some(value.to_owned()),
+            let Some((name, value)) = field.split_once('=') else {
+                continue;
+            };
+            match name {
+                "SEQNUM" => event.seqnum = value.parse().ok()?,
+                "ACTION" => value.clone_into(&mut event.action),
+                "DEVPATH" => value.clone_into(&mut event.devpath),
+                "SUBSYSTEM" => value.clone_into(&mut event.subsystem),
+                "DEVTYPE" => event.devtype = Some(value.to_owned()),
                 _ => {}
             }
+            event.properties.insert(name.to_owned(), value.to_owned());
         }
         (!event.action.is_empty() && !event.devpath.is_empty()).then_some(event)
     }

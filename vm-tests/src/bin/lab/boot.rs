@@ -94,7 +94,13 @@ fn attempt(
     let console = setup.run_dir.join("console");
     fs::write(&console, "").context("the console's file")?;
     let start = Instant::now();
-    let mut machine = Machine::start(setup.accel, &setup.kernel.vmlinux, initrd, &console, "")?;
+    let mut machine = Machine::start(
+        setup.accel,
+        &setup.kernel.vmlinux,
+        initrd,
+        &console,
+        setup.kernel.series,
+    )?;
     let reports = listen(machine.0.stdout.take().context("QEMU's output")?);
     let mut ended = Ended::default();
     let whole_limit = start + Duration::from_secs(BOOT_LIMIT_SECS) + GRACE;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use vm_tests::job::GUEST_MARK;
 
 use crate::accel::Accel;
+use crate::kernel::Series;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
@@ -24,7 +25,7 @@ impl Machine {
         vmlinux: &Path,
         initrd: &Path,
         console: &Path,
-        append: &str,
+        series: Series,
     ) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
@@ -39,7 +40,7 @@ impl Machine {
             .arg(vmlinux)
             .arg("-initrd")
             .arg(initrd);
-        command.arg("-append").arg(kernel_parameters(append));
+        command.arg("-append").arg(kernel_parameters(series));
         command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
         command
             .arg("-serial")
@@ -62,7 +63,7 @@ impl Drop for Machine {
     }
 }
 
-fn kernel_parameters(more: &str) -> String {
+fn kernel_parameters(series: Series) -> String {
     // A kernel that oopsed is not to be trusted with further tests.
-    format!("console=ttyS0 quiet panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}=1 {more}")
+    format!("console=ttyS0 quiet panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}={series}")
 }
