@@ -24,14 +24,11 @@ pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// The processes, this one left out, that have one of `devices` open. Those
+/// The processes that have one of `devices` open. Those
 /// that may not be read are passed over: an empty answer proves nothing.
 pub fn read_openers(roots: &Roots, devices: &[DevNo]) -> Result<Vec<Opener>> {
     let mut openers = Vec::new();
     for pid in pids(roots)? {
-        if pid == std::process::id() {
-            continue;
-        }
         let process = roots.proc.join(pid.to_string());
         let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
             continue;

@@ -38,7 +38,6 @@ pub fn unit(target: &ScsiDebug, lun: u64) -> Source {
 }
 
 /// Attaches it; panics where that fails.
-#[must_use]
 pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
     let request = AttachRequest::new(unit(target, lun));
     engine.attach(&request, soon()).expect("an attach")

@@ -155,6 +155,19 @@ impl ScsiDebug {
 
 impl Drop for ScsiDebug {
     fn drop(&mut self) {
+        // Faults that a test asked for would fail the removal's own commands.
+        for attribute in ["opts", "every_nth"] {
+            let _not_in_every_kernel = fs::write(
+                format!("/sys/bus/pseudo/drivers/scsi_debug/{attribute}"),
+                "0",
+            );
+        }
+        // Device by device: a delete waits for the disk's probe to end, while
+        // unloading the driver first drops its commands, which then take 30 s
+        // to time out.
+        for device in self.devices() {
+            let _gone_already = fs::write(format!("/sys/bus/scsi/devices/{device}/delete"), "1");
+        }
         // udevd's probe may hold a disk open for a moment: EWOULDBLOCK until
         // the last opener is gone.
         let start = Instant::now();
