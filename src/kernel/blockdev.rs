@@ -117,6 +117,17 @@ impl BlockDevice {
         roots.dev.join(self.name.replace('!', "/"))
     }
 
+    /// Whether the disk can be opened: its directory is in sysfs a moment before
+    /// (`block/genhd.c`, `add_disk`: `ENXIO` until the disk is live). **May
+    /// block**, as [`open`](Self::open).
+    pub(crate) fn is_live(&self, roots: &Roots) -> Result<bool> {
+        match self.open(roots, false) {
+            Ok(_) => Ok(true),
+            Err(error) if error.errno() == Some(nix::libc::ENXIO) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// A missing node of a device that is there is a fault of `/dev`.
     fn explain_open(&self, error: Error) -> Error {
         let node_missing = error.errno() == Some(nix::libc::ENOENT) && self.dir.exists();

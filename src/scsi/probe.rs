@@ -1,15 +1,17 @@
 //! The disk driver comes after the scan, on a thread of the kernel's own.
 
 use super::device::ScsiDevice;
-use crate::deadline::Deadline;
+use std::time::Duration;
+
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, worker};
 use crate::uevent::{self, Watch};
 
-/// Waits until the disk of `device` is there. For a `fresh` device that is when
-/// the kernel has announced it, since before that its partitions are still
-/// being read (`block/genhd.c` holds the event back until then).
+/// Waits until the disk of `device` is there: for a `fresh` device when the
+/// kernel has announced it, else, or where events were lost, when it can be
+/// opened.
 ///
 /// # Errors
 /// `NotSupported` where the device is no disk; `NotReady` where the kernel has
@@ -28,7 +30,9 @@ pub(crate) fn wait_for_disk(
         let message = format!("{hctl} is no disk: its peripheral device type is {kind:#04x}");
         return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Probe));
     }
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     loop {
+        let mut turn = deadline;
         match device.state()?.as_deref() {
             Some("running" | "created") => {}
             Some(state) => {
@@ -41,16 +45,31 @@ pub(crate) fn wait_for_disk(
         }
         if let Some(disk) = device.disk()? {
             let announced = watch.kernel_announced(&uevent::devpath(roots, disk.dir())?);
-            if !fresh || announced || watch.has_missed() {
+            if announced {
                 return Ok(disk);
             }
+            if !fresh || watch.has_missed() {
+                if is_live(&disk, roots, deadline)? {
+                    return Ok(disk);
+                }
+                turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+            }
         }
-        if watch.next(deadline).is_none() {
+        if watch.next(turn).is_none() && deadline.has_passed() {
             let what = format!("the kernel to bring the disk of {hctl}");
             let error = Error::timed_out(Stage::Probe, deadline.elapsed(), &what);
             return Err(error.with_last_seen(device.describe()));
         }
     }
+}
+
+fn is_live(disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<bool> {
+    let what = format!("the kernel to open {}", disk.name());
+    let (disk, roots) = (disk.clone(), roots.clone());
+    let seen = || "not returned".to_owned();
+    worker::run(Stage::Probe, &what, deadline, seen, move || {
+        disk.is_live(&roots)
+    })
 }
 
 fn vanished(device: &ScsiDevice) -> Error {

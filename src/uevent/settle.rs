@@ -53,7 +53,21 @@ pub(crate) struct Proof {
     pub(crate) links: Vec<String>,
 }
 
-/// Waits until udev is done with the device whose sysfs directory is `dir`.
+impl Proof {
+    fn of(how: Settled, event: &Arc<Event>) -> Self {
+        tracing::debug!(how = how.as_str(), seqnum = event.seqnum, "settled");
+        let links = event.links.clone();
+        Self { how, links }
+    }
+
+    fn without_udev() -> Self {
+        let (how, links) = (Settled::KernelOnly, Vec::new());
+        Self { how, links }
+    }
+}
+
+/// Waits until udev is done with the device whose sysfs directory is `dir`;
+/// where no udev is at work, until the kernel has announced it.
 ///
 /// # Errors
 /// `TimedOut` at stage `settle`: the device stands and udev has not answered
@@ -65,25 +79,30 @@ pub(crate) fn settle(
     dir: &Path,
     deadline: Deadline,
 ) -> Result<Proof> {
-    if mode != Mode::Udev {
-        let (how, links) = (Settled::KernelOnly, Vec::new());
-        return Ok(Proof { how, links });
-    }
+    let by = match mode {
+        Mode::Udev => Origin::Udev,
+        Mode::KernelOnly => Origin::Kernel,
+        Mode::SysfsPoll => return Ok(Proof::without_udev()),
+    };
     let devpath = devpath(roots, dir)?;
     watch.drain();
     let needed = watch.ledger().of(&devpath).map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
     loop {
-        // Nothing seen, or something missed: ask udev now.
+        // Nothing seen, or something missed: ask now.
         let unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
         if watch.take_missed() || unanswered || (needed == 0 && barrier.is_none()) {
             barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
         }
-        let seen = watch.ledger().of(&devpath);
-        if let (None, Some(event)) = (&barrier, seen.and_then(|seen| seen.udev.as_ref()))
-            && event.seqnum >= needed
-        {
-            return Ok(proven(Settled::UdevEvent, event));
+        if barrier.is_none() {
+            let seen = watch.ledger().of(&devpath);
+            match seen.and_then(|seen| seen.udev.as_ref()) {
+                _ if by == Origin::Kernel => return Ok(Proof::without_udev()),
+                Some(event) if event.seqnum >= needed => {
+                    return Ok(Proof::of(Settled::UdevEvent, event));
+                }
+                _ => {}
+            }
         }
         let turn = barrier
             .as_ref()
@@ -93,10 +112,13 @@ pub(crate) fn settle(
                 if event.action == "remove" {
                     return Err(gone(dir));
                 }
-                if let Some(barrier) = &mut barrier
-                    && barrier.is_answered_by(&event)
-                {
-                    return Ok(proven(Settled::Barrier, &event));
+                let answered = barrier
+                    .as_mut()
+                    .is_some_and(|barrier| barrier.is_answered(&event, by));
+                match by {
+                    Origin::Udev if answered => return Ok(Proof::of(Settled::Barrier, &event)),
+                    Origin::Kernel if answered => return Ok(Proof::without_udev()),
+                    _ => {}
                 }
             }
             None if deadline.has_passed() => {
@@ -161,10 +183,10 @@ impl Barrier {
         })
     }
 
-    fn is_answered_by(&mut self, event: &Event) -> bool {
+    fn is_answered(&mut self, event: &Event, by: Origin) -> bool {
         let marked = event.synth_uuid.as_deref() == Some(&self.uuid);
         self.echoed |= marked;
-        marked && event.origin == Origin::Udev
+        marked && event.origin == by
     }
 
     fn is_lost(&self) -> bool {
@@ -239,12 +261,6 @@ pub(crate) fn devpath(roots: &Roots, dir: &Path) -> Result<String> {
     below
         .map(|below| format!("/{below}"))
         .ok_or_else(|| Error::new(ErrorKind::Io, "a device that is not below sysfs").with_path(dir))
-}
-
-fn proven(how: Settled, event: &Arc<Event>) -> Proof {
-    tracing::debug!(how = how.as_str(), seqnum = event.seqnum, "settled");
-    let links = event.links.clone();
-    Proof { how, links }
 }
 
 fn gone(dir: &Path) -> Error {
