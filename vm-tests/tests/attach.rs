@@ -14,8 +14,9 @@ use lunbd::error::Stage;
 use lunbd::id::{HostNo, Lun, Wwid};
 use lunbd::uevent::{HubOptions, Mode, Settled};
 use lunbd::{AttachRequest, Engine, ErrorKind, Roots};
-use vm_tests::guest::agent::{at, attach, engine, soon, unit};
-use vm_tests::guest::{self, ScsiDebug};
+use vm_tests::guest::agent::{at, attach, detach, engine, soon, unit};
+use vm_tests::guest::uevent_minimum::{Minimum, kinds};
+use vm_tests::guest::{self, ScsiDebug, UeventCounter};
 
 #[test]
 fn one_of_256_luns_is_attached_and_no_other_device_appears() {
@@ -48,6 +49,25 @@ fn one_of_256_luns_is_attached_and_no_other_device_appears() {
     for link in &attachment.links {
         assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
     }
+}
+
+#[test]
+fn an_attach_and_a_detach_cause_only_the_kernels_own_minimum_of_uevents() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(256));
+    let minimum = Minimum::of_this_kernel();
+    let raised_by = |act: &dyn Fn()| {
+        let counter = UeventCounter::start();
+        act();
+        counter.until_quiet(Duration::from_secs(3))
+    };
+    let first = raised_by(&|| drop(attach(&engine, &target, 7)));
+    assert_eq!(kinds(&first), minimum.first_lun());
+    let further = raised_by(&|| drop(attach(&engine, &target, 200)));
+    assert_eq!(kinds(&further), minimum.further_lun());
+    let away = raised_by(&|| drop(detach(&engine, &target, 200)));
+    assert_eq!(kinds(&away), minimum.delete);
+    let nothing = raised_by(&|| drop(detach(&engine, &target, 200)));
+    assert_eq!(kinds(&nothing), []);
 }
 
 #[test]
@@ -240,7 +260,10 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
         attach(&engine, &target, 1)
     });
     let counters = engine.hub().counters();
-    assert!(counters.overruns > 0 && counters.resyncs > 0, "{counters:?}");
+    assert!(
+        counters.overruns > 0 && counters.resyncs > 0,
+        "{counters:?}"
+    );
     guest::udevd::settle();
     assert!(!attachment.links.is_empty());
 }

@@ -1,0 +1,98 @@
+//! What the command says of input, where there is no storage and no root.
+#![allow(clippy::unwrap_used, reason = "a test panics to fail")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn lunbd(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lunbd"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn failure(output: &Output) -> Value {
+    assert!(output.stdout.is_empty(), "{output:?}");
+    serde_json::from_slice(&output.stderr).unwrap()
+}
+
+#[test]
+fn malformed_input_is_usage_and_says_what_was_expected() {
+    for (arguments, expected) in [
+        (&["attach", "scsi:0:0:0:010"][..], "plain decimal"),
+        (&["attach", "sda"], "scsi:HOST:CHANNEL:TARGET:LUN"),
+        (&["attach", "scsi:0:0:0:1", "--expect", "60014"], "naa.HEX"),
+        (
+            &["attach", "scsi:0:0:0:1", "--timeout", "30"],
+            "as in 500ms, 30s or 2m",
+        ),
+        (&["detach", "sda"], "the path of a disk's node"),
+        (&["conquer"], "unrecognized subcommand"),
+    ] {
+        let output = lunbd(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn an_error_in_json_is_one_object_with_kind_stage_message_and_retry() {
+    let output = lunbd(&["attach", "scsi:4294967295:0:0:0", "--json"]);
+    assert_eq!(output.status.code(), Some(3));
+    let error = failure(&output);
+    assert_eq!(error["kind"], "no_such_host");
+    assert_eq!(error["stage"], "resolve");
+    assert_eq!(error["retry"], "after_change");
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("no SCSI host 4294967295")
+    );
+
+    let output = lunbd(&["attach", "nonsense", "--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(failure(&output)["kind"], "invalid_input");
+}
+
+#[test]
+fn a_path_that_is_no_disk_is_usage_and_one_that_leads_nowhere_is_not_found() {
+    assert_eq!(lunbd(&["detach", "/dev/null"]).status.code(), Some(2));
+    assert_eq!(lunbd(&["detach", "/dev/no-such"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_pipe_gets_no_progress_and_help_is_no_failure() {
+    let output = lunbd(&["detach", "scsi:4294967295:0:0:0"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!text.contains("detaching"), "{text}");
+    let help = lunbd(&["--help"]);
+    assert!(help.status.success());
+    let text = String::from_utf8(help.stdout).unwrap();
+    for code in [
+        "0 done",
+        "1 other",
+        "2 usage",
+        "3 not found",
+        "4 identity",
+        "5 in",
+        "6 timed",
+        "7 not",
+        "8 not",
+    ] {
+        assert!(text.replace('\n', " ").contains(code), "{code}: {text}");
+    }
+}
+
+#[test]
+fn list_and_doctor_answer_in_json_on_any_machine() {
+    let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();
+    assert!(list["disks"].is_array());
+    let doctor = lunbd(&["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let ready = report["ready"].as_bool().unwrap();
+    assert_eq!(doctor.status.code(), Some(if ready { 0 } else { 8 }));
+    assert!(report["checks"].as_array().unwrap().len() > 5);
+}
