@@ -1,4 +1,70 @@
-//! placeholder
+//! Attach and detach block devices on Linux by talking to the kernel alone:
+//! sysfs, netlink and ioctls. No other program is started.
+//!
+//! # One attach, step by step
+//!
+//! ```text
+//!  lock      one process at a time works on this logical unit
+//!  (watch)   subscribed to the unit's events, before anything is done
+//!  scan      "channel target lun" to the host's scan file: one unit, no other
+//!  probe     the disk driver brings the block device, on a thread of its own
+//!  identify  INQUIRY, sent to the unit itself: page 83h, page 80h
+//!  settle    udev's own event for the kernel's event, or its answer to a barrier
+//! ```
+//!
+//! The scan's success proves nothing (it succeeds when nothing is there), nor
+//! does a node, a link or a database record (each may be left from the device's
+//! previous life), nor a quiet queue. What is returned was read back.
+//!
+//! # One detach, step by step
+//!
+//! ```text
+//!  lock      as above
+//!  claim     an exclusive open: the kernel's own word that nobody mounts, maps,
+//!            swaps on or claims the disk or a partition of it; held to the end
+//!  flush     fsync, which reaches the device's cache; then the pages are dropped
+//!  delete    the device's delete file: its return, not the node's disappearance
+//!  confirm   sysfs shows this life of the device no more
+//!  settle    udev has handled the removal: no link is left, nothing comes late
+//! ```
+//!
+//! # Waiting
+//!
+//! Every call that can wait takes a [`Deadline`], which covers the whole call. A
+//! kernel call that may block runs on a thread of its own: when the deadline
+//! passes, the caller gets an [`Error`] that names the stage, how long was
+//! waited and what was last seen, and the thread stays until the kernel lets go
+//! of it. There is no async runtime to bring and no subscriber is installed for
+//! the `tracing` spans.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use lunbd::{AttachRequest, Deadline, Engine, Roots, Source};
+//!
+//! # fn main() -> lunbd::Result<()> {
+//! let engine = Engine::start(Roots::default())?;
+//! let source: Source = "scsi:2:0:0:7".parse()?;
+//! let request = AttachRequest::new(source.clone())
+//!     .expect("naa.6001405a1b2c3d4e5f60718293a4b5c6".parse()?);
+//! let disk = engine.attach(&request, Deadline::after(Duration::from_secs(30)))?;
+//! println!("{} holds {} bytes", disk.node.display(), disk.size);
+//! engine.detach(&source.into(), Deadline::after(Duration::from_secs(60)))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The house
+//!
+//! A room uses its own floor and those below: [`error`], [`id`] and
+//! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
+//! kernel; [`scsi`] is a domain; [`engine`] puts domains together. A test holds
+//! that.
+
+#![forbid(unsafe_code)]
+
 pub mod deadline;
 pub mod engine;
 pub mod error;
@@ -12,3 +78,8 @@ pub use engine::{AttachRequest, Attachment, DetachTarget, Detachment, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use id::Source;
 pub use kernel::Roots;
+
+/// The README's example is compiled with the other doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,5 +1,7 @@
 //! `lunbd`: the engine at a command line.
 
+#![forbid(unsafe_code)]
+
 mod arguments;
 mod attach;
 mod detach;
