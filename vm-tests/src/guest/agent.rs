@@ -38,6 +38,10 @@ pub fn unit(target: &ScsiDebug, lun: u64) -> Source {
 }
 
 /// Attaches it; panics where that fails.
+#[allow(
+    clippy::must_use_candidate,
+    reason = "some tests want the device and not the answer"
+)]
 pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
     let request = AttachRequest::new(unit(target, lun));
     engine.attach(&request, soon()).expect("an attach")
