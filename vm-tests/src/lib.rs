@@ -43,3 +43,4 @@
 
 pub mod guest;
 pub mod job;
+pub mod story;

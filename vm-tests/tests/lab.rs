@@ -39,13 +39,12 @@ fn a_real_udevd_answers_and_makes_links_for_a_new_disk() {
     target.scan("0 0 1");
     let disk = guest::wait_until("a disk", QUIET, || target.disk(1));
     // `udevadm settle` would not do: from 6.12 on it may return before.
-    let link = guest::wait_until("a by-id link", LINKED, || {
+    guest::wait_until("a by-id link", LINKED, || {
         guest::entries("/dev/disk/by-id").into_iter().find(|link| {
             let target = fs::read_link(format!("/dev/disk/by-id/{link}"));
             target.is_ok_and(|target| target.file_name() == Path::new(&disk).file_name())
         })
     });
-    println!("{disk} is {link}");
 }
 
 #[test]

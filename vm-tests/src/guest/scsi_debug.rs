@@ -41,6 +41,10 @@ impl ScsiDebugOptions {
 
     /// Any other module parameter.
     #[must_use]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers pass numbers and literals"
+    )]
     pub fn parameter(mut self, name: &str, value: impl ToString) -> Self {
         self.parameters.retain(|(known, _)| known != name);
         self.parameters.push((name.to_owned(), value.to_string()));
@@ -136,7 +140,10 @@ impl ScsiDebug {
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
         let block = self.device_dir(lun).join("block");
-        super::entries(&block).into_iter().next()
+        // The disk's directory is there a moment before its link.
+        super::entries(&block)
+            .into_iter()
+            .find(|disk| Path::new("/sys/block").join(disk).exists())
     }
 
     /// The sysfs directory of LUN `lun` of target 0 on the first host.
@@ -147,6 +154,10 @@ impl ScsiDebug {
 
     /// Sets one of the driver's run-time attributes, such as `opts`,
     /// `virtual_gb` or `every_nth`.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers pass numbers and literals"
+    )]
     pub fn set(&self, attribute: &str, value: impl ToString) {
         let path = format!("/sys/bus/pseudo/drivers/scsi_debug/{attribute}");
         fs::write(&path, value.to_string()).unwrap_or_else(|error| panic!("{path}: {error}"));

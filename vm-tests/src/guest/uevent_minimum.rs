@@ -2,11 +2,12 @@
 //! `scsi_debug` and `sd_mod` and `sg` loaded before.
 //!
 //! The order is not part of it: `sd` probes beside the scan. What is the same
-//! on every kernel measured: 9 for a disk that nobody opens, 1 more for the
-//! first LUN of a target, 8 for a delete, 1 more when the target goes with it.
+//! on every kernel measured: 9 for a disk, 1 more for the first LUN of a target,
+//! 8 for a delete, 1 more when the target goes with it.
 //!
-//! - Up to 6.1 the **first open** of a disk, mostly udevd's probe, raises one
-//!   `change` of the disk; from 6.12 on it raises none.
+//! - Up to 6.1 a running udevd raises one more `change` of the disk itself, by
+//!   writing to its `uevent` file (the event has `SYNTH_UUID=0`). From 6.12 on,
+//!   and without udevd on any kernel, there is none.
 //! - One of the 9 is `scsi_device` `change` with
 //!   `SDEV_UA=POWER_ON_RESET_OCCURRED`: the target's news of its own reset, which
 //!   a target of another kind may not send. From 6.12 on it comes before the
@@ -23,10 +24,10 @@ pub type Kind = (&'static str, &'static str, &'static str);
 pub struct Minimum {
     /// The first series for which this holds.
     pub since: (u32, u32),
-    /// A further LUN of a target that is there, opened by nobody.
+    /// A further LUN of a target that is there: the kernel's alone.
     pub disk: &'static [Kind],
-    /// The first open of the disk.
-    pub first_open: &'static [Kind],
+    /// What a running udevd makes the kernel send besides.
+    pub udevd_adds: &'static [Kind],
     /// `delete` of a LUN whose target keeps others.
     pub delete: &'static [Kind],
     /// What the first LUN of a target adds.
@@ -39,12 +40,12 @@ pub struct Minimum {
 const MEASURED: &[Minimum] = &[
     Minimum {
         since: (5, 10),
-        first_open: &[("change", "block", "disk")],
+        udevd_adds: &[("change", "block", "disk")],
         ..SAME_ON_ALL
     },
     Minimum {
         since: (6, 1),
-        first_open: &[("change", "block", "disk")],
+        udevd_adds: &[("change", "block", "disk")],
         ..SAME_ON_ALL
     },
     Minimum {
@@ -70,7 +71,7 @@ const SAME_ON_ALL: Minimum = Minimum {
         ("bind", "scsi", "scsi_device"),
         ("change", "scsi", "scsi_device"),
     ],
-    first_open: &[],
+    udevd_adds: &[],
     delete: &[
         ("remove", "bdi", ""),
         ("remove", "block", "disk"),
@@ -98,17 +99,17 @@ impl Minimum {
             .unwrap_or_else(|| panic!("no minimum was measured for kernels as old as {running:?}"))
     }
 
-    /// One more LUN of a target that is there, with a udevd that opens it: 10
-    /// up to 6.1, 9 from 6.12 on.
+    /// One more LUN of a target that is there, where udevd runs: 10 up
+    /// to 6.1, 9 from 6.12 on.
     #[must_use]
     pub fn further_lun(&self) -> Vec<Kind> {
-        sorted(&[self.disk, self.first_open])
+        sorted(&[self.disk, self.udevd_adds])
     }
 
-    /// The first LUN of a target, with a udevd that opens it.
+    /// The first LUN of a target, where udevd runs.
     #[must_use]
     pub fn first_lun(&self) -> Vec<Kind> {
-        sorted(&[self.disk, self.first_open, self.target_added])
+        sorted(&[self.disk, self.udevd_adds, self.target_added])
     }
 
     /// `delete` of the last LUN of a target.

@@ -97,9 +97,6 @@ fn append_record(text: &mut String, record: &str) {
         .and_then(|micros| micros.parse().ok())
         .unwrap_or(0);
     let line = body.lines().next().unwrap_or("");
-    text.push_str(&format!(
-        "[{:5}.{:06}] {line}\n",
-        micros / 1_000_000,
-        micros % 1_000_000
-    ));
+    let time = format!("[{:5}.{:06}]", micros / 1_000_000, micros % 1_000_000);
+    text.extend([time.as_str(), " ", line, "\n"]);
 }

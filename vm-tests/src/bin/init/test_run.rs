@@ -202,7 +202,7 @@ fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) 
     let mut stacks = String::new();
     for task in vm_tests::guest::entries(format!("/proc/{pid}/task")) {
         let stack = fs::read_to_string(format!("/proc/{pid}/task/{task}/stack"));
-        stacks.push_str(&format!("task {task}:\n{}\n", stack.unwrap_or_default()));
+        stacks.extend(["task ", &task, ":\n", &stack.unwrap_or_default(), "\n"]);
     }
     let output = end_of(&format!("{STATE_DIR}/output")).unwrap_or_default();
     let kernel_log = KernelLog::open()

@@ -167,14 +167,17 @@ fn sources(mirrors: &Mirrors, codename: &str) -> String {
         "bullseye" => format!("[signed-by={KEYRING} check-valid-until=no]"),
         _ => format!("[signed-by={KEYRING}]"),
     };
-    let mut text = format!("deb {options} {} {codename} main\n", mirrors.main);
+    let mut suites = vec![(&mirrors.main, codename.to_owned())];
     if codename != "sid" {
-        text += &format!("deb {options} {} {codename}-updates main\n", mirrors.main);
+        suites.push((&mirrors.main, format!("{codename}-updates")));
         if let Some(security) = &mirrors.security {
-            text += &format!("deb {options} {security} {codename}-security main\n");
+            suites.push((security, format!("{codename}-security")));
         }
     }
-    text
+    let lines = suites
+        .iter()
+        .map(|(mirror, suite)| format!("deb {options} {mirror} {suite} main\n"));
+    lines.collect()
 }
 
 fn configuration(directory: &Path) -> String {

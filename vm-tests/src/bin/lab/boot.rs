@@ -13,11 +13,12 @@ use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report};
 use crate::accel::Accel;
 use crate::kernel::Kernel;
 use crate::newc::Newc;
-use crate::qemu::Machine;
+use crate::qemu::{Console, Machine};
 use crate::run_dir::RunDir;
 
-/// To the boot marker; emulation needs about four seconds on a free machine.
-const BOOT_TIME: Duration = Duration::from_secs(90);
+/// To the boot marker; emulation needs three to five seconds on two free
+/// cores, and was seen to need fourteen on busy ones.
+const BOOT_TIME: Duration = Duration::from_secs(60);
 /// How much later than announced a report may come: the guest has its own
 /// clock and needs time to kill and to tidy up.
 const GRACE: Duration = Duration::from_secs(60);
@@ -40,6 +41,8 @@ pub(crate) struct Ended {
     pub(crate) done: bool,
     /// The test that was running when the boot ended.
     pub(crate) running: Option<String>,
+    /// It was ended because nothing was heard of it any more.
+    pub(crate) silent: bool,
     /// Why the boot ended, when it should not have.
     pub(crate) why: String,
     /// All that the kernel wrote to its console.
@@ -62,7 +65,7 @@ pub(crate) fn boot(
     mut on_report: impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
     let initrd = write_initrd(setup, job)?;
-    let first = attempt(setup, &initrd, &mut on_report)?;
+    let first = attempt(setup, &initrd, Console::Quiet, &mut on_report)?;
     if first.boot_time.is_some() {
         return Ok(first);
     }
@@ -73,7 +76,7 @@ pub(crate) fn boot(
     let console = setup
         .run_dir
         .keep_log("first-boot-attempt", &first.console)?;
-    let second = attempt(setup, &initrd, &mut on_report)?;
+    let second = attempt(setup, &initrd, Console::Verbose, &mut on_report)?;
     if second.boot_time.is_none() {
         bail!(
             "kernel {} does not boot: {}\n{}\nsee also {}",
@@ -89,6 +92,7 @@ pub(crate) fn boot(
 fn attempt(
     setup: &Setup<'_>,
     initrd: &Path,
+    verbosity: Console,
     on_report: &mut impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
     let console = setup.run_dir.join("console");
@@ -100,6 +104,7 @@ fn attempt(
         initrd,
         &console,
         setup.kernel.series,
+        verbosity,
     )?;
     let reports = listen(machine.0.stdout.take().context("QEMU's output")?);
     let mut ended = Ended::default();
@@ -133,7 +138,8 @@ fn attempt(
                 on_report(report)?;
             }
             Err(RecvTimeoutError::Timeout) => {
-                ended.why = "nothing was heard of the guest for too long".to_owned();
+                ended.silent = true;
+                "nothing was heard of the guest for too long".clone_into(&mut ended.why);
                 break;
             }
             // The guest powered off, or died.

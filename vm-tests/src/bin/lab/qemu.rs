@@ -11,6 +11,15 @@ use crate::kernel::Series;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
+/// How much the kernel says on its console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Console {
+    /// Troubles only: each character costs time under emulation.
+    Quiet,
+    /// Everything from the first moment, to show where a boot ends.
+    Verbose,
+}
+
 /// A QEMU that ends when this is dropped, and when the lab is killed.
 pub(crate) struct Machine(pub(crate) Child);
 
@@ -26,6 +35,7 @@ impl Machine {
         initrd: &Path,
         console: &Path,
         series: Series,
+        verbosity: Console,
     ) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
@@ -40,7 +50,9 @@ impl Machine {
             .arg(vmlinux)
             .arg("-initrd")
             .arg(initrd);
-        command.arg("-append").arg(kernel_parameters(series));
+        command
+            .arg("-append")
+            .arg(kernel_parameters(series, verbosity));
         command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
         command
             .arg("-serial")
@@ -63,7 +75,13 @@ impl Drop for Machine {
     }
 }
 
-fn kernel_parameters(series: Series) -> String {
+fn kernel_parameters(series: Series, verbosity: Console) -> String {
+    let verbosity = match verbosity {
+        Console::Quiet => "quiet",
+        Console::Verbose => "earlyprintk=serial ignore_loglevel",
+    };
     // A kernel that oopsed is not to be trusted with further tests.
-    format!("console=ttyS0 quiet panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}={series}")
+    format!(
+        "console=ttyS0 {verbosity} panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}={series}"
+    )
 }

@@ -19,7 +19,8 @@ impl RunDir {
         fs::create_dir_all(&all).with_context(|| all.display().to_string())?;
         for entry in fs::read_dir(&all)?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !Path::new("/proc").join(&name).exists() {
+            let of_a_run = name.bytes().all(|byte| byte.is_ascii_digit());
+            if of_a_run && !Path::new("/proc").join(&name).exists() {
                 // Another run may be removing it too.
                 let _gone = fs::remove_dir_all(entry.path());
             }
@@ -31,6 +32,11 @@ impl RunDir {
 
     pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// A file beside the runs' directories, which the next run leaves alone.
+    pub(crate) fn kept(&self, name: &str) -> PathBuf {
+        self.path.with_file_name(name)
     }
 
     /// Writes a log that is kept, and returns its path.

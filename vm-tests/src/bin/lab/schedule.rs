@@ -98,7 +98,7 @@ fn run_until_done(
         let id = ended.running.clone().unwrap_or_else(|| first.id());
         let outcome = match (ended.panicked(), ended.running.is_some()) {
             (true, _) => Outcome::GuestPanicked,
-            (false, true) if ended.why.starts_with("nothing was heard") => Outcome::TimedOut,
+            (false, true) if ended.silent => Outcome::TimedOut,
             (false, _) => Outcome::Failed(ended.why.clone()),
         };
         let log = format!(
