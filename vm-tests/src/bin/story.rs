@@ -58,7 +58,10 @@ fn targeted() -> Run {
 
     let counter = UeventCounter::start();
     let identity = show(&["attach", &source]);
-    let run = until_quiet("lunbd attach", &target, &counter);
+    let attached = millis(counter.elapsed());
+    let mut run = until_quiet("lunbd attach", &target, &counter);
+    // udevd is not done before the attach says so.
+    run.quiet_at = run.quiet_at.max(attached);
     println!(
         "  {} kernel uevents, all of them this disk's own\n",
         run.uevents_at.len()
