@@ -51,9 +51,10 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the host's tests, then every VM test.
-    #[command(name = "test")]
+    #[command(name = "test", override_usage = "vm-tests/test [OPTIONS] [FILTER]")]
     Test(TestArguments),
     /// Tell the story of one attach in one VM and draw it.
+    #[command(override_usage = "vm-tests/demo")]
     Demo,
 }
 
