@@ -25,7 +25,8 @@ pub enum ErrorKind {
     InvalidInput,
     /// The SCSI host named by the caller does not exist.
     NoSuchHost,
-    /// The target does not present this LUN, or the path names no device.
+    /// The target does not present this LUN, the NBD server has no such export,
+    /// or the path names no device.
     NotFound,
     /// The device is not the one that the caller expected.
     IdentityMismatch,
@@ -34,9 +35,9 @@ pub enum ErrorKind {
     /// The caller's deadline passed. The message names the stage and what was
     /// last seen.
     TimedOut,
-    /// The kernel refused for lack of a privilege.
+    /// The kernel refused for lack of a privilege, or a server by its policy.
     NotPermitted,
-    /// The kernel refused the request as invalid.
+    /// The kernel, or a server, refused the request as invalid.
     Refused,
     /// This kind of device or address is not supported.
     NotSupported,
@@ -44,6 +45,12 @@ pub enum ErrorKind {
     NotReady,
     /// The device went away, or was replaced by another, in the middle.
     Vanished,
+    /// No server is at the address, or it closed the connection, or the
+    /// connection broke.
+    Unreachable,
+    /// The server answered what its protocol does not allow. The message names
+    /// the field.
+    Protocol,
     /// Any other failure of a system call.
     Io,
 }
@@ -64,6 +71,8 @@ impl ErrorKind {
             Self::NotSupported => "not_supported",
             Self::NotReady => "not_ready",
             Self::Vanished => "vanished",
+            Self::Unreachable => "unreachable",
+            Self::Protocol => "protocol",
             Self::Io => "io",
         }
     }
@@ -77,8 +86,11 @@ impl ErrorKind {
             | Self::NotFound
             | Self::IdentityMismatch
             | Self::InUse
-            | Self::NotPermitted => Retry::AfterChange,
-            Self::TimedOut | Self::NotReady | Self::Vanished | Self::Io => Retry::Again,
+            | Self::NotPermitted
+            | Self::Protocol => Retry::AfterChange,
+            Self::TimedOut | Self::NotReady | Self::Vanished | Self::Unreachable | Self::Io => {
+                Retry::Again
+            }
         }
     }
 
@@ -136,6 +148,10 @@ pub enum Stage {
     Probe,
     /// Reading the identity from the device.
     Identify,
+    /// Reaching an NBD server.
+    Dial,
+    /// Agreeing with an NBD server on an export.
+    Handshake,
     /// Waiting for udev to have handled the device.
     Settle,
     /// Claiming the device exclusively, which proves that nobody uses it.
@@ -158,6 +174,8 @@ impl Stage {
             Self::Scan => "scan",
             Self::Probe => "probe",
             Self::Identify => "identify",
+            Self::Dial => "dial",
+            Self::Handshake => "handshake",
             Self::Settle => "settle",
             Self::Claim => "claim",
             Self::Flush => "flush",

@@ -6,12 +6,14 @@
 mod device;
 mod hctl;
 mod lun;
+mod nbd_uri;
 mod source;
 mod wwid;
 
 pub use device::{DevNo, DiskSeq};
 pub use hctl::{Hctl, HostNo};
 pub use lun::{Addressing, Lun};
+pub use nbd_uri::{NbdServer, NbdUri};
 pub use source::Source;
 pub use wwid::Wwid;
 
@@ -60,4 +62,4 @@ macro_rules! serde_as_text {
 }
 
 #[cfg(feature = "serde")]
-serde_as_text!(DevNo, DiskSeq, Hctl, HostNo, Lun, Source, Wwid);
+serde_as_text!(DevNo, DiskSeq, Hctl, HostNo, Lun, NbdUri, Source, Wwid);

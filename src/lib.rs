@@ -70,6 +70,7 @@ pub mod engine;
 pub mod error;
 pub mod id;
 pub mod kernel;
+pub mod nbd;
 pub mod scsi;
 pub mod uevent;
 

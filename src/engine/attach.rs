@@ -95,7 +95,10 @@ impl Engine {
     /// `TimedOut` at the stage that it names, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let Source::Scsi(hctl) = request.source;
+        let Source::Scsi(hctl) = request.source else {
+            let message = "NBD attach is not built yet";
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+        };
         let roots = self.roots();
         let mut phases = Phases::new(request.observer.as_ref());
 

@@ -10,7 +10,7 @@ use super::phases::{Phase, Phases, StageObserver};
 use super::take_down::Flush;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{DevNo, DiskSeq, Hctl, Source};
+use crate::id::{DevNo, DiskSeq, Hctl, ParseIdError, Source};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::ScsiDevice;
 
@@ -37,12 +37,12 @@ impl FromStr for DetachTarget {
         if text.starts_with('/') {
             return Ok(Self::Device(PathBuf::from(text)));
         }
-        text.parse().map(Self::Source).map_err(|_| {
-            let message = format!(
-                "{text:?} is nothing to detach: expected scsi:HOST:CHANNEL:TARGET:LUN or the path of a disk's node"
-            );
-            Error::new(ErrorKind::InvalidInput, message)
-        })
+        text.parse()
+            .map(Self::Source)
+            .map_err(|error: ParseIdError| {
+                let message = format!("{error}, or the path of a disk's node");
+                Error::new(ErrorKind::InvalidInput, message)
+            })
     }
 }
 
@@ -113,6 +113,10 @@ impl Engine {
         phases.enter(Stage::Resolve);
         let (hctl, named) = match target {
             DetachTarget::Source(Source::Scsi(hctl)) => (*hctl, None),
+            DetachTarget::Source(Source::Nbd(_)) => {
+                let message = "NBD detach is not built yet";
+                return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+            }
             DetachTarget::Device(path) => {
                 let device = self.device_of(path)?;
                 (device.hctl(), Some(device))

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Hctl, ParseIdError};
+use super::{Hctl, NbdUri, ParseIdError};
 
 /// What to attach, as a URI.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,12 +12,16 @@ pub enum Source {
     /// `scsi:HOST:CHANNEL:TARGET:LUN`: one logical unit behind a SCSI host of
     /// this machine.
     Scsi(Hctl),
+    /// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: one
+    /// export of an NBD server.
+    Nbd(NbdUri),
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Scsi(hctl) => write!(f, "scsi:{hctl}"),
+            Self::Nbd(uri) => uri.fmt(f),
         }
     }
 }
@@ -28,9 +32,10 @@ impl FromStr for Source {
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         match text.split_once(':') {
             Some(("scsi", address)) => address.parse().map(Self::Scsi),
+            Some((scheme, _)) if NbdUri::has_scheme(scheme) => text.parse().map(Self::Nbd),
             _ => Err(ParseIdError::new(
                 "a source",
-                "scsi:HOST:CHANNEL:TARGET:LUN",
+                "scsi:HOST:CHANNEL:TARGET:LUN, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
                 text,
             )),
         }
@@ -40,5 +45,11 @@ impl FromStr for Source {
 impl From<Hctl> for Source {
     fn from(hctl: Hctl) -> Self {
         Self::Scsi(hctl)
+    }
+}
+
+impl From<NbdUri> for Source {
+    fn from(uri: NbdUri) -> Self {
+        Self::Nbd(uri)
     }
 }

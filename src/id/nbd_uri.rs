@@ -1,0 +1,241 @@
+//! The address of an NBD export.
+
+mod parse;
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+use super::ParseIdError;
+
+/// The port that IANA gave NBD.
+const DEFAULT_PORT: u16 = 10809;
+/// The protocol's limit for strings (`proto.md`).
+const LONGEST_EXPORT: usize = 4096;
+/// What `sun_path` holds beside its NUL (unix(7)).
+const LONGEST_SOCKET: usize = 107;
+
+/// What an NBD URI prints as it is: RFC 3986's unreserved characters and the
+/// slash, which is no separator in an export's name or in a query.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
+
+/// An export of an NBD server (the protocol's `uri.md`):
+/// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+///
+/// The port is 10809 where none is given. The name of the export is free text
+/// of at most 4096 bytes without a NUL; it is empty for the server's default
+/// export, and what follows the first slash is all of it, so that `//a` names
+/// the export `/a`. Characters that a URI does not hold are percent-encoded.
+///
+/// It prints in one canonical spelling, in which two addresses are equal when
+/// they are spelt the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NbdUri {
+    server: NbdServer,
+    export: String,
+}
+
+/// Where an NBD server listens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NbdServer {
+    /// TCP.
+    Tcp {
+        /// A host's name in lower case, or an address; one of IPv6 without
+        /// brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Its path, from the root.
+        socket: PathBuf,
+    },
+}
+
+impl NbdUri {
+    /// `export` of the server at `host` (a name, an IPv4 or an IPv6 address
+    /// without brackets); the default port where `port` is `None`. `None` where
+    /// one of them is not what it should be.
+    #[must_use]
+    pub fn tcp(host: &str, port: Option<u16>, export: &str) -> Option<Self> {
+        let server = NbdServer::Tcp {
+            host: parse::canonical_host(host)?,
+            port: port.unwrap_or(DEFAULT_PORT),
+        };
+        Self::new(server, export)
+    }
+
+    /// `export` of the server behind the Unix socket at `socket`, a path from
+    /// the root of at most 107 bytes. `None` where one of them is not what it
+    /// should be.
+    #[must_use]
+    pub fn unix(socket: &Path, export: &str) -> Option<Self> {
+        let bytes = socket.as_os_str().as_bytes();
+        let usable = socket.is_absolute() && bytes.len() <= LONGEST_SOCKET && !bytes.contains(&0);
+        let socket = usable.then(|| socket.to_owned())?;
+        Self::new(NbdServer::Unix { socket }, export)
+    }
+
+    fn new(server: NbdServer, export: &str) -> Option<Self> {
+        let usable = export.len() <= LONGEST_EXPORT && !export.contains('\0');
+        let port_is_zero = matches!(server, NbdServer::Tcp { port: 0, .. });
+        (usable && !port_is_zero).then(|| Self {
+            server,
+            export: export.to_owned(),
+        })
+    }
+
+    /// Where the server listens.
+    #[must_use]
+    pub fn server(&self) -> &NbdServer {
+        &self.server
+    }
+
+    /// The name of the export, decoded: it may hold control characters, so
+    /// show it with `{:?}`.
+    #[must_use]
+    pub fn export(&self) -> &str {
+        &self.export
+    }
+
+    /// Whether `scheme` is one of NBD's, with or without TLS.
+    pub(super) fn has_scheme(scheme: &str) -> bool {
+        ["nbd", "nbd+unix", "nbds", "nbds+unix"]
+            .iter()
+            .any(|known| scheme.eq_ignore_ascii_case(known))
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let export = percent_encode(self.export.as_bytes(), PLAIN);
+        match &self.server {
+            NbdServer::Tcp { .. } => write!(f, "nbd://{}/{export}", self.server),
+            NbdServer::Unix { socket } => {
+                let socket = percent_encode(socket.as_os_str().as_bytes(), PLAIN);
+                write!(f, "nbd+unix:///{export}?socket={socket}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for NbdServer {
+    /// `HOST[:PORT]` or the socket's path, each as in the URI.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } => {
+                if host.contains(':') {
+                    write!(f, "[{host}]")?;
+                } else {
+                    f.write_str(host)?;
+                }
+                match *port {
+                    DEFAULT_PORT => Ok(()),
+                    port => write!(f, ":{port}"),
+                }
+            }
+            Self::Unix { socket } => percent_encode(socket.as_os_str().as_bytes(), PLAIN).fmt(f),
+        }
+    }
+}
+
+impl FromStr for NbdUri {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        parse::parse(text).map_err(|expected| ParseIdError::new("an NBD URI", expected, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn canonical(text: &str) -> String {
+        text.parse::<NbdUri>().unwrap().to_string()
+    }
+
+    #[test]
+    fn it_prints_in_one_canonical_spelling() {
+        for (text, spelt) in [
+            ("nbd://Example.COM", "nbd://example.com/"),
+            ("NBD://h:10809/disk", "nbd://h/disk"),
+            ("nbd://h:10810//disk", "nbd://h:10810//disk"),
+            ("nbd://[0:0::1]:9/a%2fb", "nbd://[::1]:9/a/b"),
+            ("nbd://h/a+b%20c%25", "nbd://h/a%2Bb%20c%25"),
+            (
+                "nbd+unix://?socket=/run/x%20y",
+                "nbd+unix:///?socket=/run/x%20y",
+            ),
+            ("nbd+unix:///a?socket=/s", "nbd+unix:///a?socket=/s"),
+        ] {
+            assert_eq!(canonical(text), spelt);
+        }
+    }
+
+    #[test]
+    fn a_control_character_is_never_printed_as_it_is() {
+        let uri = NbdUri::tcp("h", None, "a\n\u{1b}[31m\u{85}\u{202e}").unwrap();
+        assert_eq!(uri.to_string(), "nbd://h/a%0A%1B%5B31m%C2%85%E2%80%AE");
+        assert!(!format!("{uri:?}").contains(['\n', '\u{1b}', '\u{85}', '\u{202e}']));
+    }
+
+    #[test]
+    fn what_no_server_could_be_is_not_made() {
+        let unix = |path: &str| NbdUri::unix(Path::new(path), "");
+        assert_eq!(unix("run/x"), None);
+        assert_eq!(unix("/run/x\0"), None);
+        assert_eq!(unix(&format!("/{}", "x".repeat(107))), None);
+        assert!(unix(&format!("/{}", "x".repeat(106))).is_some());
+        let tcp = |export: &str| NbdUri::tcp("h", None, export);
+        assert_eq!(tcp("a\0"), None);
+        assert_eq!(tcp(&"\u{e9}".repeat(2049)), None);
+        assert!(tcp(&"\u{e9}".repeat(2048)).is_some());
+        assert_eq!(NbdUri::tcp("h", Some(0), ""), None);
+    }
+
+    fn any_uri() -> impl Strategy<Value = NbdUri> {
+        let host = prop_oneof![
+            "[a-zA-Z][a-z0-9_-]{0,9}(\\.[a-z][a-z0-9]{0,5})?",
+            any::<std::net::Ipv4Addr>().prop_map(|address| address.to_string()),
+            any::<std::net::Ipv6Addr>().prop_map(|address| address.to_string()),
+        ];
+        let tcp = (host, any::<Option<u16>>(), any::<String>())
+            .prop_filter_map("no address", |(host, port, export)| {
+                NbdUri::tcp(&host, port, &export)
+            });
+        let unix = (prop::collection::vec(1u8.., 0..106), any::<String>()).prop_filter_map(
+            "no socket",
+            |(path, export)| {
+                let path = [b"/", path.as_slice()].concat();
+                NbdUri::unix(Path::new(std::ffi::OsStr::from_bytes(&path)), &export)
+            },
+        );
+        prop_oneof![tcp, unix]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_parses_to_the_same_address(uri in any_uri()) {
+            prop_assert_eq!(uri.to_string().parse(), Ok(uri));
+        }
+
+        #[test]
+        fn what_parses_is_printed_in_a_spelling_that_stays(text in "nbd(\\+unix)?://[a-z0-9.:\\[\\]]{0,8}/[ -~]{0,12}") {
+            if let Ok(uri) = text.parse::<NbdUri>() {
+                prop_assert_eq!(canonical(&uri.to_string()), uri.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Reading an NBD URI, strictly: what two readers could understand in two ways
+//! is refused.
+
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use percent_encoding::percent_decode_str;
+
+use super::super::decimal;
+use super::NbdUri;
+
+/// The error says what was expected.
+pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
+    const FORMS: &str = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+    const EXPORT: &str =
+        "an export's name of at most 4096 bytes of percent-encoded UTF-8 without a NUL";
+
+    let (scheme, rest) = text.split_once("://").ok_or(FORMS)?;
+    let scheme = scheme.to_ascii_lowercase();
+    if matches!(scheme.as_str(), "nbds" | "nbds+unix") {
+        return Err("nbd:// or nbd+unix://, since TLS (nbds://) is not supported yet");
+    }
+    if !NbdUri::has_scheme(&scheme) {
+        return Err(FORMS);
+    }
+    if !rest.bytes().all(belongs_in_a_uri) {
+        return Err("every character that a URI does not hold to be percent-encoded");
+    }
+    let (rest, query) = match rest.split_once('?') {
+        Some((rest, query)) => (rest, Some(query)),
+        None => (rest, None),
+    };
+    let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.contains('@') {
+        return Err(
+            "no user in front of the host: one is for TLS only, which is not supported yet",
+        );
+    }
+    let export = decoded(export).and_then(|bytes| String::from_utf8(bytes).ok());
+    let export = export.ok_or(EXPORT)?;
+
+    if scheme == "nbd" {
+        if query.is_some() {
+            return Err("no query after nbd://, where no key is known");
+        }
+        let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbd://")?;
+        NbdUri::tcp(&host, port, &export).ok_or(EXPORT)
+    } else {
+        const SOCKET: &str =
+            "?socket=PATH and no other key, PATH from the root and of at most 107 bytes";
+        if !authority.is_empty() {
+            return Err("no host after nbd+unix://, so three slashes");
+        }
+        let socket = query.and_then(|query| query.strip_prefix("socket="));
+        let socket = socket.filter(|path| !path.contains(['&', '=', ';']));
+        let socket = socket.and_then(decoded).ok_or(SOCKET)?;
+        let socket = Path::new(OsStr::from_bytes(&socket));
+        // Which of the two it was, if the one is in order with the other empty.
+        let expected = NbdUri::unix(socket, "").map_or(SOCKET, |_| EXPORT);
+        NbdUri::unix(socket, &export).ok_or(expected)
+    }
+}
+
+/// RFC 3986's characters, less the fragment's `#`.
+fn belongs_in_a_uri(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=%".contains(&byte)
+}
+
+/// `None` for a `%` without two hex digits.
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let escapes_are_whole = text.split('%').skip(1).all(|after| {
+        let digits = after.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    });
+    escapes_are_whole.then(|| percent_decode_str(text).collect())
+}
+
+fn host_and_port(authority: &str) -> Option<(String, Option<u16>)> {
+    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
+        let (literal, port) = rest.split_once(']')?;
+        (literal.parse::<Ipv6Addr>().ok()?.to_string(), port)
+    } else {
+        let colon = authority.find(':').unwrap_or(authority.len());
+        let (host, port) = authority.split_at(colon);
+        (canonical_host(host)?, port)
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => Some(decimal(port).filter(|port| *port != 0)?),
+        None if port.is_empty() => None,
+        None => return None,
+    };
+    Some((host, port))
+}
+
+/// An address in its canonical spelling, or a name in lower case.
+pub(super) fn canonical_host(host: &str) -> Option<String> {
+    if let Ok(address) = host.parse::<Ipv6Addr>() {
+        return Some(address.to_string());
+    }
+    let host = host.to_ascii_lowercase();
+    let labels = host.strip_suffix('.').unwrap_or(&host);
+    let is_label = |label: &str| {
+        let mut bytes = label.bytes();
+        !label.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+    };
+    let is_name = labels.len() <= 253 && labels.split('.').all(is_label);
+    // getaddrinfo takes 127.1, 010.0.0.1 and 0x7f000001 for addresses too.
+    let last = labels.rsplit('.').next().unwrap_or_default();
+    let is_number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x");
+    let usable = is_name && (!is_number || host.parse::<Ipv4Addr>().is_ok());
+    usable.then_some(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::NbdServer;
+
+    fn expected(text: &str) -> &'static str {
+        parse(text).unwrap_err()
+    }
+
+    #[test]
+    fn the_forms_of_the_protocols_document_are_read() {
+        for (text, host, port, export) in [
+            ("nbd://example.com", "example.com", 10809, ""),
+            ("nbd://example.com/", "example.com", 10809, ""),
+            ("nbd://example.com/disk", "example.com", 10809, "disk"),
+            ("nbd://example.com:9//disk", "example.com", 9, "/disk"),
+            (
+                "nbd://10.0.0.1/hello%20world",
+                "10.0.0.1",
+                10809,
+                "hello world",
+            ),
+            ("nbd://[FE80::1]:1/a@b:c", "fe80::1", 1, "a@b:c"),
+        ] {
+            let uri = parse(text).unwrap();
+            let host = host.to_owned();
+            assert_eq!(uri.server(), &NbdServer::Tcp { host, port }, "{text}");
+            assert_eq!(uri.export(), export, "{text}");
+        }
+        let uri = parse("nbd+unix:///d%2Fx?socket=/run/n%26.sock").unwrap();
+        let socket = "/run/n&.sock".into();
+        assert_eq!(uri.server(), &NbdServer::Unix { socket });
+        assert_eq!(uri.export(), "d/x");
+    }
+
+    #[test]
+    fn tls_is_known_and_refused_and_never_downgraded() {
+        for text in [
+            "nbds://h/x",
+            "NBDS://h",
+            "nbds+unix:///x?socket=/s",
+            "nbds://",
+        ] {
+            assert!(expected(text).contains("not supported yet"), "{text}");
+            let error = text.parse::<crate::id::Source>().unwrap_err().to_string();
+            assert!(error.contains("not supported yet"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_refused_in_words() {
+        assert!(expected("nbd://me@h/x").contains("no user"));
+        assert!(expected("nbd+unix://me@/x?socket=/s").contains("no user"));
+    }
+
+    #[test]
+    fn a_key_that_is_not_known_is_refused() {
+        assert!(expected("nbd://h/x?socket=/s").contains("no query"));
+        assert!(expected("nbd://h/x?").contains("no query"));
+        for text in [
+            "nbd+unix:///x",
+            "nbd+unix:///x?",
+            "nbd+unix:///x?socket",
+            "nbd+unix:///x?Socket=/s",
+            "nbd+unix:///x?socket=/s&tls-type=psk",
+            "nbd+unix:///x?tls-type=psk&socket=/s",
+            "nbd+unix:///x?socket=/s&socket=/s",
+            "nbd+unix:///x?socket=s",
+            "nbd+unix:///x?socket=%00abstract",
+        ] {
+            assert!(expected(text).contains("socket=PATH"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_of_an_export_is_refused() {
+        let long = format!("nbd://h/{}", "a".repeat(4097));
+        for text in [
+            "nbd://h/%00",
+            "nbd://h/%",
+            "nbd://h/%4",
+            "nbd://h/%zz",
+            "nbd://h/%ff",
+            &long,
+        ] {
+            assert!(expected(text).contains("4096 bytes"), "{text}");
+        }
+        assert!(parse(&long[..long.len() - 1]).is_ok());
+        for text in [
+            "nbd://h/a b",
+            "nbd://h/a\n",
+            "nbd://h/\u{e9}",
+            "nbd://h/a#b",
+        ] {
+            assert!(expected(text).contains("percent-encoded"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        for host in [
+            "",
+            ":1",
+            "h:",
+            "h:0",
+            "h:65536",
+            "h:01",
+            "h:+1",
+            "a..b",
+            ".a",
+            "::1",
+            "[::1",
+            "[h]",
+            "[::1]x",
+            "h%20",
+            "127.1",
+            "010.0.0.1",
+            "2130706433",
+            "0x7f000001",
+            "a.0X1",
+        ] {
+            assert!(
+                expected(&format!("nbd://{host}/x")).contains("HOST"),
+                "{host}"
+            );
+        }
+        assert!(expected("nbd+unix://h/x?socket=/s").contains("three slashes"));
+        for text in [
+            "",
+            "nbd",
+            "nbd:",
+            "nbd:h",
+            "nbd:unix:/s",
+            "http://h",
+            "nbd+vsock://1",
+        ] {
+            assert!(expected(text).contains("or nbd+unix"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! One NBD server, one attempt: connect, shake hands, compare what it serves.
+//!
+//! The protocol is the NBD project's (`doc/proto.md`): the fixed newstyle
+//! handshake without TLS, up to the point where the kernel takes the socket
+//! over. What the kernel cannot speak is never negotiated: structured replies,
+//! metadata contexts, extended headers.
+
+mod block_size;
+mod dial;
+mod difference;
+mod export;
+pub mod handshake;
+
+pub use block_size::{BlockSizes, Geometry};
+pub use dial::{Connection, dial, list_exports};
+pub use difference::Difference;
+pub use export::{Export, ExportFlags};

@@ -1,0 +1,67 @@
+//! From an address to a socket that the kernel can take over.
+
+mod stream;
+mod tcp;
+mod unix;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use self::stream::DeadlineStream;
+use super::export::Export;
+use super::handshake::{self, ListedExport};
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::id::{NbdServer, NbdUri};
+
+/// A connection in the transmission phase, of which nothing has been read yet.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Connection {
+    /// The socket: blocking, without receive and send timeouts (an idle link
+    /// would die of one), closed on exec.
+    pub stream: OwnedFd,
+    /// What the server serves on it.
+    pub export: Export,
+}
+
+/// Connects to the server of `uri` and agrees with it on the export, all within
+/// `deadline`: a host's addresses are tried one after the other, each for an
+/// equal share of what is left.
+///
+/// A TCP socket sends at once (`TCP_NODELAY`). The kernel gives it up, so that
+/// the link is known to be dead, after 30 seconds in which sent data is not
+/// acknowledged or not taken (`TCP_USER_TIMEOUT`), and after the same of probes
+/// without an answer on an idle link (keepalive, first sent after 10 seconds).
+///
+/// A failure leaves no socket behind. Resolving a host's name cannot be
+/// cancelled: after a timeout its thread stays until the resolver lets go.
+///
+/// # Errors
+/// `Unreachable` where no server is there, it closes, or the connection breaks;
+/// `NotPermitted` where the Unix socket may not be opened; `TimedOut` at stage
+/// `resolve`, `dial` or `handshake`; and what
+/// [`negotiate`](handshake::negotiate) says.
+pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
+    let stream = connect(uri.server(), deadline)?;
+    let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
+    let export = handshake::negotiate(&mut talk, uri.export(), deadline)?;
+    tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
+    Ok(Connection { stream, export })
+}
+
+/// Connects to `server` and asks for the exports that it shows.
+///
+/// # Errors
+/// As of [`dial`] and [`list`](handshake::list).
+pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
+    let stream = connect(server, deadline)?;
+    handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
+}
+
+fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
+    match server {
+        NbdServer::Tcp { host, port } => tcp::connect(host, *port, deadline),
+        NbdServer::Unix { socket } => unix::connect(socket, deadline),
+    }
+    .map_err(|error| error.at(Stage::Dial))
+}

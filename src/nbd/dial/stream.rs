@@ -1,0 +1,106 @@
+//! A socket whose every call ends at the deadline, with nothing set on the
+//! socket that would have to be taken back.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv, send};
+
+use crate::deadline::Deadline;
+
+pub(super) struct DeadlineStream<'a> {
+    socket: BorrowedFd<'a>,
+    deadline: Deadline,
+}
+
+impl<'a> DeadlineStream<'a> {
+    pub(super) fn new(socket: BorrowedFd<'a>, deadline: Deadline) -> Self {
+        Self { socket, deadline }
+    }
+
+    /// Calls until the socket is ready for it.
+    fn when_ready(
+        &self,
+        ready: PollFlags,
+        mut call: impl FnMut() -> nix::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            match call() {
+                Err(Errno::EAGAIN) => self.wait(ready)?,
+                Err(Errno::EINTR) => {}
+                result => return result.map_err(io::Error::from),
+            }
+        }
+    }
+
+    fn wait(&self, ready: PollFlags) -> io::Result<()> {
+        let remaining = self.deadline.remaining();
+        if remaining.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Whole milliseconds, so a little longer than what remains.
+        let milliseconds = remaining.as_millis().saturating_add(1);
+        let timeout = i32::try_from(milliseconds)
+            .ok()
+            .and_then(|milliseconds| PollTimeout::try_from(milliseconds).ok())
+            .unwrap_or(PollTimeout::MAX);
+        let mut sockets = [PollFd::new(self.socket.as_fd(), ready)];
+        match poll(&mut sockets, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl Read for DeadlineStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let socket = self.socket.as_raw_fd();
+        self.when_ready(PollFlags::POLLIN, || {
+            recv(socket, buffer, MsgFlags::MSG_DONTWAIT)
+        })
+    }
+}
+
+impl Write for DeadlineStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A server that went away is an error and no signal.
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let socket = self.socket.as_raw_fd();
+        self.when_ready(PollFlags::POLLOUT, || send(socket, bytes, flags))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_read_and_a_write_that_would_block_end_at_the_deadline() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let deadline = || Deadline::after(Duration::from_millis(20));
+        let read = DeadlineStream::new(near.as_fd(), deadline()).read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let mut stream = DeadlineStream::new(near.as_fd(), deadline());
+        let written = stream.write_all(&vec![0; 16 << 20]);
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_write_to_a_server_that_went_away_is_an_error_and_no_signal() {
+        let (near, far) = UnixStream::pair().unwrap();
+        drop(far);
+        let deadline = Deadline::after(Duration::from_secs(5));
+        let written = DeadlineStream::new(near.as_fd(), deadline).write(b"x");
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}

@@ -1,0 +1,125 @@
+//! TCP.
+
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::worker;
+
+/// How long sent data may stay unacknowledged, and a full window shut, before
+/// the kernel gives the connection up (tcp(7), `TCP_USER_TIMEOUT`). With it
+/// set it also bounds the probes of an idle link.
+const DEAD_AFTER: Duration = Duration::from_secs(30);
+const PROBE_AFTER_IDLE: Duration = Duration::from_secs(10);
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+const PROBES: u32 = 4;
+
+/// # Errors
+/// `Unreachable`, naming each address that was tried and why it failed;
+/// `TimedOut` at stage `resolve` or `dial`.
+pub(super) fn connect(host: &str, port: u16, deadline: Deadline) -> Result<OwnedFd> {
+    let addresses = resolve(host, port, deadline)?;
+    let mut failures = Vec::new();
+    for (tried, address) in addresses.iter().enumerate() {
+        let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let share = deadline.remaining() / left;
+        if share.is_zero() {
+            break;
+        }
+        let connected = TcpStream::connect_timeout(address, share);
+        match connected.and_then(prepare) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => failures.push(format!("{address}: {error}")),
+        }
+    }
+    let failures = failures.join("; ");
+    if deadline.has_passed() {
+        let what = format!("a TCP connection to {host}, port {port}");
+        let error = Error::timed_out(Stage::Dial, deadline.elapsed(), &what);
+        return Err(error.with_last_seen(failures));
+    }
+    let message = format!("cannot connect to the NBD server: {failures}");
+    Err(Error::new(ErrorKind::Unreachable, message))
+}
+
+fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let name = host.to_owned();
+    worker::run(
+        Stage::Resolve,
+        &format!("the address of {host}"),
+        deadline,
+        || "no answer from the resolver".to_owned(),
+        move || {
+            let addresses = (name.as_str(), port).to_socket_addrs().map_err(|error| {
+                let message = format!("cannot resolve {name}: {error}");
+                Error::new(ErrorKind::Unreachable, message)
+            })?;
+            Ok(addresses.collect())
+        },
+    )
+}
+
+fn prepare(stream: TcpStream) -> std::io::Result<OwnedFd> {
+    // On one machine the two ends of one socket can find each other while the
+    // server is down, and the server could then not have its port back.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(std::io::ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_nodelay(true)?;
+    let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let socket = stream.as_fd();
+    setsockopt(&socket, sockopt::KeepAlive, &true)?;
+    setsockopt(&socket, sockopt::TcpKeepIdle, &seconds(PROBE_AFTER_IDLE))?;
+    setsockopt(&socket, sockopt::TcpKeepInterval, &seconds(PROBE_EVERY))?;
+    setsockopt(&socket, sockopt::TcpKeepCount, &PROBES)?;
+    setsockopt(&socket, sockopt::TcpUserTimeout, &milliseconds(DEAD_AFTER))?;
+    Ok(stream.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::socket::getsockopt;
+
+    use super::*;
+
+    #[test]
+    fn a_dead_link_is_noticed_by_the_kernel_also_when_it_is_idle() {
+        let listener = TcpListener::bind("[::1]:0")
+            .or_else(|_| TcpListener::bind("127.0.0.1:0"))
+            .unwrap();
+        let address = listener.local_addr().unwrap();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let socket = connect(&address.ip().to_string(), address.port(), deadline).unwrap();
+        assert!(getsockopt(&socket, sockopt::TcpNoDelay).unwrap());
+        assert!(getsockopt(&socket, sockopt::KeepAlive).unwrap());
+        assert_eq!(getsockopt(&socket, sockopt::TcpKeepIdle), Ok(10));
+        assert_eq!(getsockopt(&socket, sockopt::TcpKeepInterval), Ok(5));
+        assert_eq!(getsockopt(&socket, sockopt::TcpKeepCount), Ok(4));
+        assert_eq!(getsockopt(&socket, sockopt::TcpUserTimeout), Ok(30_000));
+    }
+
+    #[test]
+    fn a_socket_that_found_itself_is_no_server() {
+        // The connect of a bound socket to its own address.
+        use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn};
+        let kind = SockType::Stream;
+        let socket =
+            socket::socket(AddressFamily::Inet, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&socket);
+        socket::bind(descriptor, &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let own: SockaddrIn = socket::getsockname(descriptor).unwrap();
+        socket::connect(descriptor, &own).unwrap();
+        let error = prepare(socket.into()).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    }
+}

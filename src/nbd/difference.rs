@@ -1,0 +1,221 @@
+//! Whether a server that came back serves what it served before.
+
+use std::fmt;
+
+use super::block_size::BlockSizes;
+use super::export::{Export, ExportFlags};
+
+/// One thing in which an export is not what it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Difference {
+    /// It is smaller.
+    Shrunk {
+        /// What it had, in bytes.
+        from: u64,
+        /// What it has now.
+        to: u64,
+    },
+    /// It is larger.
+    Grown {
+        /// What it had, in bytes.
+        from: u64,
+        /// What it has now.
+        to: u64,
+    },
+    /// The server refuses writes now.
+    BecameReadOnly,
+    /// The server takes writes now.
+    BecameWritable,
+    /// The server can do other things.
+    Flags {
+        /// What it can no longer do.
+        lost: ExportFlags,
+        /// What it can do beside.
+        gained: ExportFlags,
+    },
+    /// The server takes requests of other sizes.
+    BlockSizes {
+        /// What it took.
+        from: BlockSizes,
+        /// What it takes now.
+        to: BlockSizes,
+    },
+}
+
+impl Difference {
+    /// Whether the kernel would go on with requests that the server now
+    /// refuses or, worse, understands otherwise: it keeps the flags and the
+    /// block sizes of the first connect (`NBD_CMD_RECONFIGURE` ignores the
+    /// server's flags).
+    ///
+    /// Growth does not, nor does what the server can do beside. A lost
+    /// [`CAN_MULTI_CONN`](ExportFlags::CAN_MULTI_CONN) does not for a device of
+    /// one connection; for one of several ask [`Export::can_multi_conn`].
+    #[must_use]
+    pub fn prevents_reattach(&self) -> bool {
+        match self {
+            Self::Shrunk { .. } | Self::BecameReadOnly => true,
+            Self::Grown { .. } | Self::BecameWritable => false,
+            Self::Flags { lost, .. } => lost.intersects(
+                ExportFlags::SEND_FLUSH
+                    | ExportFlags::SEND_FUA
+                    | ExportFlags::SEND_TRIM
+                    | ExportFlags::SEND_WRITE_ZEROES,
+            ),
+            Self::BlockSizes { from, to } => {
+                to.minimum.max(512) > from.minimum.max(512) || to.maximum < from.maximum
+            }
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shrunk { from, to } => write!(f, "shrunk from {from} to {to} bytes"),
+            Self::Grown { from, to } => write!(f, "grown from {from} to {to} bytes"),
+            Self::BecameReadOnly => f.write_str("read-only now"),
+            Self::BecameWritable => f.write_str("writable now"),
+            Self::Flags { lost, gained } => {
+                let names = |flags: &ExportFlags| {
+                    let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
+                    if names.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        names.join(", ")
+                    }
+                };
+                write!(f, "flags lost: {}; gained: {}", names(lost), names(gained))
+            }
+            Self::BlockSizes { from, to } => {
+                write!(
+                    f,
+                    "block sizes {to} (minimum/preferred/maximum) instead of {from}"
+                )
+            }
+        }
+    }
+}
+
+impl Export {
+    /// In what this export, which a server serves now, is not `before`. Empty
+    /// where a reattach changes nothing; names are not compared.
+    #[must_use]
+    pub fn differences_from(&self, before: &Self) -> Vec<Difference> {
+        let mut differences = Vec::new();
+        let (from, to) = (before.size, self.size);
+        if to < from {
+            differences.push(Difference::Shrunk { from, to });
+        } else if to > from {
+            differences.push(Difference::Grown { from, to });
+        }
+        match (before.read_only(), self.read_only()) {
+            (false, true) => differences.push(Difference::BecameReadOnly),
+            (true, false) => differences.push(Difference::BecameWritable),
+            _ => {}
+        }
+        let lost = before.flags - self.flags - ExportFlags::READ_ONLY;
+        let gained = self.flags - before.flags - ExportFlags::READ_ONLY;
+        if lost != gained {
+            differences.push(Difference::Flags { lost, gained });
+        }
+        let from = before.block_sizes.unwrap_or_default();
+        let to = self.block_sizes.unwrap_or_default();
+        if from != to {
+            differences.push(Difference::BlockSizes { from, to });
+        }
+        differences
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(size: u64, flags: ExportFlags, sizes: Option<(u32, u32, u32)>) -> Export {
+        let sizes = sizes.map(|(least, best, most)| BlockSizes::new(least, best, most).unwrap());
+        let flags = flags | ExportFlags::HAS_FLAGS;
+        Export::new("a", size, flags.bits(), sizes).unwrap()
+    }
+
+    const FLUSH: ExportFlags = ExportFlags::SEND_FLUSH;
+    const GIB: u64 = 1 << 30;
+
+    /// The differences, and whether one of them prevents the reattach.
+    fn compare(before: &Export, now: &Export) -> (Vec<String>, bool) {
+        let differences = now.differences_from(before);
+        let prevented = differences.iter().any(Difference::prevents_reattach);
+        (
+            differences.iter().map(ToString::to_string).collect(),
+            prevented,
+        )
+    }
+
+    #[test]
+    fn the_same_export_has_no_difference() {
+        let before = export(GIB, FLUSH, None);
+        assert_eq!(compare(&before, &before.clone()), (vec![], false));
+        let said = export(GIB, FLUSH, Some((512, 4096, 32 << 20)));
+        assert_eq!(compare(&before, &said), (vec![], false));
+    }
+
+    #[test]
+    fn a_shrink_or_a_flip_to_read_only_prevents_the_reattach() {
+        let before = export(GIB, FLUSH, None);
+        let (said, prevented) = compare(&before, &export(GIB - 1, FLUSH, None));
+        assert_eq!(said, ["shrunk from 1073741824 to 1073741823 bytes"]);
+        assert!(prevented);
+        let read_only = export(GIB, FLUSH | ExportFlags::READ_ONLY, None);
+        assert_eq!(
+            compare(&before, &read_only),
+            (vec!["read-only now".to_owned()], true)
+        );
+        assert_eq!(
+            compare(&read_only, &before),
+            (vec!["writable now".to_owned()], false)
+        );
+    }
+
+    #[test]
+    fn growth_and_what_the_server_can_do_beside_are_said_and_prevent_nothing() {
+        let before = export(GIB, FLUSH, None);
+        let now = export(GIB + 1, FLUSH | ExportFlags::SEND_TRIM, None);
+        let (said, prevented) = compare(&before, &now);
+        assert_eq!(
+            said,
+            [
+                "grown from 1073741824 to 1073741825 bytes",
+                "flags lost: none; gained: SEND_TRIM"
+            ]
+        );
+        assert!(!prevented);
+    }
+
+    #[test]
+    fn a_request_that_the_server_no_longer_takes_prevents_the_reattach() {
+        let many = FLUSH | ExportFlags::CAN_MULTI_CONN | ExportFlags::ROTATIONAL;
+        let before = export(GIB, many, Some((512, 4096, 1 << 20)));
+        let after =
+            |flags, least, most| compare(&before, &export(GIB, flags, Some((least, 4096, most)))).1;
+        assert!(after(many - FLUSH, 512, 1 << 20));
+        assert!(after(many, 1024, 1 << 20));
+        assert!(after(many, 512, 1 << 19));
+        assert!(!after(FLUSH, 1, 1 << 21));
+    }
+
+    #[test]
+    fn a_flag_lost_and_another_gained_is_a_difference() {
+        let before = export(GIB, FLUSH, None);
+        let now = export(GIB, ExportFlags::SEND_FUA, None);
+        assert_eq!(
+            compare(&before, &now),
+            (
+                vec!["flags lost: SEND_FLUSH; gained: SEND_FUA".to_owned()],
+                true
+            )
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! What a server serves under one name.
+
+use bitflags::bitflags;
+
+use super::block_size::{BlockSizes, Geometry};
+use super::handshake::broken;
+use crate::error::Result;
+
+bitflags! {
+    /// What the server says of an export: the transmission flags that the
+    /// kernel's client knows (`include/uapi/linux/nbd.h`). The bits are what
+    /// `NBD_ATTR_SERVER_FLAGS` takes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct ExportFlags: u16 {
+        /// Always set.
+        const HAS_FLAGS = 1 << 0;
+        /// Writes are refused.
+        const READ_ONLY = 1 << 1;
+        /// The server can flush its cache. Without it the kernel takes writes
+        /// for durable as soon as they are answered.
+        const SEND_FLUSH = 1 << 2;
+        /// One write can be made durable by itself.
+        const SEND_FUA = 1 << 3;
+        /// Seeking is slow.
+        const ROTATIONAL = 1 << 4;
+        /// Ranges can be discarded.
+        const SEND_TRIM = 1 << 5;
+        /// Ranges can be zeroed without sending the zeroes.
+        const SEND_WRITE_ZEROES = 1 << 6;
+        /// Several connections see one cache, so that I/O may be spread over
+        /// them.
+        const CAN_MULTI_CONN = 1 << 8;
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for ExportFlags {
+    /// The names of the flags, in lower case.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let names = self.iter_names().map(|(name, _)| name.to_ascii_lowercase());
+        serializer.collect_seq(names)
+    }
+}
+
+/// One export, as a server described it in a handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Export {
+    /// The name that was asked for.
+    pub name: String,
+    /// The size in bytes, as the server says it: what the device has is in
+    /// [`geometry`](Self::geometry).
+    pub size: u64,
+    /// What the server can do, less what the kernel's client does not know.
+    pub flags: ExportFlags,
+    /// The sizes of requests that it takes; `None` where it says nothing of
+    /// them.
+    pub block_sizes: Option<BlockSizes>,
+}
+
+impl Export {
+    /// `flags` as they came.
+    ///
+    /// # Errors
+    /// `Protocol`, naming what no export can have.
+    pub(super) fn new(
+        name: &str,
+        size: u64,
+        flags: u16,
+        block_sizes: Option<BlockSizes>,
+    ) -> Result<Self> {
+        let flags = ExportFlags::from_bits_truncate(flags);
+        if !flags.contains(ExportFlags::HAS_FLAGS) {
+            let found = format!("{:#06x}", flags.bits());
+            return Err(broken("transmission flags", found, "HAS_FLAGS to be set"));
+        }
+        // The kernel counts in a signed number (loff_t).
+        if size == 0 || i64::try_from(size).is_err() {
+            let expected = "1 to 9223372036854775807 bytes";
+            return Err(broken("export size", size, expected));
+        }
+        if let Some(sizes) = &block_sizes {
+            sizes.check_maximum(size)?;
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            size,
+            flags,
+            block_sizes,
+        })
+    }
+
+    /// Whether the server refuses writes.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.flags.contains(ExportFlags::READ_ONLY)
+    }
+
+    /// Whether I/O may be spread over several connections.
+    #[must_use]
+    pub fn can_multi_conn(&self) -> bool {
+        self.flags.contains(ExportFlags::CAN_MULTI_CONN)
+    }
+
+    /// The longest request that the server takes, in bytes; the protocol's
+    /// default where it says nothing. The device's `queue/max_sectors_kb` must
+    /// not be above it.
+    #[must_use]
+    pub fn maximum_payload(&self) -> u32 {
+        self.block_sizes.unwrap_or_default().maximum
+    }
+
+    /// The block size and the size for a kernel with pages of `page_size`
+    /// bytes: the server's preferred block size within the server's and the
+    /// kernel's limits and at most 4096, and where the export is no multiple of
+    /// that the smallest that both take.
+    ///
+    /// # Errors
+    /// `NotSupported` where the server's minimum is above a page, or the export
+    /// is smaller than one block.
+    pub fn geometry(&self, page_size: u32) -> Result<Geometry> {
+        Geometry::choose(self.block_sizes.unwrap_or_default(), self.size, page_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn flags_that_the_kernel_does_not_know_are_masked() {
+        let export = Export::new("a", 1, 0xffff, None).unwrap();
+        assert_eq!(export.flags.bits(), 0x017f);
+        assert!(export.read_only() && export.can_multi_conn());
+    }
+
+    #[test]
+    fn what_no_export_can_have_is_named() {
+        for (size, flags, field) in [
+            (0, 1, "export size"),
+            (1 << 63, 1, "export size"),
+            (u64::MAX, 1, "export size"),
+            (1, 0, "HAS_FLAGS"),
+            (1, 0xfffe, "HAS_FLAGS"),
+        ] {
+            let error = Export::new("a", size, flags, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.to_string().contains(field), "{error}");
+        }
+        assert!(Export::new("a", (1 << 63) - 1, 1, None).is_ok());
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_of_block_sizes_has_the_protocols_defaults() {
+        let export = Export::new("a", 3 << 40, 1, None).unwrap();
+        assert_eq!(export.geometry(4096).unwrap().block_size, 4096);
+        assert_eq!(export.maximum_payload(), 32 << 20);
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn flags_are_serialised_by_name() {
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_FUA;
+        let json = serde_json::to_string(&flags).unwrap();
+        assert_eq!(json, r#"["has_flags","send_fua"]"#);
+    }
+}

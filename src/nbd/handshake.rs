@@ -1,0 +1,181 @@
+//! The fixed newstyle handshake (`proto.md`, "Newstyle negotiation").
+//!
+//! [`negotiate`] drives a stream up to the last byte of the server's ACK and
+//! reads nothing behind it: what follows on the socket is the kernel's. The
+//! bytes themselves are encoded and decoded by functions that do no I/O.
+//!
+//! The server is not trusted: every length has a limit before anything is
+//! allocated, every count too, and its texts are shown quoted, escaped and cut.
+
+mod info;
+mod refusal;
+mod server;
+mod wire;
+
+use std::fmt;
+use std::io::{Read, Write};
+
+use self::info::Infos;
+use self::refusal::Refusal;
+use self::server::Server;
+use self::wire::{Greeting, OptionCode, ReplyHeader};
+use super::export::Export;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// The protocol's limit for strings.
+const LONGEST_NAME: usize = 4096;
+/// More than a server has to say of one export.
+const MOST_INFOS: usize = 64;
+/// What all replies to LIST may hold together; 1,000 exports with the longest
+/// names.
+const LONGEST_LIST: usize = 4 << 20;
+const MOST_EXPORTS: usize = 65_536;
+
+/// One export in a server's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ListedExport {
+    /// Its name: free text, which may hold control characters, so show it with
+    /// `{:?}`.
+    pub name: String,
+    /// What the server says of it, escaped and cut to be shown; `None` where it
+    /// says nothing.
+    pub description: Option<String>,
+}
+
+/// Shakes hands for the export `name`: `OPT_GO`, and `EXPORT_NAME` only where
+/// the server answers that it does not know `OPT_GO`. The stream is then in the
+/// transmission phase, in which nothing but simple replies is negotiated, and
+/// no byte of that phase has been read.
+///
+/// The stream's reads and writes must give up by themselves when `deadline`
+/// passes, as those of [`dial`](super::dial) do; here it is looked at between
+/// them.
+///
+/// # Errors
+/// `Unreachable` where the server closes or the connection breaks; `Protocol`
+/// where it breaks the protocol, naming the field; `NotFound` where it has no
+/// such export; `NotSupported` where it speaks an older protocol or insists on
+/// TLS; `NotPermitted`, `NotReady` (it is shutting down) or `Refused` as it
+/// says; `InvalidInput` for a name over 4096 bytes; `TimedOut` at stage
+/// `handshake`. The stream is of no more use then.
+pub fn negotiate(
+    stream: &mut (impl Read + Write),
+    name: &str,
+    deadline: Deadline,
+) -> Result<Export> {
+    agree(&mut Server::new(stream, deadline), name).map_err(|error| error.at(Stage::Handshake))
+}
+
+/// The exports that a server shows. The stream is of no more use afterwards.
+///
+/// # Errors
+/// As of [`negotiate`]; `NotPermitted` where the server does not list.
+pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
+    ask_for_list(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
+}
+
+fn agree<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Export> {
+    if name.len() > LONGEST_NAME {
+        let message = format!("the export's name has {} bytes: at most 4096", name.len());
+        return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    let greeting = greet(server)?;
+    match go(server, name)? {
+        Ok(export) => Ok(export),
+        Err(refusal) if refusal.is_unsupported() => export_name(server, greeting, name),
+        Err(refusal) => {
+            server.abort();
+            Err(refusal.into_error(&format!("the export {name:?}")))
+        }
+    }
+}
+
+fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
+    greet(server)?;
+    let listed = read_list(server)?;
+    server.abort();
+    listed.map_err(|refusal| refusal.into_error("the list of exports"))
+}
+
+fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {
+    let bytes = server.read::<{ Greeting::LENGTH }>("the greeting")?;
+    let greeting = Greeting::decode(&bytes)?;
+    server.write("the client flags", &greeting.client_flags())?;
+    Ok(greeting)
+}
+
+/// The inner error is the server's own.
+fn go<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Result<Export, Refusal>> {
+    const WHAT: &str = "the reply to OPT_GO";
+    server.write("OPT_GO", &wire::go(name))?;
+    let mut infos = Infos::default();
+    for _ in 0..=MOST_INFOS {
+        let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::Go)?;
+        let payload = server.payload(WHAT, reply)?;
+        match reply.kind {
+            ReplyHeader::ACK => return infos.finish(name, &payload).map(Ok),
+            ReplyHeader::INFO => infos.add(&payload)?,
+            kind => return Refusal::decode(kind, &payload).map(Err),
+        }
+    }
+    Err(broken(
+        "number of replies to OPT_GO",
+        "too large",
+        "at most 64 before the ACK",
+    ))
+}
+
+/// The one option that has no reply header, and no errors.
+fn export_name<S: Read + Write>(
+    server: &mut Server<'_, S>,
+    greeting: Greeting,
+    name: &str,
+) -> Result<Export> {
+    const WHAT: &str =
+        "the reply to EXPORT_NAME (it closes the connection where it has no such export)";
+    let option = wire::option(OptionCode::ExportName, name.as_bytes());
+    server.write("EXPORT_NAME", &option)?;
+    let bytes = server.read::<{ wire::EXPORT_NAME_REPLY }>(WHAT)?;
+    if !greeting.no_zeroes() {
+        server.read::<{ wire::ZEROES }>("the zeroes after EXPORT_NAME")?;
+    }
+    let (size, flags) = wire::export_name_reply(&bytes);
+    Export::new(name, size, flags, None)
+}
+
+fn read_list<S: Read + Write>(
+    server: &mut Server<'_, S>,
+) -> Result<Result<Vec<ListedExport>, Refusal>> {
+    const WHAT: &str = "the reply to OPT_LIST";
+    server.write("OPT_LIST", &wire::option(OptionCode::List, &[]))?;
+    let mut exports = Vec::new();
+    let mut length = 0_usize;
+    while exports.len() <= MOST_EXPORTS && length <= LONGEST_LIST {
+        let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::List)?;
+        let payload = server.payload(WHAT, reply)?;
+        match reply.kind {
+            ReplyHeader::ACK => return wire::empty_ack(&payload).map(|()| Ok(exports)),
+            ReplyHeader::SERVER => exports.push(info::listed(&payload)?),
+            kind => return Refusal::decode(kind, &payload).map(Err),
+        }
+        length += payload.len();
+    }
+    Err(broken(
+        "list of exports",
+        "too long",
+        "at most 65536 exports and 4 MiB",
+    ))
+}
+
+/// The server broke the protocol in this field.
+pub(super) fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    let message =
+        format!("the NBD server broke the protocol: {field} is {found}, expected {expected}");
+    Error::new(ErrorKind::Protocol, message)
+}
+
+#[cfg(test)]
+mod tests;
