@@ -152,6 +152,10 @@ pub enum Stage {
     Dial,
     /// Agreeing with an NBD server on an export.
     Handshake,
+    /// Handing an NBD server's sockets to the kernel.
+    Connect,
+    /// Handing new sockets to an NBD device that is connected.
+    Reconfigure,
     /// Waiting for udev to have handled the device.
     Settle,
     /// Claiming the device exclusively, which proves that nobody uses it.
@@ -160,6 +164,8 @@ pub enum Stage {
     Flush,
     /// Writing to the device's `delete` file.
     Delete,
+    /// Telling the kernel to let go of an NBD device's sockets.
+    Disconnect,
     /// Waiting for the SCSI device to be gone.
     Confirm,
 }
@@ -176,10 +182,13 @@ impl Stage {
             Self::Identify => "identify",
             Self::Dial => "dial",
             Self::Handshake => "handshake",
+            Self::Connect => "connect",
+            Self::Reconfigure => "reconfigure",
             Self::Settle => "settle",
             Self::Claim => "claim",
             Self::Flush => "flush",
             Self::Delete => "delete",
+            Self::Disconnect => "disconnect",
             Self::Confirm => "confirm",
         }
     }
@@ -233,6 +242,14 @@ impl Error {
         };
         new.0.errno = errno;
         new.0.path = Some(path.to_owned());
+        new
+    }
+
+    /// A system call on no path that failed; the errno decides the kind.
+    pub(crate) fn of_errno(action: &str, errno: Errno) -> Self {
+        let message = format!("{action}: {}", errno.desc());
+        let mut new = Self::new(ErrorKind::of_errno(errno), message);
+        new.0.errno = Some(errno);
         new
     }
 

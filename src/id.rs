@@ -3,16 +3,20 @@
 //! A value is never guessed from the shape of a string: what a string may mean
 //! is said by its prefix, or by the type it is parsed into.
 
+mod backend;
 mod device;
 mod hctl;
 mod lun;
+mod nbd_index;
 mod nbd_uri;
 mod source;
 mod wwid;
 
+pub use backend::BackendId;
 pub use device::{DevNo, DiskSeq};
 pub use hctl::{Hctl, HostNo};
 pub use lun::{Addressing, Lun};
+pub use nbd_index::NbdIndex;
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use source::Source;
 pub use wwid::Wwid;
@@ -62,4 +66,6 @@ macro_rules! serde_as_text {
 }
 
 #[cfg(feature = "serde")]
-serde_as_text!(DevNo, DiskSeq, Hctl, HostNo, Lun, NbdUri, Source, Wwid);
+serde_as_text!(
+    BackendId, DevNo, DiskSeq, Hctl, HostNo, Lun, NbdIndex, NbdUri, Source, Wwid
+);

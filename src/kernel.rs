@@ -2,6 +2,7 @@
 //! no retries here.
 
 pub mod blockdev;
+pub(crate) mod genl;
 pub mod machine;
 pub mod mounts;
 pub mod process;

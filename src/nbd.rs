@@ -6,12 +6,20 @@
 //! metadata contexts, extended headers.
 
 mod block_size;
+mod command;
+mod device;
 mod dial;
 mod difference;
 mod export;
 pub mod handshake;
+mod message;
+mod refusal;
 
 pub use block_size::{BlockSizes, Geometry};
+pub use command::{Connect, Reconfigure, Timeouts, disconnect, status};
+pub use device::{Facts, Knowledge, NbdDevice, State};
 pub use dial::{Connection, dial, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
+pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
+pub use refusal::Refusal;

@@ -5,5 +5,6 @@
 //! the errno untouched. What a call means is for the floors above.
 
 pub mod block;
+pub mod nbd;
 pub mod sg;
 pub mod socket;

@@ -1,0 +1,192 @@
+//! The commands to the kernel's NBD driver, one attempt each.
+//!
+//! The kernel gives `EINVAL` and `EBUSY` for a dozen reasons and writes which
+//! it was into its log only: what is said here is read from sysfs before and
+//! after ([`Refusal`](super::Refusal)).
+
+mod connect;
+mod reconfigure;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use lunbd_sys::nbd as abi;
+
+use super::message::{Attribute, DeviceStatus, Message};
+use super::refusal::{self, Attempt};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::{Roots, genl};
+pub use connect::Connect;
+pub use reconfigure::Reconfigure;
+
+/// How long the kernel waits for a server. Both are always sent: a queue keeps
+/// the last device's timeout when its index is used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// How long one request may take. Then its connection is taken for dead
+    /// and the request waits for another. Zero waits without end.
+    pub request: Duration,
+    /// How long requests wait for a new connection when the last has died,
+    /// counted from the first that waits; after that they fail with `EIO`.
+    /// With zero they fail at once.
+    ///
+    /// Only with both above zero does a server that hangs cause no I/O error.
+    pub dead_connection: Duration,
+}
+
+/// The kernel multiplies by its tick rate, of at most 1,000 a second, and keeps
+/// the product in 32 bits (`drivers/block/nbd.c`, `nbd_set_cmd_timeout`).
+const LONGEST_TIMEOUT: u64 = (u32::MAX / 1000) as u64;
+
+/// Whole seconds; a fraction counts as one, since zero means something else.
+fn seconds(timeout: Duration) -> u64 {
+    let partial = u64::from(timeout.subsec_nanos() > 0);
+    timeout
+        .as_secs()
+        .saturating_add(partial)
+        .min(LONGEST_TIMEOUT)
+}
+
+impl Timeouts {
+    fn attributes(self) -> [Attribute; 2] {
+        [
+            Attribute::Timeout(seconds(self.request)),
+            Attribute::DeadConnTimeout(seconds(self.dead_connection)),
+        ]
+    }
+}
+
+/// Takes a device's connections away (`NBD_CMD_DISCONNECT`); success also where
+/// it has none.
+///
+/// The kernel looks at neither mounts nor holders and fails what is in flight.
+/// When it returns the device is free only if nobody has it open: otherwise
+/// its configuration and `pid` stay until the last close. With a dead peer and
+/// a full send buffer it blocks: shut the connection down first.
+///
+/// After a timeout the kernel goes on.
+///
+/// # Errors
+/// `NotFound` where there is no such device and `NotReady` where it is going
+/// away, with a [`Refusal`](super::Refusal) as the cause; `NotSupported`;
+/// `NotPermitted`; `TimedOut` at stage `disconnect`.
+pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<()> {
+    let message = Message {
+        command: abi::CMD_DISCONNECT,
+        attributes: vec![Attribute::Index(index.get())],
+    };
+    let attempt = Attempt {
+        index: Some(index),
+        ..Attempt::default()
+    };
+    let stage = Stage::Disconnect;
+    exchange(&message, Vec::new(), &attempt, stage, roots, deadline).map(drop)
+}
+
+/// What the kernel says of one device; `None` where it does not exist
+/// (`NBD_CMD_STATUS`). There is no call for all devices: sysfs lists them, and
+/// the kernel's answer breaks beyond some thousands.
+///
+/// # Errors
+/// `NotSupported`; `NotPermitted`; `TimedOut` at stage `resolve`.
+pub fn status(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<Option<DeviceStatus>> {
+    let message = Message {
+        command: abi::CMD_STATUS,
+        attributes: vec![Attribute::Index(index.get())],
+    };
+    let attempt = Attempt {
+        index: Some(index),
+        ..Attempt::default()
+    };
+    let stage = Stage::Resolve;
+    let answers = exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
+    let attributes = answers.into_iter().flat_map(|answer| answer.attributes);
+    Ok(attributes
+        .filter_map(|attribute| match attribute {
+            Attribute::Devices(devices) => Some(devices),
+            _ => None,
+        })
+        .flatten()
+        .find(|device| device.index == index.get()))
+}
+
+fn exchange(
+    message: &Message,
+    keep_open: Vec<OwnedFd>,
+    attempt: &Attempt,
+    stage: Stage,
+    roots: &Roots,
+    deadline: Deadline,
+) -> Result<Vec<Message>> {
+    let before = refusal::look(roots, attempt.index);
+    let request = genl::Request {
+        family: abi::FAMILY_NAME,
+        payload: genl::Payload {
+            command: message.command,
+            version: abi::FAMILY_VERSION,
+            attributes: message.encode(),
+        },
+        keep_open,
+    };
+    let what = format!("the kernel's NBD driver to {stage}");
+    let seen = || refusal::look(roots, attempt.index).to_string();
+    let answers = genl::call(request, stage, &what, deadline, seen)
+        .map_err(|error| refusal::explain(roots, stage, attempt, &before, error))?;
+    answers
+        .iter()
+        .map(|answer| Message::decode(answer.command, &answer.attributes))
+        .collect::<Result<_, _>>()
+        .map_err(|error| {
+            let message = "the kernel's answer cannot be read";
+            Error::new(ErrorKind::Io, message)
+                .at(stage)
+                .caused_by(error)
+        })
+}
+
+/// One nest holds no more, and no server takes as many.
+const MOST_SOCKETS: usize = 1024;
+
+fn require_sockets(sockets: &[OwnedFd], stage: Stage) -> Result<()> {
+    if (1..=MOST_SOCKETS).contains(&sockets.len()) {
+        return Ok(());
+    }
+    let count = sockets.len();
+    let message = format!("{count} sockets: expected 1 to {MOST_SOCKETS}");
+    Err(Error::new(ErrorKind::InvalidInput, message).at(stage))
+}
+
+fn sockets_attribute(sockets: &[OwnedFd]) -> Attribute {
+    // An open descriptor is never negative.
+    let number = |socket: &OwnedFd| u32::try_from(socket.as_raw_fd()).ok();
+    Attribute::Sockets(sockets.iter().filter_map(number).collect())
+}
+
+fn backend_attribute(id: &BackendId) -> Attribute {
+    Attribute::BackendId(id.as_str().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) const HEALING: Timeouts = Timeouts {
+        request: Duration::from_millis(1500),
+        dead_connection: Duration::MAX,
+    };
+
+    #[test]
+    fn timeouts_are_whole_seconds_that_the_kernel_can_multiply_and_never_zero_by_rounding() {
+        let sent = HEALING.attributes();
+        let expected = [
+            Attribute::Timeout(2),
+            Attribute::DeadConnTimeout(LONGEST_TIMEOUT),
+        ];
+        assert_eq!(sent, expected);
+        assert!(u32::try_from(LONGEST_TIMEOUT * 1000).is_ok());
+        assert_eq!(seconds(Duration::from_nanos(1)), 1);
+        assert_eq!(seconds(Duration::ZERO), 0);
+    }
+}

@@ -1,0 +1,187 @@
+//! Bringing a device up.
+
+use std::os::fd::OwnedFd;
+
+use lunbd_sys::nbd as abi;
+
+use super::super::export::ExportFlags;
+use super::super::message::{Attribute, ClientFlags, Message};
+use super::super::refusal::Attempt;
+use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::Roots;
+
+/// Connects a device that is not (`NBD_CMD_CONNECT`, Linux 4.12).
+#[derive(Debug)]
+pub struct Connect {
+    sockets: Vec<OwnedFd>,
+    size: u64,
+    timeouts: Timeouts,
+    index: Option<NbdIndex>,
+    block_size: Option<u32>,
+    server_flags: ExportFlags,
+    client_flags: ClientFlags,
+    backend: Option<BackendId>,
+}
+
+impl Connect {
+    /// A device of `size` bytes over `sockets`: connected TCP or unix stream
+    /// sockets, past the handshake, with no timeouts of their own (an idle
+    /// device's link would die of them). The kernel keeps the connections; the
+    /// descriptors are closed when the command has returned.
+    #[must_use]
+    pub fn new(sockets: Vec<OwnedFd>, size: u64, timeouts: Timeouts) -> Self {
+        Self {
+            sockets,
+            size,
+            timeouts,
+            index: None,
+            block_size: None,
+            server_flags: ExportFlags::empty(),
+            client_flags: ClientFlags::empty(),
+            backend: None,
+        }
+    }
+
+    /// This device, made if it does not exist, instead of the lowest that is
+    /// free.
+    #[must_use]
+    pub fn index(mut self, index: NbdIndex) -> Self {
+        self.index = Some(index);
+        self
+    }
+
+    /// The logical block size in bytes: a power of two from 512 to the page
+    /// size; 1,024 where none is given.
+    #[must_use]
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.block_size = Some(bytes);
+        self
+    }
+
+    /// What the server said of the export.
+    #[must_use]
+    pub fn server_flags(mut self, flags: ExportFlags) -> Self {
+        self.server_flags = flags;
+        self
+    }
+
+    /// What the kernel does at the end; nothing where none is given.
+    #[must_use]
+    pub fn client_flags(mut self, flags: ClientFlags) -> Self {
+        self.client_flags = flags;
+        self
+    }
+
+    /// The name that sysfs then shows and that a reconfiguration must repeat.
+    /// A kernel before 5.14 ignores it: read it back.
+    #[must_use]
+    pub fn backend(mut self, id: BackendId) -> Self {
+        self.backend = Some(id);
+        self
+    }
+
+    /// The message that is sent.
+    #[must_use]
+    pub fn message(&self) -> Message {
+        let mut attributes = Vec::new();
+        attributes.extend(self.index.map(|index| Attribute::Index(index.get())));
+        attributes.push(Attribute::Size(self.size));
+        attributes.extend(
+            self.block_size
+                .map(|size| Attribute::BlockSize(size.into())),
+        );
+        attributes.extend(self.timeouts.attributes());
+        attributes.push(Attribute::ServerFlags(self.server_flags.bits().into()));
+        attributes.push(Attribute::ClientFlags(self.client_flags));
+        attributes.extend(self.backend.as_ref().map(backend_attribute));
+        attributes.push(sockets_attribute(&self.sockets));
+        Message {
+            command: abi::CMD_CONNECT,
+            attributes,
+        }
+    }
+
+    /// Sends it and returns the device's index once the kernel has brought the
+    /// device up; its `change` event came before (`add` where it was made).
+    ///
+    /// After a timeout the device may still come up: look for its `pid` and
+    /// backend id.
+    ///
+    /// # Errors
+    /// `InUse` where the device is connected or open, `Refused` and
+    /// `InvalidInput` with a [`Refusal`](super::Refusal) as the cause;
+    /// `NotSupported` without the `nbd` module; `NotPermitted`; `TimedOut` at
+    /// stage `connect`.
+    pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<NbdIndex> {
+        require_sockets(&self.sockets, Stage::Connect)?;
+        let attempt = Attempt {
+            index: self.index,
+            backend: self.backend.clone(),
+            block_size: self.block_size,
+            size: Some(self.size),
+            sockets: self.sockets.len(),
+            multi_conn: self.server_flags.contains(ExportFlags::CAN_MULTI_CONN),
+        };
+        let message = self.message();
+        let stage = Stage::Connect;
+        let answers = exchange(&message, self.sockets, &attempt, stage, roots, deadline)?;
+        let mut attributes = answers.iter().flat_map(|answer| &answer.attributes);
+        attributes
+            .find_map(|attribute| match attribute {
+                Attribute::Index(index) => NbdIndex::new(*index),
+                _ => None,
+            })
+            .ok_or_else(|| {
+                let message = "the kernel connected a device and did not say which";
+                Error::new(ErrorKind::Io, message).at(stage)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::super::tests::HEALING;
+    use super::*;
+
+    #[test]
+    fn a_connect_says_what_it_was_told_and_always_both_timeouts() {
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let socket = OwnedFd::from(socket);
+        let number = u32::try_from(socket.as_raw_fd()).unwrap();
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_FLUSH;
+        let id: BackendId = "vol-1".parse().unwrap();
+        let connect = Connect::new(vec![socket], 1 << 30, HEALING)
+            .index(NbdIndex::new(7).unwrap())
+            .block_size(4096)
+            .server_flags(flags)
+            .backend(id);
+        let mut expected = vec![
+            Attribute::Index(7),
+            Attribute::Size(1 << 30),
+            Attribute::BlockSize(4096),
+        ];
+        expected.extend(HEALING.attributes());
+        expected.extend([
+            Attribute::ServerFlags(5),
+            Attribute::ClientFlags(ClientFlags::empty()),
+            Attribute::BackendId("vol-1".to_owned()),
+            Attribute::Sockets(vec![number]),
+        ]);
+        assert_eq!(connect.message().attributes, expected);
+    }
+
+    #[test]
+    fn a_connect_without_a_socket_reaches_no_kernel() {
+        let connect = Connect::new(Vec::new(), 512, HEALING);
+        let deadline = Deadline::after(Duration::ZERO);
+        let error = connect.send(&Roots::default(), deadline).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+}

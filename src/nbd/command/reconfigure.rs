@@ -1,0 +1,126 @@
+//! Giving a connected device new links.
+
+use std::os::fd::OwnedFd;
+
+use lunbd_sys::nbd as abi;
+
+use super::super::message::{Attribute, ClientFlags, Message};
+use super::super::refusal::Attempt;
+use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::Roots;
+
+/// Hands new sockets or settings to a connected device
+/// (`NBD_CMD_RECONFIGURE`).
+///
+/// The kernel takes one socket for each link that is dead and **silently drops
+/// the others**: its success is no proof that a socket was adopted. Shut the
+/// old link down first, and prove the new one by traffic. The size is not
+/// changed here, since the kernel would apply it first and wait, inside this
+/// call, for the I/O that waits for the new socket.
+#[derive(Debug)]
+pub struct Reconfigure {
+    index: NbdIndex,
+    sockets: Vec<OwnedFd>,
+    timeouts: Timeouts,
+    client_flags: Option<ClientFlags>,
+    backend: Option<BackendId>,
+}
+
+impl Reconfigure {
+    /// Sets the timeouts of a device, and nothing else yet.
+    #[must_use]
+    pub fn new(index: NbdIndex, timeouts: Timeouts) -> Self {
+        Self {
+            index,
+            sockets: Vec::new(),
+            timeouts,
+            client_flags: None,
+            backend: None,
+        }
+    }
+
+    /// New connections for dead links, as in [`Connect::new`].
+    #[must_use]
+    pub fn sockets(mut self, sockets: Vec<OwnedFd>) -> Self {
+        self.sockets = sockets;
+        self
+    }
+
+    /// What the kernel does at the end, all of it: a flag left out is cleared.
+    #[must_use]
+    pub fn client_flags(mut self, flags: ClientFlags) -> Self {
+        self.client_flags = Some(flags);
+        self
+    }
+
+    /// The device's own id: the kernel refuses another, or none, for a device
+    /// that has one, and ignores any for one that has none.
+    #[must_use]
+    pub fn backend(mut self, id: BackendId) -> Self {
+        self.backend = Some(id);
+        self
+    }
+
+    /// The message that is sent.
+    #[must_use]
+    pub fn message(&self) -> Message {
+        let mut attributes = vec![Attribute::Index(self.index.get())];
+        attributes.extend(self.timeouts.attributes());
+        attributes.extend(self.client_flags.map(Attribute::ClientFlags));
+        attributes.extend(self.backend.as_ref().map(backend_attribute));
+        if !self.sockets.is_empty() {
+            attributes.push(sockets_attribute(&self.sockets));
+        }
+        Message {
+            command: abi::CMD_RECONFIGURE,
+            attributes,
+        }
+    }
+
+    /// Sends it. After a timeout the kernel may still adopt a socket.
+    ///
+    /// # Errors
+    /// `Refused`, `IdentityMismatch` or `NotFound` with a
+    /// [`Refusal`](super::Refusal) as the cause; `NotSupported`;
+    /// `NotPermitted`; `TimedOut` at stage `reconfigure`.
+    pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<()> {
+        if !self.sockets.is_empty() {
+            require_sockets(&self.sockets, Stage::Reconfigure)?;
+        }
+        let attempt = Attempt {
+            index: Some(self.index),
+            backend: self.backend.clone(),
+            sockets: self.sockets.len(),
+            ..Attempt::default()
+        };
+        let message = self.message();
+        let stage = Stage::Reconfigure;
+        exchange(&message, self.sockets, &attempt, stage, roots, deadline).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::HEALING;
+    use super::*;
+
+    #[test]
+    fn a_reconfiguration_never_names_a_size() {
+        let reconfigure = Reconfigure::new(NbdIndex::new(0).unwrap(), HEALING)
+            .client_flags(ClientFlags::DISCONNECT_ON_CLOSE);
+        let message = reconfigure.message();
+        let size = |attribute: &Attribute| {
+            matches!(attribute, Attribute::Size(_) | Attribute::BlockSize(_))
+        };
+        assert!(!message.attributes.iter().any(size));
+        assert!(
+            !message
+                .attributes
+                .iter()
+                .any(|a| matches!(a, Attribute::Sockets(_)))
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! Which rule of the driver's a command broke.
+//!
+//! The rules are those of `drivers/block/nbd.c`: `nbd_genl_connect`,
+//! `nbd_genl_reconfigure`, `nbd_genl_disconnect`, `nbd_add_socket`,
+//! `nbd_set_size`.
+
+use std::fmt;
+
+use nix::errno::Errno;
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::device::{Facts, NbdDevice, list};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::{Roots, sysfs};
+
+/// Why the kernel refused an NBD command. It is the cause
+/// ([`std::error::Error::source`]) of the error of that command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A process has the node open, be it udev's probe: it is not connected,
+    /// and the same call may succeed a moment later.
+    #[error("the device is open")]
+    OpenedByOther,
+    /// It is connected.
+    #[error("the device is connected")]
+    Connected,
+    /// It has another backend id than the one given, or one where none was.
+    #[error("another backend id")]
+    OtherBackend,
+    /// It is being taken away.
+    #[error("the device is going down")]
+    GoingDown,
+    /// It is not connected, so nothing can be reconfigured.
+    #[error("the device is not connected")]
+    NotConnected,
+    /// There is no such device.
+    #[error("unknown index")]
+    UnknownIndex,
+    /// The index is beyond the last that the module can number.
+    #[error("the index is too large")]
+    IndexTooLarge,
+    /// No index is left.
+    #[error("no index is left")]
+    NoIndexLeft,
+    /// Another process was making the same index.
+    #[error("another made the same index")]
+    Raced,
+    /// Not a power of two from 512 to the page size.
+    #[error("block size")]
+    BlockSize,
+    /// More than the kernel's signed offset holds.
+    #[error("size")]
+    Size,
+    /// Several sockets to a server that did not say `CAN_MULTI_CONN`.
+    #[error("several connections")]
+    MultiConn,
+    /// No other rule was broken that can be seen.
+    #[error("a socket that is neither TCP nor a unix stream, or another rule")]
+    Unseen,
+}
+
+impl Refusal {
+    /// The rule that the command broke which ended in `error`.
+    #[must_use]
+    pub fn of(error: &Error) -> Option<Self> {
+        std::error::Error::source(error)?.downcast_ref().copied()
+    }
+
+    fn kind(self) -> ErrorKind {
+        match self {
+            Self::OpenedByOther | Self::Connected | Self::NoIndexLeft => ErrorKind::InUse,
+            Self::OtherBackend => ErrorKind::IdentityMismatch,
+            Self::GoingDown | Self::NotConnected | Self::Raced => ErrorKind::NotReady,
+            Self::UnknownIndex => ErrorKind::NotFound,
+            Self::IndexTooLarge | Self::BlockSize | Self::Size | Self::MultiConn => {
+                ErrorKind::InvalidInput
+            }
+            Self::Unseen => ErrorKind::Refused,
+        }
+    }
+}
+
+/// What of a command the rules are about.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Attempt {
+    pub(super) index: Option<NbdIndex>,
+    pub(super) backend: Option<BackendId>,
+    pub(super) block_size: Option<u32>,
+    pub(super) size: Option<u64>,
+    pub(super) sockets: usize,
+    pub(super) multi_conn: bool,
+}
+
+/// What sysfs showed of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// The command named none.
+    NoneNamed,
+    Absent(NbdIndex),
+    There(NbdIndex, Facts),
+    Unreadable(NbdIndex),
+}
+
+pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> Sight {
+    let Some(index) = index else {
+        return Sight::NoneNamed;
+    };
+    let facts = NbdDevice::find(roots, index)
+        .and_then(|device| device.map(|device| device.facts(roots)).transpose());
+    match facts {
+        Ok(Some(facts)) => Sight::There(index, facts),
+        Ok(None) => Sight::Absent(index),
+        Err(_) => Sight::Unreadable(index),
+    }
+}
+
+impl fmt::Display for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoneNamed => f.write_str("no device was named"),
+            Self::Absent(index) => write!(f, "no nbd{index}"),
+            Self::There(index, facts) => write!(f, "nbd{index}: {facts}"),
+            Self::Unreadable(index) => write!(f, "nbd{index} could not be read"),
+        }
+    }
+}
+
+impl Sight {
+    fn facts(&self) -> Option<&Facts> {
+        match self {
+            Self::There(_, facts) => Some(facts),
+            _ => None,
+        }
+    }
+}
+
+/// Says which rule was broken, where `error` is the kernel's refusal.
+pub(super) fn explain(
+    roots: &Roots,
+    stage: Stage,
+    attempt: &Attempt,
+    before: &Sight,
+    error: Error,
+) -> Error {
+    let Some(errno) = error.errno().map(Errno::from_raw) else {
+        return error;
+    };
+    let after = look(roots, attempt.index);
+    let refusal = match errno {
+        Errno::EBUSY => Some(busy(attempt, before, &after)),
+        Errno::EINVAL => Some(invalid(roots, stage, attempt, before, &after)),
+        Errno::EEXIST => {
+            let words = "another process was making the same NBD device";
+            Some((Refusal::Raced, words.to_owned()))
+        }
+        Errno::ENOSPC => {
+            let words = "the nbd module has no index left";
+            Some((Refusal::NoIndexLeft, words.to_owned()))
+        }
+        _ => None,
+    };
+    let Some((refusal, words)) = refusal else {
+        return error.with_last_seen(after.to_string());
+    };
+    Error::of_errno(&words, errno)
+        .with_kind(refusal.kind())
+        .at(stage)
+        .with_last_seen(after.to_string())
+        .caused_by(refusal)
+}
+
+fn busy(attempt: &Attempt, before: &Sight, after: &Sight) -> (Refusal, String) {
+    let name = name(attempt);
+    let sights = [after, before];
+    let mut seen = sights.iter().filter_map(|sight| sight.facts());
+    if let Some(facts) = seen.clone().find(|facts| facts.pid.is_some()) {
+        let backend = facts.backend.as_deref();
+        let backend = backend.map_or_else(
+            || "without a backend id".to_owned(),
+            |id| format!("with backend id {id}"),
+        );
+        let words = format!("{name} is connected already, {backend}");
+        return (Refusal::Connected, words);
+    }
+    let openers = seen.find(|facts| !facts.openers.is_empty());
+    let who = openers.map_or_else(
+        || "a process that has closed it since, or that /proc does not show".to_owned(),
+        |facts| list(&facts.openers),
+    );
+    let words = format!("{name} is not connected, and is open: {who}");
+    (Refusal::OpenedByOther, words)
+}
+
+fn invalid(
+    roots: &Roots,
+    stage: Stage,
+    attempt: &Attempt,
+    before: &Sight,
+    after: &Sight,
+) -> (Refusal, String) {
+    let name = name(attempt);
+    // What is wrong in itself comes first: it cannot have changed meanwhile.
+    if let Some(broken) = broken_by_itself(roots, attempt) {
+        return broken;
+    }
+    if stage != Stage::Connect && matches!((before, after), (_, Sight::Absent(_))) {
+        let words = format!("there is no {name}");
+        return (Refusal::UnknownIndex, words);
+    }
+    match (stage, after.facts()) {
+        (Stage::Reconfigure, Some(facts)) if facts.pid.is_none() => {
+            (Refusal::NotConnected, format!("{name} is not connected"))
+        }
+        (Stage::Reconfigure, Some(facts)) if other_backend(attempt, facts) => {
+            let given = attempt.backend.as_ref().map_or("none", BackendId::as_str);
+            let found = facts.backend.as_deref().unwrap_or("none");
+            let words = format!("{name} has backend id {found}, and the one given is {given}");
+            (Refusal::OtherBackend, words)
+        }
+        // The disk is there, or was a moment ago, and the driver will not have
+        // it: what is left is one that is being taken away.
+        (Stage::Disconnect, _) => (Refusal::GoingDown, format!("{name} is being taken away")),
+        (Stage::Connect, None) if before.facts().is_some() => {
+            (Refusal::GoingDown, format!("{name} is being taken away"))
+        }
+        _ => {
+            let words = format!(
+                "the kernel refused to {stage} {name}, for a reason that sysfs does not show (a \
+                 socket that is neither TCP nor a unix stream, or a device that is being taken \
+                 away); its log may say which"
+            );
+            (Refusal::Unseen, words)
+        }
+    }
+}
+
+/// A device with an id wants it repeated; one without ignores any.
+fn other_backend(attempt: &Attempt, facts: &Facts) -> bool {
+    let given = attempt.backend.as_ref().map(BackendId::as_str);
+    facts.backend.is_some() && facts.backend.as_deref() != given
+}
+
+fn broken_by_itself(roots: &Roots, attempt: &Attempt) -> Option<(Refusal, String)> {
+    if let Some(size) = attempt.size.filter(|&size| i64::try_from(size).is_err()) {
+        let words = format!(
+            "a size of {size} bytes: the kernel takes at most {}",
+            i64::MAX
+        );
+        return Some((Refusal::Size, words));
+    }
+    if let Some(size) = attempt.block_size.filter(|&size| !is_block_size(size)) {
+        let words = format!("a block size of {size}: expected a power of two from 512 to a page");
+        return Some((Refusal::BlockSize, words));
+    }
+    if attempt.size.is_some() && attempt.sockets > 1 && !attempt.multi_conn {
+        let words = format!(
+            "{} connections to a server that does not allow several (CAN_MULTI_CONN)",
+            attempt.sockets
+        );
+        return Some((Refusal::MultiConn, words));
+    }
+    let last = last_index(roots).ok()?;
+    let index = attempt.index.filter(|index| index.get() > last)?;
+    let words = format!("the nbd module numbers its devices up to {last}, and not {index}");
+    Some((Refusal::IndexTooLarge, words))
+}
+
+fn is_block_size(size: u32) -> bool {
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    let page = page.and_then(|page| u32::try_from(page).ok());
+    size.is_power_of_two() && size >= 512 && page.is_none_or(|page| size <= page)
+}
+
+/// Each device takes as many minors as `max_part` needs bits, of 20
+/// (`nbd_init`, `part_shift`; `include/linux/kdev_t.h`, `MINORBITS`).
+fn last_index(roots: &Roots) -> Result<u32> {
+    const MINOR_BITS: u32 = 20;
+    let partitions: u32 = sysfs::parse(&roots.sysfs.join("module/nbd/parameters/max_part"))?;
+    let shift = u32::BITS - partitions.leading_zeros();
+    Ok((1 << MINOR_BITS.saturating_sub(shift)) - 1)
+}
+
+fn name(attempt: &Attempt) -> String {
+    attempt
+        .index
+        .map_or_else(|| "an NBD device".to_owned(), NbdIndex::name)
+}
