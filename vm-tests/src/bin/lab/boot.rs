@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report};
 
 use crate::accel::Accel;
+use crate::guest_root::Root;
 use crate::kernel::Kernel;
 use crate::newc::Newc;
 use crate::qemu::{Console, Machine};
@@ -26,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// What every boot of one kernel has in common.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
-    pub(crate) root: &'run Path,
+    pub(crate) root: &'run Root,
     pub(crate) programs: &'run Path,
     pub(crate) accel: Accel,
     pub(crate) run_dir: &'run RunDir,
@@ -178,7 +179,12 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     let path = setup.run_dir.join("initrd");
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
-    for part in [setup.root, setup.kernel.modules.as_path(), setup.programs] {
+    let mut parts = vec![setup.root.base.as_path()];
+    if wants_nbd_servers(job) {
+        parts.push(&setup.root.nbd);
+    }
+    parts.extend([setup.kernel.modules.as_path(), setup.programs]);
+    for part in parts {
         let mut from = File::open(part).with_context(|| part.display().to_string())?;
         copy(&mut from, &mut to)?;
     }
@@ -186,6 +192,13 @@ fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     archive.file("job.json", 0o644, &serde_json::to_vec(job)?)?;
     archive.finish()?.flush()?;
     Ok(path)
+}
+
+/// By the name: unpacking them takes longer than most tests.
+fn wants_nbd_servers(job: &Job) -> bool {
+    let by_test = job.tests.iter().any(|test| test.file.contains("nbd"));
+    let by_story = job.story.iter().flatten().any(|word| word.contains("nbd"));
+    by_test || by_story
 }
 
 fn console_shows_panic(console: &str) -> bool {

@@ -41,12 +41,24 @@ const PACKAGES: &[&str] = &[
     "xfsprogs",
 ];
 
+/// NBD servers that are not ours, and the client to compare with: only for the
+/// tests that need them, since they are as large as all the rest.
+const NBD_PACKAGES: &[&str] = &["nbd-client", "nbd-server", "nbdkit", "qemu-utils"];
+
 /// Pulled in by dependencies and never called in the guest; the names of whole
 /// families by their beginnings.
 const LEFT_OUT_PACKAGES: &[&str] = &[
     "adduser",
     "debconf",
     "dpkg",
+    // Wanted by plugins of nbdkit that no test loads.
+    "libboost",
+    "libcurl3",
+    "libldap",
+    "librtmp",
+    "libsasl",
+    "libssh",
+    "libtorrent",
     "libdb5.3",
     "libfile-find-rule-perl",
     "libgssapi-krb5-2",
@@ -129,10 +141,18 @@ const DIRECTORIES: &[&str] = &[
     "var/tmp",
 ];
 
-/// The initramfs of the guest's userland, built when it is not there yet.
-pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<PathBuf> {
+/// The guest's userland, as initramfs images.
+pub(crate) struct Root {
+    /// What every guest has.
+    pub(crate) base: PathBuf,
+    /// What [`NBD_PACKAGES`] add to it.
+    pub(crate) nbd: PathBuf,
+}
+
+/// The images, built when they are not there yet.
+pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
     let recipe = format!(
-        "1 {} {PACKAGES:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}",
+        "2 {} {PACKAGES:?} {NBD_PACKAGES:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}",
         mirrors.codename
     );
     let entry = cache.entry(
@@ -140,16 +160,24 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<PathBuf> {
         &recipe,
         |directory| {
             let what = format!("downloading the guest's packages ({})", mirrors.codename);
-            let packages = step(&what, || {
+            let (packages, nbd_packages) = step(&what, || {
                 let archive = Archive::update(cache, mirrors, &mirrors.codename)?;
-                archive.download_with_dependencies(PACKAGES)
+                let packages = archive.download_with_dependencies(PACKAGES)?;
+                let with_nbd = [PACKAGES, NBD_PACKAGES].concat();
+                let mut more = archive.download_with_dependencies(&with_nbd)?;
+                more.retain(|package| !packages.contains(package));
+                Ok((packages, more))
             })?;
             step("building the guest's root", || {
-                build(&packages, &directory.join("root.cpio"))
+                build(&packages, &directory.join("root.cpio"))?;
+                build_addition(&nbd_packages, &directory.join("nbd.cpio"))
             })
         },
     )?;
-    Ok(entry.join("root.cpio"))
+    Ok(Root {
+        base: entry.join("root.cpio"),
+        nbd: entry.join("nbd.cpio"),
+    })
 }
 
 enum Node {
@@ -158,14 +186,10 @@ enum Node {
     Symlink(String),
 }
 
+type Tree = BTreeMap<String, Node>;
+
 fn build(packages: &[PathBuf], to: &Path) -> Result<()> {
-    let mut tree = BTreeMap::new();
-    for package in packages {
-        let file = package.file_name().unwrap_or_default().to_string_lossy();
-        if !LEFT_OUT_PACKAGES.iter().any(|name| file.starts_with(name)) {
-            unpack(package, &mut tree).with_context(|| package.display().to_string())?;
-        }
-    }
+    let mut tree = unpack_all(packages)?;
     for path in DIRECTORIES {
         tree.entry((*path).to_owned())
             .or_insert(Node::Directory(0o755));
@@ -179,9 +203,29 @@ fn build(packages: &[PathBuf], to: &Path) -> Result<()> {
     for (path, target) in LINKS {
         tree.insert((*path).to_owned(), Node::Symlink((*target).to_owned()));
     }
+    write(&tree, to)
+}
+
+/// An image that is unpacked over the guest's root.
+fn build_addition(packages: &[PathBuf], to: &Path) -> Result<()> {
+    write(&unpack_all(packages)?, to)
+}
+
+fn unpack_all(packages: &[PathBuf]) -> Result<Tree> {
+    let mut tree = Tree::new();
+    for package in packages {
+        let file = package.file_name().unwrap_or_default().to_string_lossy();
+        if !LEFT_OUT_PACKAGES.iter().any(|name| file.starts_with(name)) {
+            unpack(package, &mut tree).with_context(|| package.display().to_string())?;
+        }
+    }
+    Ok(tree)
+}
+
+fn write(tree: &Tree, to: &Path) -> Result<()> {
     let mut archive = Newc::new(BufWriter::new(File::create(to)?));
     // In the order of their names a directory comes before what is in it.
-    for (path, node) in &tree {
+    for (path, node) in tree {
         match node {
             Node::Directory(permissions) => archive.directory(path, *permissions)?,
             Node::File(permissions, content) => archive.file(path, *permissions, content)?,
@@ -192,7 +236,7 @@ fn build(packages: &[PathBuf], to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn unpack(package: &Path, tree: &mut BTreeMap<String, Node>) -> Result<()> {
+fn unpack(package: &Path, tree: &mut Tree) -> Result<()> {
     let mut dpkg = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
         .arg(package)

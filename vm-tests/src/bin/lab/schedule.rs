@@ -55,7 +55,7 @@ pub(crate) fn run(series: &[Series], filter: Option<&str>, summary: &mut Summary
 }
 
 /// The guest's root and the kernels, from the cache where they are there.
-pub(crate) fn prepare(series: &[Series]) -> Result<(std::path::PathBuf, Vec<Kernel>)> {
+pub(crate) fn prepare(series: &[Series]) -> Result<(guest_root::Root, Vec<Kernel>)> {
     let mirrors = Mirrors::of_this_machine()?;
     let cache = Cache::lock()?;
     let root = guest_root::prepare(&cache, &mirrors)?;
