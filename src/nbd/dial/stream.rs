@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_to_a_server_that_went_away_is_an_error_and_no_signal() {
+    fn a_write_to_a_server_that_went_away_is_an_error() {
         let (near, far) = UnixStream::pair().unwrap();
         drop(far);
         let deadline = Deadline::after(Duration::from_secs(5));

@@ -23,6 +23,10 @@ const PROBES: u32 = 4;
 /// `TimedOut` at stage `resolve` or `dial`.
 pub(super) fn connect(host: &str, port: u16, deadline: Deadline) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
+    connect_to_one(&addresses, deadline)
+}
+
+fn connect_to_one(addresses: &[SocketAddr], deadline: Deadline) -> Result<OwnedFd> {
     let mut failures = Vec::new();
     for (tried, address) in addresses.iter().enumerate() {
         let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -38,7 +42,7 @@ pub(super) fn connect(host: &str, port: u16, deadline: Deadline) -> Result<Owned
     }
     let failures = failures.join("; ");
     if deadline.has_passed() {
-        let what = format!("a TCP connection to {host}, port {port}");
+        let what = format!("a TCP connection to {addresses:?}");
         let error = Error::timed_out(Stage::Dial, deadline.elapsed(), &what);
         return Err(error.with_last_seen(failures));
     }
@@ -92,11 +96,15 @@ mod tests {
 
     use super::*;
 
+    fn listen() -> TcpListener {
+        TcpListener::bind("[::1]:0")
+            .or_else(|_| TcpListener::bind("127.0.0.1:0"))
+            .unwrap()
+    }
+
     #[test]
     fn a_dead_link_is_noticed_by_the_kernel_also_when_it_is_idle() {
-        let listener = TcpListener::bind("[::1]:0")
-            .or_else(|_| TcpListener::bind("127.0.0.1:0"))
-            .unwrap();
+        let listener = listen();
         let address = listener.local_addr().unwrap();
         let deadline = Deadline::after(Duration::from_secs(10));
         let socket = connect(&address.ip().to_string(), address.port(), deadline).unwrap();
@@ -106,6 +114,22 @@ mod tests {
         assert_eq!(getsockopt(&socket, sockopt::TcpKeepInterval), Ok(5));
         assert_eq!(getsockopt(&socket, sockopt::TcpKeepCount), Ok(4));
         assert_eq!(getsockopt(&socket, sockopt::TcpUserTimeout), Ok(30_000));
+    }
+
+    #[test]
+    fn an_address_where_nobody_listens_is_not_the_last_one_tried() {
+        let (gone, there) = (listen(), listen());
+        let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
+        drop(gone);
+        let deadline = Deadline::after(Duration::from_secs(10));
+        assert!(connect_to_one(&addresses, deadline).is_ok());
+        drop(there);
+        let error = connect_to_one(&addresses, deadline)
+            .unwrap_err()
+            .to_string();
+        for address in addresses {
+            assert!(error.contains(&address.to_string()), "{error}");
+        }
     }
 
     #[test]
