@@ -12,6 +12,7 @@ mod dial;
 mod difference;
 mod export;
 pub mod handshake;
+mod link_dead;
 mod message;
 mod refusal;
 
@@ -21,5 +22,6 @@ pub use device::{Facts, Knowledge, NbdDevice, State};
 pub use dial::{Connection, dial, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
+pub use link_dead::{DeadLinks, LinkNotice, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;

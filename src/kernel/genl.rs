@@ -8,6 +8,7 @@
 
 mod conversation;
 mod family;
+mod listener;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,6 +23,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::worker;
 pub(crate) use conversation::Payload;
 use conversation::{Conversation, Progress};
+pub(crate) use listener::{Heard, Listener};
 
 /// One command to a family.
 #[derive(Debug)]

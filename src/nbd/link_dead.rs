@@ -1,0 +1,269 @@
+//! The kernel's word that a link of a device has died.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lunbd_sys::nbd as abi;
+use netlink_packet_generic::GenlFamily;
+
+use super::message::{Attribute, Message};
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::id::NbdIndex;
+use crate::kernel::genl::{Heard, Listener};
+
+/// Notices a subscriber may leave unread. Past that it is told to look again,
+/// so a slow one costs bounded memory and loses nothing.
+const QUEUE: usize = 64;
+
+/// Listens to the kernel's `NBD_CMD_LINK_DEAD`, which comes once for each
+/// socket that dies while its device is connected, and only in the initial
+/// network namespace (`drivers/block/nbd.c`, `nbd_mcast_index`). Its thread
+/// ends when this and all of its [`LinkWatch`]es are dropped.
+///
+/// A hint and no state: nothing comes for a silent peer on an idle link, and
+/// the kernel sends nothing when it has no memory for it.
+#[derive(Debug)]
+pub struct DeadLinks {
+    subscribers: Arc<Subscribers>,
+    listener: Arc<Listener>,
+}
+
+/// What a [`LinkWatch`] delivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkNotice {
+    /// A link of this device has died; with several, others may live.
+    Dead(NbdIndex),
+    /// Notices may be missing: look at the links again.
+    LookAgain,
+}
+
+/// One subscriber's end.
+#[derive(Debug)]
+pub struct LinkWatch {
+    subscribers: Arc<Subscribers>,
+    id: u64,
+    notices: Receiver<LinkNotice>,
+    // No notices without its thread.
+    _listener: Arc<Listener>,
+}
+
+#[derive(Debug, Default)]
+struct Subscribers(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    by_id: BTreeMap<u64, Subscriber>,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    /// `None` wants those of every device.
+    index: Option<NbdIndex>,
+    notices: SyncSender<LinkNotice>,
+    lost: AtomicBool,
+}
+
+/// For the resolution by name.
+struct Family;
+
+impl GenlFamily for Family {
+    fn family_name() -> &'static str {
+        abi::FAMILY_NAME
+    }
+
+    fn command(&self) -> u8 {
+        abi::CMD_LINK_DEAD
+    }
+
+    fn version(&self) -> u8 {
+        abi::FAMILY_VERSION
+    }
+}
+
+impl DeadLinks {
+    /// Starts the thread. A `nbd` module that is loaded later is heard too.
+    ///
+    /// # Errors
+    /// `Io`; `TimedOut` at stage `resolve`.
+    pub fn listen(deadline: Deadline) -> Result<Self> {
+        let subscribers = Arc::<Subscribers>::default();
+        let deliver = {
+            let subscribers = Arc::clone(&subscribers);
+            move |heard| subscribers.deliver(heard)
+        };
+        let listener = Listener::start::<Family>(abi::MULTICAST_GROUP, deadline, deliver)?;
+        Ok(Self {
+            subscribers,
+            listener: Arc::new(listener),
+        })
+    }
+
+    /// Subscribes to one device, or to all. Take the watch before you act.
+    #[must_use]
+    pub fn watch(&self, index: Option<NbdIndex>) -> LinkWatch {
+        let (id, notices) = self.subscribers.add(index);
+        LinkWatch {
+            subscribers: Arc::clone(&self.subscribers),
+            id,
+            notices,
+            _listener: Arc::clone(&self.listener),
+        }
+    }
+}
+
+impl LinkWatch {
+    /// Waits for the next notice; `None` when the deadline has passed.
+    pub fn next(&mut self, deadline: Deadline) -> Option<LinkNotice> {
+        if let Ok(notice) = self.notices.try_recv() {
+            return Some(notice);
+        }
+        // The queue was read to its end: what it had no room for comes now.
+        if self.subscribers.take_lost(self.id) {
+            return Some(LinkNotice::LookAgain);
+        }
+        // The sender stays as long as this is subscribed.
+        self.notices.recv_timeout(deadline.remaining()).ok()
+    }
+}
+
+impl Drop for LinkWatch {
+    fn drop(&mut self) {
+        self.subscribers.lock().by_id.remove(&self.id);
+    }
+}
+
+impl Subscribers {
+    fn add(&self, index: Option<NbdIndex>) -> (u64, Receiver<LinkNotice>) {
+        let (notices, receiver) = sync_channel(QUEUE);
+        let table = &mut *self.lock();
+        let id = table.next;
+        table.next += 1;
+        let subscriber = Subscriber {
+            index,
+            notices,
+            lost: AtomicBool::new(false),
+        };
+        table.by_id.insert(id, subscriber);
+        (id, receiver)
+    }
+
+    fn deliver(&self, heard: Heard) {
+        let notice = match heard {
+            Heard::Missed => LinkNotice::LookAgain,
+            Heard::Message(message) if message.command != abi::CMD_LINK_DEAD => return,
+            Heard::Message(message) => {
+                // One that cannot be read still says that something died.
+                let index = dead_index(message.command, &message.attributes);
+                index.map_or(LinkNotice::LookAgain, LinkNotice::Dead)
+            }
+        };
+        for subscriber in self.lock().by_id.values() {
+            let wanted = match (notice, subscriber.index) {
+                (LinkNotice::Dead(dead), Some(index)) => dead == index,
+                _ => true,
+            };
+            if wanted && subscriber.notices.try_send(notice).is_err() {
+                subscriber.lost.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn take_lost(&self, id: u64) -> bool {
+        let table = self.lock();
+        let subscriber = table.by_id.get(&id);
+        subscriber.is_some_and(|subscriber| subscriber.lost.swap(false, Ordering::Relaxed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // No code under this lock can leave the table half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn dead_index(command: u8, attributes: &[u8]) -> Option<NbdIndex> {
+    let message = Message::decode(command, attributes).ok()?;
+    message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            Attribute::Index(index) => NbdIndex::new(*index),
+            _ => None,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::kernel::genl::Payload;
+
+    fn dead(index: u32) -> Heard {
+        let message = Message {
+            command: abi::CMD_LINK_DEAD,
+            attributes: vec![Attribute::Index(index)],
+        };
+        Heard::Message(Payload {
+            command: message.command,
+            version: 1,
+            attributes: message.encode(),
+        })
+    }
+
+    fn links() -> DeadLinks {
+        DeadLinks::listen(Deadline::after(Duration::from_secs(10))).unwrap()
+    }
+
+    fn read(watch: &mut LinkWatch) -> Option<LinkNotice> {
+        watch.next(Deadline::after(Duration::ZERO))
+    }
+
+    fn index(number: u32) -> NbdIndex {
+        NbdIndex::new(number).unwrap()
+    }
+
+    #[test]
+    fn a_death_reaches_those_who_watch_the_device_and_no_others() {
+        let links = links();
+        let mut mine = links.watch(Some(index(3)));
+        let mut other = links.watch(Some(index(4)));
+        let mut all = links.watch(None);
+        links.subscribers.deliver(dead(3));
+        assert_eq!(read(&mut mine), Some(LinkNotice::Dead(index(3))));
+        assert_eq!(read(&mut all), Some(LinkNotice::Dead(index(3))));
+        assert_eq!(read(&mut other), None);
+    }
+
+    #[test]
+    fn one_that_does_not_read_is_told_to_look_again_and_only_once() {
+        let links = links();
+        let mut watch = links.watch(None);
+        for number in 0..70 {
+            links.subscribers.deliver(dead(number));
+        }
+        for number in 0..64 {
+            assert_eq!(read(&mut watch), Some(LinkNotice::Dead(index(number))));
+        }
+        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), None);
+    }
+
+    #[test]
+    fn what_was_missed_or_cannot_be_read_makes_everybody_look_again() {
+        let links = links();
+        let mut watch = links.watch(Some(index(3)));
+        links.subscribers.deliver(Heard::Missed);
+        links.subscribers.deliver(Heard::Message(Payload {
+            command: abi::CMD_LINK_DEAD,
+            version: 1,
+            attributes: vec![9],
+        }));
+        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), None);
+    }
+}
