@@ -1,0 +1,42 @@
+//! Every seed of the fuzz targets (`tests/fuzz`), through what they call.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a test panics to fail")]
+
+#[path = "fuzz_seeds/entry.rs"]
+mod entry;
+
+use std::fs;
+use std::path::Path;
+
+/// Runs each seed of this target, and each beginning of it.
+fn run(target: &str, entry: fn(&[u8])) {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz_seeds");
+    let mut ran = 0;
+    for seed in fs::read_dir(seeds.join(target)).unwrap() {
+        let bytes = fs::read(seed.unwrap().path()).unwrap();
+        for length in 0..=bytes.len() {
+            entry(&bytes[..length]);
+        }
+        ran += 1;
+    }
+    assert!(ran > 0, "{target} has no seeds");
+}
+
+#[test]
+fn no_seed_breaks_the_handshake() {
+    run("handshake", entry::handshake);
+}
+
+#[test]
+fn no_seed_breaks_the_uevent_parser() {
+    run("uevent", entry::uevent);
+}
+
+#[test]
+fn no_seed_breaks_the_nbd_uri_parser() {
+    run("nbd_uri", entry::nbd_uri);
+}
+
+#[test]
+fn no_seed_breaks_the_parsers_of_names() {
+    run("id", entry::id);
+}

@@ -1,0 +1,96 @@
+//! What is fuzzed: each function takes any bytes and must not panic. The fuzz
+//! targets and the test of the seeds call the same ones.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use lunbd::id::{DevNo, DiskSeq, Hctl, HostNo, Lun, NbdUri, Wwid};
+use lunbd::nbd::handshake;
+use lunbd::uevent::Message;
+use lunbd::{Deadline, Source};
+
+/// A server that says these bytes and then closes.
+struct Canned<'a>(&'a [u8]);
+
+impl Read for Canned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Canned<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// All that a server says in a handshake, and what is made of it.
+pub(crate) fn handshake(bytes: &[u8]) {
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let _ = handshake::list(&mut Canned(bytes), deadline);
+    let mut server = Canned(bytes);
+    match handshake::negotiate(&mut server, "export", deadline) {
+        Ok(export) => {
+            assert!(export.size > 0 && i64::try_from(export.size).is_ok());
+            assert!(export.differences_from(&export).is_empty());
+            for page_size in [4096, 65_536] {
+                if let Ok(geometry) = export.geometry(page_size) {
+                    assert_eq!(geometry.size % u64::from(geometry.block_size), 0);
+                    assert!((512..=page_size).contains(&geometry.block_size));
+                }
+            }
+        }
+        Err(error) => {
+            let shown = format!("{error:#}");
+            assert!(!shown.contains(char::is_control), "{shown:?}");
+            assert!(shown.len() < 4096, "{shown:?}");
+        }
+    }
+}
+
+/// A kernel uevent.
+pub(crate) fn uevent(bytes: &[u8]) {
+    if let Ok(message) = Message::parse(bytes) {
+        assert_eq!(message.property("ACTION"), Some(message.action));
+        assert_eq!(message.property("DEVPATH"), Some(message.devpath));
+    }
+}
+
+/// An NBD URI, by itself and as a source.
+pub(crate) fn nbd_uri(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    if let Ok(uri) = text.parse::<NbdUri>() {
+        let printed = uri.to_string();
+        assert!(printed.bytes().all(|byte| byte.is_ascii_graphic()));
+        assert_eq!(printed.parse::<NbdUri>().as_ref(), Ok(&uri));
+        assert_eq!(printed.parse(), Ok(Source::Nbd(uri)));
+    }
+}
+
+/// Every other name that is parsed, each of which must print what it parses.
+pub(crate) fn id(bytes: &[u8]) {
+    fn roundtrip<T>(text: &str)
+    where
+        T: std::str::FromStr + std::fmt::Display + PartialEq,
+    {
+        if let Ok(id) = text.parse::<T>() {
+            assert!(id.to_string().parse::<T>().is_ok_and(|again| again == id));
+        }
+    }
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    roundtrip::<DevNo>(text);
+    roundtrip::<DiskSeq>(text);
+    roundtrip::<HostNo>(text);
+    roundtrip::<Hctl>(text);
+    roundtrip::<Lun>(text);
+    roundtrip::<Wwid>(text);
+    roundtrip::<Source>(text);
+}
