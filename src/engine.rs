@@ -2,25 +2,37 @@
 //! Start reading at [`attach`](Engine::attach).
 
 mod attach;
+mod attach_nbd;
+mod attach_scsi;
 mod claim;
 mod detach;
+mod detach_nbd;
+mod detach_scsi;
+mod heal;
 mod in_use;
 mod lease;
 mod list;
+mod nbd_options;
+mod patient;
 mod phases;
 mod preflight;
-mod take_down;
 
-pub use attach::{AttachRequest, Attachment};
-pub use detach::{DetachTarget, Detachment};
+pub use attach::{AttachRequest, Attachment, Unit};
+pub use detach::{DetachRequest, DetachTarget, Detachment, Flush, Place};
+pub use heal::{HealOutcome, Healer, Healing};
 pub use in_use::Holder;
-pub use list::Disk;
+pub use list::{Disk, DiskKind};
+pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};
-pub use take_down::Flush;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
+use crate::id::NbdIndex;
 use crate::kernel::Roots;
+use crate::nbd::Link;
 use crate::uevent::{Hub, HubOptions};
 
 /// A machine and the thread that listens to its kernel. One serves a whole
@@ -29,6 +41,8 @@ use crate::uevent::{Hub, HubOptions};
 pub struct Engine {
     roots: Roots,
     hub: Hub,
+    /// Our ends of the links of the NBD devices that this process connected.
+    links: Mutex<BTreeMap<NbdIndex, Link>>,
 }
 
 impl Engine {
@@ -44,13 +58,19 @@ impl Engine {
     pub fn with_options(roots: Roots, options: &HubOptions) -> Result<Self> {
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
-        Ok(Self { roots, hub })
+        let links = Mutex::default();
+        Ok(Self { roots, hub, links })
     }
 
     /// Where this machine's file systems are.
     #[must_use]
     pub fn roots(&self) -> &Roots {
         &self.roots
+    }
+
+    fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
+        // No code under this lock can leave the map half changed.
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The hub: which events come here, and watches of one's own.

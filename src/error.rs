@@ -365,6 +365,20 @@ impl fmt::Debug for Error {
     }
 }
 
+/// The object that `--json` prints of an error.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Error {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut object = serializer.serialize_struct("Error", 4)?;
+        object.serialize_field("kind", self.kind().as_str())?;
+        object.serialize_field("stage", &self.stage().map(Stage::as_str))?;
+        object.serialize_field("message", &format!("{self:#}"))?;
+        object.serialize_field("retry", self.retry().as_str())?;
+        object.end()
+    }
+}
+
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0

@@ -51,7 +51,7 @@
 //!     .expect("naa.6001405a1b2c3d4e5f60718293a4b5c6".parse()?);
 //! let disk = engine.attach(&request, Deadline::after(Duration::from_secs(30)))?;
 //! println!("{} holds {} bytes", disk.node.display(), disk.size);
-//! engine.detach(&source.into(), Deadline::after(Duration::from_secs(60)))?;
+//! engine.detach(source, Deadline::after(Duration::from_secs(60)))?;
 //! # Ok(())
 //! # }
 //! ```
@@ -75,7 +75,7 @@ pub mod scsi;
 pub mod uevent;
 
 pub use deadline::Deadline;
-pub use engine::{AttachRequest, Attachment, DetachTarget, Detachment, Engine};
+pub use engine::{AttachRequest, Attachment, DetachRequest, DetachTarget, Detachment, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use id::Source;
 pub use kernel::Roots;

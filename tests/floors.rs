@@ -35,16 +35,16 @@ fn floor(room: &str) -> Option<Floor> {
     found.map(|(_, floor)| *floor)
 }
 
-/// Why `user` may not use `used`.
-fn fault(user: &str, used: &str) -> Option<String> {
-    let (Some(at), Some(to)) = (floor(user), floor(used)) else {
-        return Some(format!("{user} or {used} is on no floor: add it to ROOMS"));
+/// Why `room` may not use `used`.
+fn fault(room: &str, used: &str) -> Option<String> {
+    let (Some(at), Some(to)) = (floor(room), floor(used)) else {
+        return Some(format!("{room} or {used} is on no floor: add it to ROOMS"));
     };
     if to > at {
-        return Some(format!("{user} ({at:?}) goes up to {used} ({to:?})"));
+        return Some(format!("{room} ({at:?}) goes up to {used} ({to:?})"));
     }
-    let across = at == Floor::Domains && to == Floor::Domains && user != used;
-    across.then(|| format!("the domain {user} uses the domain {used}"))
+    let across = at == Floor::Domains && to == Floor::Domains && room != used;
+    across.then(|| format!("the domain {room} uses the domain {used}"))
 }
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {

@@ -1,10 +1,11 @@
 //! What the engine writes and reads, on a machine that is a directory.
-#![allow(clippy::unwrap_used, reason = "a test panics to fail")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 mod machine;
 
 use std::time::{Duration, Instant};
 
+use lunbd::engine::DiskKind;
 use lunbd::error::{Retry, Stage};
 use lunbd::uevent::Mode;
 use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
@@ -22,7 +23,7 @@ fn attach(machine: &Machine, source: &str, limit: Duration) -> Error {
 fn detach(machine: &Machine, target: &str) -> lunbd::Result<lunbd::Detachment> {
     let engine = Engine::start(machine.roots()).unwrap();
     let target: DetachTarget = target.parse()?;
-    engine.detach(&target, Deadline::after(Duration::from_secs(5)))
+    engine.detach(target, Deadline::after(Duration::from_secs(5)))
 }
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -137,14 +138,17 @@ fn the_list_shows_disks_and_passes_over_hosts_and_targets() {
     machine.write("sys/bus/scsi/devices/host1/type", "");
     machine.write("sys/bus/scsi/devices/target1:0:0/type", "");
     let disks = Engine::start(machine.roots()).unwrap().list().unwrap();
-    let sources: Vec<_> = disks.iter().map(|disk| disk.source.to_string()).collect();
+    let sources: Vec<_> = disks
+        .iter()
+        .map(|disk| disk.source.as_ref().unwrap().to_string())
+        .collect();
     assert_eq!(sources, ["scsi:1:0:0:4", "scsi:1:0:0:16684"]);
     assert_eq!(disks[0].size, Some(1 << 20));
     assert_eq!(disks[0].node, Some(machine.path("dev/sdb")));
     assert_eq!(disks[0].diskseq.unwrap().0, 17);
     assert_eq!(disks[0].holders, ["dm-3"]);
-    assert_eq!(
-        disks[0].cached_wwid.as_deref(),
-        Some("naa.5000c500a1b2c3d4")
-    );
+    let DiskKind::Scsi { cached_wwid, .. } = &disks[0].kind else {
+        panic!("{:?}", disks[0].kind);
+    };
+    assert_eq!(cached_wwid.as_deref(), Some("naa.5000c500a1b2c3d4"));
 }

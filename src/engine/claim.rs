@@ -1,21 +1,67 @@
-//! The proof that nobody uses a disk, and that nobody begins to.
+//! The proof that nobody uses a disk and that nobody begins to, and the flush
+//! under it.
 
 use std::fs::File;
+use std::sync::Arc;
 
-use super::in_use;
+use super::detach::Flush;
+use super::phases::Phases;
+use super::{Engine, in_use};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::{Roots, worker};
 use crate::uevent::{self, Mode, Watch};
 
 /// What became of a claim.
-pub(super) enum Claim {
+enum Claim {
     /// The disk is ours alone until the file is closed.
     Held(File),
     /// The device serves no opens any more (offline, path lost), and nobody
     /// mounts, stacks on, swaps on or has it open: there is nothing to flush.
     Unreachable(Error),
+}
+
+impl Engine {
+    /// Claims the disk and writes it back. The claim holds until the file is
+    /// closed.
+    pub(super) fn claim_and_flush(
+        &self,
+        disk: &BlockDevice,
+        abandon: bool,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<(Flush, Option<Arc<File>>)> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        phases.enter(Stage::Claim);
+        let file = match claim(disk, roots, mode, watch, deadline)? {
+            Claim::Held(file) => Arc::new(file),
+            Claim::Unreachable(why) => return Ok((Flush::Unreachable(why.to_string()), None)),
+        };
+        phases.enter(Stage::Flush);
+        let limit = if abandon {
+            Deadline::after(deadline.remaining() / 2)
+        } else {
+            deadline
+        };
+        match flush(&file, disk, roots, limit) {
+            Ok(()) => Ok((Flush::Done, Some(file))),
+            Err(error) if abandon => Ok((Flush::Abandoned(error.to_string()), Some(file))),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn flush(file: &Arc<File>, disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<()> {
+    let (file, node) = (Arc::clone(file), disk.node(roots));
+    worker::run(
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        deadline,
+        || disk.describe(),
+        move || blockdev::flush(&file, &node),
+    )
 }
 
 /// Claims the disk exclusively.
@@ -27,7 +73,7 @@ pub(super) enum Claim {
 /// # Errors
 /// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
 /// `NotPermitted`.
-pub(super) fn claim(
+fn claim(
     disk: &BlockDevice,
     roots: &Roots,
     mode: Mode,

@@ -28,14 +28,8 @@ impl Lease {
     /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at
     /// stage `lock`, naming the process that has it.
     pub(super) fn take(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
-        let folder = roots.run.join("lunbd");
-        fs::create_dir_all(&folder)
-            .map_err(|error| Error::io("cannot make the folder of locks", &folder, &error))
-            .map_err(|error| error.at(Stage::Lock))?;
-        let path = folder.join(format!("{name}.lock"));
-        if let Some(lease) = Self::acquire(&path, FlockArg::LockExclusiveNonblock)
-            .map_err(|error| error.at(Stage::Lock))?
-        {
+        let path = Self::path(roots, name)?;
+        if let Some(lease) = Self::try_at(&path)? {
             return Ok(lease);
         }
         let held = path.clone();
@@ -53,6 +47,23 @@ impl Lease {
                 }
             },
         )
+    }
+
+    /// Takes the right to work on `name` if nobody has it.
+    pub(super) fn try_take(roots: &Roots, name: &str) -> Result<Option<Self>> {
+        Self::try_at(&Self::path(roots, name)?)
+    }
+
+    fn path(roots: &Roots, name: &str) -> Result<PathBuf> {
+        let folder = roots.run.join("lunbd");
+        fs::create_dir_all(&folder)
+            .map_err(|error| Error::io("cannot make the folder of locks", &folder, &error))
+            .map_err(|error| error.at(Stage::Lock))?;
+        Ok(folder.join(format!("{name}.lock")))
+    }
+
+    fn try_at(path: &Path) -> Result<Option<Self>> {
+        Self::acquire(path, FlockArg::LockExclusiveNonblock).map_err(|error| error.at(Stage::Lock))
     }
 
     /// `None` where another has it, or where the file that was locked is no

@@ -25,6 +25,15 @@ fn as_seconds<S: serde::Serializer>(took: &Duration, serializer: S) -> Result<S:
     serializer.serialize_f64(took.as_secs_f64())
 }
 
+#[cfg(feature = "serde")]
+#[expect(clippy::ref_option, reason = "serde's signature")]
+pub(super) fn as_seconds_if_any<S: serde::Serializer>(
+    left: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&left.map(|left| left.as_secs_f64()), serializer)
+}
+
 /// Is told each stage as a call enters it, on the caller's thread.
 #[derive(Clone)]
 pub struct StageObserver(Arc<dyn Fn(Stage) + Send + Sync>);

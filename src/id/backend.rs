@@ -41,6 +41,11 @@ impl BackendId {
         Self(text)
     }
 
+    /// A number that stands for it where the text cannot: in a file's name.
+    pub(crate) fn digest(&self) -> u64 {
+        fnv1a(&self.0)
+    }
+
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -1,9 +1,11 @@
 //! Block devices: what sysfs says of one, and its node.
 
 use std::fs::{File, OpenOptions};
+use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use memmap2::MmapMut;
 use nix::fcntl::OFlag;
 use nix::sys::stat;
 
@@ -87,6 +89,18 @@ impl BlockDevice {
         Ok(sysfs::read(&self.dir.join("ro"))? != "0")
     }
 
+    /// One line on what can be seen, for the error of a timeout.
+    pub(crate) fn describe(&self) -> String {
+        let attribute = |name: &str| {
+            let text = sysfs::read_if_there(&self.dir.join(name)).ok().flatten();
+            text.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "))
+        };
+        let inflight = attribute("inflight").unwrap_or_else(|| "unreadable".to_owned());
+        let state = attribute("device/state");
+        let state = state.map_or_else(String::new, |state| format!(" state={state}"));
+        format!("{}:{state} inflight={inflight}", self.name)
+    }
+
     /// Whether this is a partition.
     #[must_use]
     pub fn is_partition(&self) -> bool {
@@ -115,6 +129,27 @@ impl BlockDevice {
     pub fn node(&self, roots: &Roots) -> PathBuf {
         // The kernel writes a slash in a name as `!`.
         roots.dev.join(self.name.replace('!', "/"))
+    }
+
+    /// Reads the first block of the device itself, past the page cache.
+    /// **Blocks** for as long as the device does.
+    ///
+    /// # Errors
+    /// `Io` where the device answers with an error.
+    pub(crate) fn read_first_block(&self, roots: &Roots) -> Result<()> {
+        /// A multiple of every logical block size up to a page.
+        const LENGTH: usize = 4096;
+        let node = self.node(roots);
+        let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
+        let mut buffer = MmapMut::map_anon(LENGTH).map_err(|error| failed(&error))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlag::O_DIRECT.bits())
+            .open(&node)
+            .map_err(|error| failed(&error))?;
+        let wanted = LENGTH.min(usize::try_from(self.size()?).unwrap_or(LENGTH));
+        let (block, _) = buffer.split_at_mut(wanted);
+        (&file).read_exact(block).map_err(|error| failed(&error))
     }
 
     /// Whether the disk can be opened: its directory is in sysfs a moment before

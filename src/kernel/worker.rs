@@ -1,6 +1,6 @@
 //! Kernel calls that may block for minutes, each on a thread of its own.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 
 use crate::deadline::Deadline;
@@ -26,6 +26,25 @@ pub(crate) fn run<T: Send + 'static>(
     if deadline.has_passed() {
         return Err(timed_out().with_last_seen("not begun: the deadline had passed"));
     }
+    if let Some(result) = start(stage, call)?.wait(deadline) {
+        return result;
+    }
+    tracing::warn!(%stage, what, "the kernel has not returned; its thread stays");
+    Err(timed_out().with_last_seen(last_seen()))
+}
+
+/// A call that is under way.
+#[derive(Debug)]
+pub(crate) struct Pending<T> {
+    stage: Stage,
+    result: Receiver<Result<T>>,
+}
+
+/// Starts `call` on a thread of its own.
+pub(crate) fn start<T: Send + 'static>(
+    stage: Stage,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Pending<T>> {
     let (done, result) = mpsc::sync_channel(1);
     let span = tracing::Span::current();
     thread::Builder::new()
@@ -38,14 +57,21 @@ pub(crate) fn run<T: Send + 'static>(
         .map_err(|error| {
             Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
         })?;
-    match result.recv_timeout(deadline.remaining()) {
-        Ok(result) => result.map_err(|error| error.at(stage)),
-        Err(RecvTimeoutError::Timeout) => {
-            tracing::warn!(%stage, what, "the kernel has not returned; its thread stays");
-            Err(timed_out().with_last_seen(last_seen()))
-        }
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Error::new(ErrorKind::Io, format!("the thread for {what} died")).at(stage))
+    Ok(Pending { stage, result })
+}
+
+impl<T> Pending<T> {
+    /// What the call returned, with its stage; `None` where it has not returned
+    /// by `deadline`.
+    pub(crate) fn wait(&self, deadline: Deadline) -> Option<Result<T>> {
+        let stage = self.stage;
+        match self.result.recv_timeout(deadline.remaining()) {
+            Ok(result) => Some(result.map_err(|error| error.at(stage))),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = Error::new(ErrorKind::Io, "the thread of a kernel call died");
+                Some(Err(error.at(stage)))
+            }
         }
     }
 }

@@ -91,6 +91,13 @@ impl Export {
         })
     }
 
+    /// The same, to be attached read-only.
+    #[must_use]
+    pub(crate) fn made_read_only(mut self) -> Self {
+        self.flags |= ExportFlags::READ_ONLY;
+        self
+    }
+
     /// Whether the server refuses writes.
     #[must_use]
     pub fn read_only(&self) -> bool {

@@ -43,9 +43,58 @@ pub fn dropped_messages(socket: impl AsFd) -> nix::Result<u32> {
     Ok(meminfo[DROPS])
 }
 
+/// How many bytes a TCP connection has brought, its payload alone
+/// (`TCP_INFO`, `tcpi_bytes_received`, Linux 4.1).
+///
+/// # Errors
+/// The errno of `getsockopt`: `EOPNOTSUPP` where it is no TCP socket; `EINVAL`
+/// where the kernel's answer is too short to hold the count.
+#[doc(alias = "TCP_INFO")]
+pub fn tcp_bytes_received(socket: impl AsFd) -> nix::Result<u64> {
+    /// `offsetof(struct tcp_info, tcpi_bytes_received)` of
+    /// `include/uapi/linux/tcp.h`.
+    const OFFSET: usize = 128;
+    let mut info = [0_u8; OFFSET + size_of::<u64>()];
+    let mut length = libc::socklen_t::try_from(info.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed; the
+    // kernel writes at most `length` bytes into an array of exactly that size,
+    // and any bit pattern is a byte.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    match (usize::try_from(length), info.last_chunk()) {
+        (Ok(length), Some(count)) if length == info.len() => Ok(u64::from_ne_bytes(*count)),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn a_tcp_connection_counts_what_it_has_brought() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(super::tcp_bytes_received(&client), Ok(0));
+        listener
+            .accept()
+            .unwrap()
+            .0
+            .write_all(b"seventeen letters")
+            .unwrap();
+        client.read_exact(&mut [0; 17]).unwrap();
+        assert_eq!(super::tcp_bytes_received(&client), Ok(17));
+    }
 
     #[test]
     fn a_new_socket_has_dropped_nothing() {

@@ -26,7 +26,7 @@ fn one_of_256_luns_is_attached_and_no_other_device_appears() {
     assert!(attachment.changed);
     let address = format!("{}:0:0:77", target.host());
     assert_eq!(target.devices(), [address.as_str()]);
-    assert_eq!(attachment.hctl.to_string(), address);
+    assert_eq!(attachment.hctl().unwrap().to_string(), address);
     assert_eq!(attachment.size, 8 << 20);
     assert_eq!(attachment.settled, Settled::UdevEvent);
     // udev's own tools agree on the name and on the links.
@@ -41,9 +41,9 @@ fn one_of_256_luns_is_attached_and_no_other_device_appears() {
     ]);
     let by_udev: Wwid = serial.trim().parse().unwrap();
     assert!(
-        attachment.identity.is(&by_udev),
+        attachment.identity().unwrap().is(&by_udev),
         "{:?}",
-        attachment.identity
+        attachment.identity()
     );
     assert!(!attachment.links.is_empty());
     for link in &attachment.links {
@@ -76,7 +76,7 @@ fn flat_luns_300_and_16000_are_attached_and_found() {
     for number in [300, 16_000] {
         let hctl = at(&target, Lun::flat(number).unwrap());
         let attachment = engine.attach(&AttachRequest::new(hctl), soon()).unwrap();
-        assert_eq!(attachment.hctl, hctl);
+        assert_eq!(attachment.hctl(), Some(hctl));
         let kernel = u64::from(0x4000 | number);
         assert_eq!(
             target.disk(kernel).as_deref(),
@@ -102,14 +102,18 @@ fn what_is_attached_already_comes_back_unchanged_and_proven_again() {
     assert_eq!(again.settled, Settled::Barrier);
     assert_eq!(again.devno, first.devno);
     assert_eq!(again.diskseq, first.diskseq);
-    assert_eq!(again.identity, first.identity);
+    assert_eq!(again.identity(), first.identity());
     assert_eq!(again.links, first.links);
 }
 
 #[test]
 fn the_expected_unit_is_attached_by_any_of_its_names() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
-    let names = attach(&engine, &target, 1).identity.names;
+    let names = attach(&engine, &target, 1)
+        .identity()
+        .unwrap()
+        .names
+        .clone();
     assert!(names.len() > 1, "{names:?}");
     for name in names {
         let request =

@@ -188,7 +188,7 @@ fn a_disk_whose_partition_is_mounted_is_refused_and_a_partition_is_no_disk() {
     assert_eq!(by_partition.trim(), "1");
 
     let target_of_path: DetachTarget = partition.parse().unwrap();
-    let error = engine.detach(&target_of_path, soon()).unwrap_err();
+    let error = engine.detach(target_of_path, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("name the whole disk"), "{error}");
 
@@ -271,9 +271,9 @@ fn a_disk_is_detached_by_its_node_and_by_a_link_to_it() {
     let by_link = attach(&engine, &target, 2);
     for path in [&by_node.node, &by_link.links[0]] {
         let named = DetachTarget::Device(path.clone());
-        assert!(engine.detach(&named, soon()).unwrap().changed);
+        assert!(engine.detach(named.clone(), soon()).unwrap().changed);
         // A path that leads nowhere proves nothing.
-        let error = engine.detach(&named, soon()).unwrap_err();
+        let error = engine.detach(named.clone(), soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
     assert_eq!(target.devices(), [] as [&str; 0]);

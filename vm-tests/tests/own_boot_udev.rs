@@ -55,9 +55,7 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
     let attachment = engine.attach(&request, in_seconds(60)).unwrap();
     assert!(!attachment.changed);
     assert!(!attachment.links.is_empty());
-    engine
-        .detach(&unit(&target, 3).into(), in_seconds(60))
-        .unwrap();
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
 }
 
 #[test]
@@ -69,9 +67,7 @@ fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_d
         .attach(&AttachRequest::new(unit(&target, 3)), in_seconds(60))
         .unwrap();
     let stopped = udevd::stopped();
-    let error = engine
-        .detach(&unit(&target, 3).into(), in_seconds(4))
-        .unwrap_err();
+    let error = engine.detach(unit(&target, 3), in_seconds(4)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Settle));
     assert!(
@@ -82,7 +78,7 @@ fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_d
     drop(stopped);
     assert!(
         !engine
-            .detach(&unit(&target, 3).into(), in_seconds(60))
+            .detach(unit(&target, 3), in_seconds(60))
             .unwrap()
             .changed
     );
@@ -102,11 +98,11 @@ fn without_udevd_attach_and_detach_work_on_the_kernels_events_alone() {
         .unwrap();
     assert_eq!(attachment.settled, Settled::KernelOnly);
     assert!(attachment.links.is_empty());
-    assert!(attachment.identity.wwid().is_some());
+    assert!(attachment.identity().unwrap().wwid().is_some());
     fs::read(&attachment.node).unwrap();
     assert!(
         engine
-            .detach(&unit(&target, 3).into(), in_seconds(60))
+            .detach(unit(&target, 3), in_seconds(60))
             .unwrap()
             .changed
     );

@@ -1,16 +1,23 @@
 //! What may be typed.
+#![allow(
+    clippy::doc_markdown,
+    reason = "clap prints these comments as they are"
+)]
 
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use lunbd::id::Wwid;
+use lunbd::engine::NbdOptions;
+use lunbd::id::{BackendId, NbdIndex, Wwid};
 use lunbd::{DetachTarget, Source};
 
 /// Attach and detach block devices by talking to the kernel alone.
 ///
-/// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it. A LUN
-/// may also be written flat-N (flat space address N) or as 0x and 16 hex digits
-/// (the wire bytes).
+/// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN
+/// may also be written flat-N, flat space address N, or as 0x and 16 hex digits,
+/// the wire bytes), or an NBD URI: nbd://HOST[:PORT]/EXPORT or
+/// nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found, 4 identity mismatch, 5 in
 /// use, 6 timed out, 7 not permitted, 8 not supported here.
@@ -28,11 +35,14 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Attach one logical unit and wait until it has settled.
+    /// Attach one device and wait until it has settled.
     Attach(Attach),
     /// Flush and detach one disk; refused while it is in use.
     Detach(Detach),
-    /// List the SCSI disks.
+    /// Give NBD devices whose server went away and came back their new
+    /// connections.
+    Heal(Heal),
+    /// List the SCSI disks and the connected NBD devices.
     List,
     /// Print kernel and udev events as they come, until interrupted.
     Watch,
@@ -50,8 +60,77 @@ pub(crate) struct Attach {
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
 
+    #[command(flatten)]
+    pub(crate) nbd: Nbd,
+
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+/// How an NBD source is attached and healed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "NBD")]
+pub(crate) struct Nbd {
+    /// The device, /dev/nbdN; without it the lowest that is free.
+    #[arg(long, value_name = "N")]
+    index: Option<NbdIndex>,
+
+    /// The id under which the kernel keeps the device; without it the URI.
+    #[arg(long, value_name = "ID")]
+    pub(crate) backend: Option<BackendId>,
+
+    /// How many connections carry I/O, where the server allows several.
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    connections: NonZeroU16,
+
+    /// Have the kernel refuse writes.
+    #[arg(long)]
+    read_only: bool,
+
+    /// How long one request may take before its connection is taken for dead.
+    #[arg(long, value_name = "LIMIT", default_value = "30s", value_parser = limit)]
+    io_timeout: Duration,
+
+    /// How long requests wait for a server that is gone before they fail.
+    #[arg(long, value_name = "LIMIT", default_value = "5m", value_parser = limit)]
+    dead_timeout: Duration,
+}
+
+impl Nbd {
+    pub(crate) fn options(self) -> NbdOptions {
+        let mut options = NbdOptions::default()
+            .connections(self.connections)
+            .io_timeout(self.io_timeout)
+            .dead_connection_timeout(self.dead_timeout);
+        if let Some(index) = self.index {
+            options = options.index(index);
+        }
+        if let Some(id) = self.backend {
+            options = options.backend(id);
+        }
+        if self.read_only {
+            options = options.read_only();
+        }
+        options
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Heal {
+    /// The device of this source alone; without it every device that was
+    /// attached by its URI.
+    pub(crate) source: Option<Source>,
+
+    #[command(flatten)]
+    pub(crate) nbd: Nbd,
+
+    /// Stay, and heal links as they die, until interrupted.
+    #[arg(long, conflicts_with = "source")]
+    pub(crate) watch: bool,
+
+    /// How long to dial servers that are not back: 30s, 5m.
+    #[arg(long, default_value = "30s", value_parser = limit, conflicts_with = "watch")]
     pub(crate) timeout: Duration,
 }
 
@@ -60,6 +139,16 @@ pub(crate) struct Detach {
     /// A source, or the path of a disk's node or of a link to it.
     #[arg(value_name = "SOURCE|DEVICE")]
     pub(crate) target: DetachTarget,
+
+    /// The id that an NBD source was attached under, where it was given one.
+    #[arg(long, value_name = "ID")]
+    pub(crate) backend: Option<BackendId>,
+
+    /// Go on where the device cannot be written back, after half of the time:
+    /// what was not written is LOST. For a server or target that is gone for
+    /// good.
+    #[arg(long)]
+    pub(crate) abandon_unwritten: bool,
 
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]

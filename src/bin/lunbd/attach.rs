@@ -3,14 +3,16 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::Phase;
+use lunbd::engine::{Phase, Unit};
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Result};
 
 use crate::{arguments, exit, progress::Progress};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Result<ExitCode> {
     let progress = Progress::of(&format!("attaching {}", what.source));
-    let mut request = AttachRequest::new(what.source).observe(progress.observer());
+    let mut request = AttachRequest::new(what.source)
+        .nbd(what.nbd.options())
+        .observe(progress.observer());
     if let Some(wwid) = what.expect {
         request = request.expect(wwid);
     }
@@ -47,11 +49,26 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
     let sequence = attachment.diskseq.map(|seq| format!(", diskseq {seq}"));
     let sequence = sequence.unwrap_or_default();
     writeln!(out, "  device    {}{sequence}", attachment.devno)?;
-    for name in &attachment.identity.names {
-        writeln!(out, "  name      {name}")?;
-    }
-    if let Some(serial) = &attachment.identity.serial {
-        writeln!(out, "  serial    {serial}")?;
+    match &attachment.unit {
+        Unit::Scsi { identity, .. } => {
+            for name in &identity.names {
+                writeln!(out, "  name      {name}")?;
+            }
+            if let Some(serial) = &identity.serial {
+                writeln!(out, "  serial    {serial}")?;
+            }
+        }
+        Unit::Nbd {
+            backend,
+            connections,
+            ..
+        } => {
+            if let Some(id) = backend {
+                writeln!(out, "  backend   {id}")?;
+            }
+            writeln!(out, "  links     {connections}")?;
+        }
+        _ => {}
     }
     for link in &attachment.links {
         writeln!(out, "  link      {}", link.display())?;

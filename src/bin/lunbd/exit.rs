@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::error::Stage;
 use lunbd::{Error, ErrorKind};
 use serde::Serialize;
 
@@ -21,29 +20,14 @@ fn code(kind: ErrorKind) -> u8 {
     }
 }
 
-#[derive(Serialize)]
-struct Failure<'a> {
-    kind: &'a str,
-    stage: Option<&'a str>,
-    message: String,
-    retry: &'a str,
-}
-
 /// Says what failed.
 pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
-    let message = format!("{error:#}");
     let mut stderr = io::stderr().lock();
     // Where standard error is closed there is nobody to tell.
     let _ = if json {
-        let failure = Failure {
-            kind: error.kind().as_str(),
-            stage: error.stage().map(Stage::as_str),
-            message,
-            retry: error.retry().as_str(),
-        };
-        write_json(&mut stderr, &failure)
+        write_json(&mut stderr, error)
     } else {
-        writeln!(stderr, "lunbd: {message}")
+        writeln!(stderr, "lunbd: {error:#}")
     };
     ExitCode::from(code(error.kind()))
 }
@@ -52,13 +36,9 @@ pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os().any(|argument| argument == "--json");
     if wants_json && error.use_stderr() {
-        let failure = Failure {
-            kind: ErrorKind::InvalidInput.as_str(),
-            stage: None,
-            message: error.to_string().trim_end().to_owned(),
-            retry: ErrorKind::InvalidInput.retry().as_str(),
-        };
-        let _ = write_json(&mut io::stderr().lock(), &failure);
+        let message = error.to_string();
+        let error = Error::new(ErrorKind::InvalidInput, message.trim_end());
+        let _ = write_json(&mut io::stderr().lock(), &error);
     } else {
         let _ = error.print();
     }

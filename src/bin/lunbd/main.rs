@@ -7,6 +7,7 @@ mod attach;
 mod detach;
 mod doctor;
 mod exit;
+mod heal;
 mod list;
 mod progress;
 mod watch;
@@ -26,7 +27,8 @@ fn main() -> ExitCode {
     let json = arguments.json;
     let done = Engine::start(Roots::default()).and_then(|engine| match arguments.command {
         Command::Attach(what) => attach::run(&engine, what, json),
-        Command::Detach(what) => detach::run(&engine, &what, json),
+        Command::Detach(what) => detach::run(&engine, what, json),
+        Command::Heal(what) => heal::run(&engine, what, json),
         Command::List => list::run(&engine, json),
         Command::Watch => watch::run(&engine, json),
         Command::Doctor => Ok(doctor::run(&engine, json)),

@@ -49,5 +49,5 @@ pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
 
 /// Detaches it.
 pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachment> {
-    engine.detach(&unit(target, lun).into(), soon())
+    engine.detach(unit(target, lun), soon())
 }

@@ -1,0 +1,300 @@
+//! The way of one NBD attach, from top to bottom.
+
+use std::os::fd::OwnedFd;
+
+use super::Engine;
+use super::attach::{AttachRequest, Attachment, Unit};
+use super::lease::Lease;
+use super::phases::Phases;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri};
+use crate::kernel::blockdev;
+use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::uevent::{self, Watch};
+
+impl Engine {
+    pub(super) fn attach_nbd(
+        &self,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let roots = self.roots();
+        if request.expected.is_some() {
+            let message = "an NBD server gives its exports no world-wide names to expect";
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        }
+        let backend = request.nbd.backend_of(&request.source);
+
+        phases.enter(Stage::Lock);
+        // Two processes that want the same export get the same device.
+        let _lease = Lease::take(roots, &lease_of(&backend), deadline)?;
+        if let Some(device) = self.nbd_of(&backend)? {
+            return self.nbd_again(&device, request, &backend, phases, deadline);
+        }
+
+        phases.enter(Stage::Dial);
+        let mut sockets = Vec::new();
+        let first = nbd::dial(uri, deadline)?;
+        let export = first.export;
+        sockets.push(first.stream);
+        let wanted = usize::from(request.nbd.connections.get());
+        while sockets.len() < wanted && export.can_multi_conn() {
+            let next = nbd::dial(uri, deadline)?;
+            if next.export != export {
+                let message = "the NBD server says of one export another thing on each connection";
+                return Err(Error::new(ErrorKind::Protocol, message).at(Stage::Handshake));
+            }
+            sockets.push(next.stream);
+        }
+        let export = if request.nbd.read_only {
+            export.made_read_only()
+        } else {
+            export
+        };
+        let geometry = export.geometry(nbd::page_size()?)?;
+
+        phases.enter(Stage::Connect);
+        let offer = Offer {
+            request,
+            backend: &backend,
+            export: &export,
+            geometry,
+            sockets,
+        };
+        let connected = self.connect_free(&offer, deadline)?;
+        let Connected {
+            device,
+            mut watch,
+            _lease: _held,
+        } = connected;
+        let proven = device
+            .limit_requests(export.maximum_payload(), deadline)
+            .and_then(|()| self.prove_nbd(&device, request, &mut watch, phases, deadline))
+            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
+        let timeouts = request.nbd.timeouts;
+        let link = Link::new(uri.clone(), backend.clone(), offer.sockets, timeouts);
+        match proven {
+            Ok(attachment) => {
+                self.links().insert(device.index(), link);
+                Ok(attachment)
+            }
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => {
+                link.shut_down();
+                Err(match nbd::disconnect(roots, device.index(), deadline) {
+                    Ok(()) => error,
+                    Err(failure) => error.with_last_seen(format!(
+                        "nbd{} was connected and could not be taken down again: {failure}",
+                        device.index()
+                    )),
+                })
+            }
+        }
+    }
+
+    /// The connected device of this id.
+    pub(super) fn nbd_of(&self, backend: &BackendId) -> Result<Option<NbdDevice>> {
+        let mut found = NbdDevice::of_backend(self.roots(), backend)?;
+        if found.len() > 1 {
+            let names: Vec<String> = found.iter().map(|d| d.index().name()).collect();
+            let message = format!("{} all have backend id {backend}", names.join(" and "));
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
+        }
+        Ok(found.pop())
+    }
+
+    /// What is attached already, proven again.
+    fn nbd_again(
+        &self,
+        device: &NbdDevice,
+        request: &AttachRequest,
+        backend: &BackendId,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
+            let found = device.index();
+            let message =
+                format!("backend id {backend} is attached as nbd{found}, not as nbd{index}");
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        let mut watch = self.hub().watch(&device.index().name());
+        let mut attachment = self.prove_nbd(device, request, &mut watch, phases, deadline)?;
+        attachment.changed = false;
+        Ok(attachment)
+    }
+
+    /// Connects the first device that is free, or the one that was asked for.
+    fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
+        if let Some(index) = offer.request.nbd.index {
+            let lease = Lease::take(self.roots(), &index.name(), deadline)?;
+            return self.connect(offer, index, lease, deadline);
+        }
+        let mut refused = None;
+        for index in NbdDevice::candidates(self.roots())? {
+            // Another attach is at it: the next will do.
+            let Some(lease) = Lease::try_take(self.roots(), &index.name())? else {
+                continue;
+            };
+            let state = NbdDevice::state(self.roots(), index, &nbd::Knowledge::default())?;
+            if !matches!(state, State::Free | State::Absent) {
+                continue;
+            }
+            match self.connect(offer, index, lease, deadline) {
+                Err(error) if error.kind() == ErrorKind::InUse => refused = Some(error),
+                result => return result,
+            }
+        }
+        let message = "no NBD device is free";
+        let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
+        Err(refused.map_or(error, |cause| {
+            Error::new(ErrorKind::InUse, message)
+                .at(Stage::Connect)
+                .caused_by(cause)
+        }))
+    }
+
+    fn connect(
+        &self,
+        offer: &Offer<'_>,
+        index: NbdIndex,
+        lease: Lease,
+        deadline: Deadline,
+    ) -> Result<Connected> {
+        let roots = self.roots();
+        // Before the connect, or its event could be missed.
+        let mut watch = self.hub().watch(&index.name());
+        loop {
+            let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
+                break;
+            };
+            // A probe of udev's has the node open for a moment, and that alone
+            // makes the kernel refuse: its close is an event.
+            if nbd::Refusal::of(&refused) != Some(nbd::Refusal::OpenedByOther) {
+                return Err(refused);
+            }
+            nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
+        }
+        let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
+            let message = format!("nbd{index} went away as soon as it was connected");
+            Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
+        })?;
+        Ok(Connected {
+            device,
+            watch,
+            _lease: lease,
+        })
+    }
+
+    fn prove_nbd(
+        &self,
+        device: &NbdDevice,
+        request: &AttachRequest,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let disk = device.disk();
+        phases.enter(Stage::Settle);
+        let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
+        for partition in disk.partitions()? {
+            match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
+                // Somebody rereads the partition table; that is no fault here.
+                Err(error) if error.kind() == ErrorKind::Vanished => {}
+                result => drop(result?),
+            }
+        }
+        let facts = device.facts(roots)?;
+        if facts.pid.is_none() {
+            let message = format!(
+                "nbd{} was disconnected while it was attached",
+                device.index()
+            );
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle));
+        }
+        let backend = facts.backend.as_deref();
+        Ok(Attachment {
+            source: request.source.clone(),
+            node: disk.node(roots),
+            devno: disk.devno(),
+            diskseq: disk.diskseq()?,
+            unit: Unit::Nbd {
+                index: device.index(),
+                backend: backend.map(str::parse).transpose()?,
+                connections: device.connections()?,
+            },
+            size: facts.size,
+            read_only: facts.read_only,
+            links: blockdev::links_to(roots, disk.devno(), &proof.links),
+            settled: proof.how,
+            phases: Vec::new(),
+            changed: true,
+        })
+    }
+}
+
+/// A device that was just connected.
+struct Connected {
+    device: NbdDevice,
+    watch: Watch,
+    _lease: Lease,
+}
+
+/// What is offered to the kernel.
+struct Offer<'a> {
+    request: &'a AttachRequest,
+    backend: &'a BackendId,
+    export: &'a Export,
+    geometry: Geometry,
+    sockets: Vec<OwnedFd>,
+}
+
+impl Offer<'_> {
+    /// The command, over duplicates: the kernel takes the connections, and we
+    /// keep our end of them to be able to shut them down.
+    fn connect(&self, index: NbdIndex) -> Result<Connect> {
+        let sockets = nbd::duplicate(&self.sockets)?;
+        let timeouts = self.request.nbd.timeouts;
+        Ok(Connect::new(sockets, self.geometry.size, timeouts)
+            .index(index)
+            .block_size(self.geometry.block_size)
+            .server_flags(self.export.flags)
+            .backend(self.backend.clone()))
+    }
+
+    /// What was read back is what was offered.
+    fn compare(&self, attachment: &Attachment) -> Result<()> {
+        let differs = |what: &str, found: &str, expected: &str| {
+            let node = attachment.node.display();
+            let message = format!("{node} has {what} {found}, expected {expected}");
+            Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+        };
+        if attachment.size != self.geometry.size {
+            let (found, expected) = (attachment.size, self.geometry.size);
+            return differs("size", &found.to_string(), &expected.to_string());
+        }
+        let read_only = self.export.flags.contains(ExportFlags::READ_ONLY);
+        if attachment.read_only != read_only {
+            let found = attachment.read_only.to_string();
+            return differs("read-only", &found, &read_only.to_string());
+        }
+        match &attachment.unit {
+            Unit::Nbd {
+                backend: Some(found),
+                ..
+            } if found != self.backend => {
+                differs("backend id", found.as_str(), self.backend.as_str())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The name of the lease on a backend id, which may hold what no file name can.
+pub(super) fn lease_of(backend: &BackendId) -> String {
+    format!("nbd-id-{:016x}", backend.digest())
+}

@@ -1,0 +1,246 @@
+//! NBD devices whose server went away and came back.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use super::patient::Patient;
+use super::{Engine, NbdOptions};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice};
+
+/// How the healing of one device came out.
+#[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(tag = "outcome", content = "detail", rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum HealOutcome {
+    /// The device answers a read: there is nothing to heal.
+    Healthy,
+    /// The kernel took the new connection, and a read came back over it. What
+    /// the server says otherwise than before, and does no harm, is listed: an
+    /// export that has grown, for one, whose device keeps its size.
+    Adopted(Vec<Difference>),
+    /// The old link turned out to live, so the kernel dropped the new one.
+    DiscardedByKernel,
+    /// The server is back with another export: it was **not** connected, and
+    /// requests still wait.
+    GeometryChanged(Vec<Difference>),
+    /// No server came back in time: requests fail with `EIO`. The device stays
+    /// configured, and a later heal revives it.
+    BudgetSpent,
+    /// No server was reached yet, or the healing failed.
+    Failed(Error),
+}
+
+impl HealOutcome {
+    /// Whether the device serves I/O.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        matches!(
+            self,
+            Self::Healthy | Self::Adopted(_) | Self::DiscardedByKernel
+        )
+    }
+}
+
+/// What was found and done about one device.
+#[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Healing {
+    /// The device.
+    pub index: NbdIndex,
+    /// Where its server is.
+    pub source: Source,
+    /// The id that the kernel keeps with it.
+    pub backend: BackendId,
+    /// How it came out.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub outcome: HealOutcome,
+    /// How long requests still wait before they fail with `EIO`, at the least;
+    /// `None` where the device serves I/O, or where nobody saw when its link
+    /// died. `seconds` when serialised.
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            rename = "budget_left_seconds",
+            serialize_with = "super::phases::as_seconds_if_any"
+        )
+    )]
+    pub budget_left: Option<Duration>,
+    /// How often the server was dialled.
+    pub dials: u32,
+}
+
+impl Engine {
+    /// Looks at every NBD device that was attached by its URI, by this process
+    /// or by one before it, and heals those whose server went away and is back:
+    /// the old links are ended, the export is compared, new connections are
+    /// handed to the kernel, and a read proves that it took them. Servers are
+    /// dialled again until `deadline`, in parallel, with growing pauses.
+    ///
+    /// A process that starts does this once: devices outlive it. Devices of
+    /// other backend ids are not touched; see [`heal_source`](Self::heal_source)
+    /// for ids that the caller gave. Linux 5.14, for backend ids.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read; what goes wrong with one device is its
+    /// [`HealOutcome::Failed`].
+    pub fn heal(&self, deadline: Deadline) -> Result<Vec<Healing>> {
+        let mut patients = self.patients()?;
+        Ok(self.treat(patients.values_mut(), deadline))
+    }
+
+    /// Heals the device of one source, attached with these options.
+    ///
+    /// # Errors
+    /// `NotFound` where no device has its backend id; `InvalidInput` where it is
+    /// no NBD source.
+    pub fn heal_source(
+        &self,
+        source: &Source,
+        options: &NbdOptions,
+        deadline: Deadline,
+    ) -> Result<Healing> {
+        let Source::Nbd(uri) = source else {
+            let message = format!("{source} is no NBD source: only those are healed");
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        };
+        let backend = options.backend_of(source);
+        let Some(device) = self.nbd_of(&backend)? else {
+            let message = format!("no NBD device has backend id {backend}");
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        };
+        let mut patient = Patient::new(device, uri.clone(), backend, options.timeouts);
+        Ok(patient.treat(self, deadline))
+    }
+
+    /// Heals links as they die, until it is dropped.
+    ///
+    /// # Errors
+    /// `Io` where the kernel's multicasts cannot be listened to; `TimedOut`.
+    pub fn healer(&self, deadline: Deadline) -> Result<Healer<'_>> {
+        let dead_links = DeadLinks::listen(deadline)?;
+        Ok(Healer {
+            engine: self,
+            deaths: dead_links.watch(None),
+            sick: self.patients()?,
+        })
+    }
+
+    /// Every device whose server is known: by our own link, or by a backend id
+    /// that is a URI.
+    fn patients(&self) -> Result<BTreeMap<NbdIndex, Patient>> {
+        let mut patients = BTreeMap::new();
+        for device in NbdDevice::all(self.roots())? {
+            patients.extend(
+                self.patient(device)?
+                    .map(|patient| (patient.index(), patient)),
+            );
+        }
+        Ok(patients)
+    }
+
+    fn patient(&self, device: NbdDevice) -> Result<Option<Patient>> {
+        let Some(backend) = device.backend()?.filter(|_| device.disk().dir().exists()) else {
+            return Ok(None);
+        };
+        let Ok(backend) = backend.parse::<BackendId>() else {
+            return Ok(None);
+        };
+        if let Some(link) = self.links().get(&device.index())
+            && link.backend == backend
+        {
+            let (uri, timeouts) = (link.uri.clone(), link.timeouts);
+            return Ok(Some(Patient::new(device, uri, backend, timeouts)));
+        }
+        let timeouts = NbdOptions::default().timeouts;
+        let uri = backend.as_str().parse::<NbdUri>().ok();
+        Ok(uri.map(|uri| Patient::new(device, uri, backend, timeouts)))
+    }
+
+    /// Treats all at once, each on a thread of its own.
+    fn treat<'a>(
+        &self,
+        patients: impl Iterator<Item = &'a mut Patient>,
+        deadline: Deadline,
+    ) -> Vec<Healing> {
+        thread::scope(|scope| {
+            let treated: Vec<_> = patients
+                .map(|patient| scope.spawn(move || patient.treat(self, deadline)))
+                .collect();
+            treated
+                .into_iter()
+                .filter_map(|thread| thread.join().ok())
+                .collect()
+        })
+    }
+}
+
+/// Heals links as they die.
+#[derive(Debug)]
+pub struct Healer<'a> {
+    engine: &'a Engine,
+    deaths: LinkWatch,
+    /// Those to look at, and those whose server is not back.
+    sick: BTreeMap<NbdIndex, Patient>,
+}
+
+impl Healer<'_> {
+    /// Waits for the next news and returns it: at first of every device, then
+    /// of those whose link dies, and again of each that is still without its
+    /// server, until it has one. Empty when the deadline passes without any.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<Healing>> {
+        /// A link that dies meanwhile waits no longer than this.
+        const TURN: Duration = Duration::from_secs(5);
+        if self.sick.is_empty() {
+            match self.deaths.next(deadline) {
+                Some(notice) => self.admit(notice)?,
+                None => return Ok(Vec::new()),
+            }
+        }
+        while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
+            self.admit(notice)?;
+        }
+        let turn = Deadline::after(deadline.remaining().min(TURN));
+        let news = self.engine.treat(self.sick.values_mut(), turn);
+        for healing in &news {
+            let changed = matches!(healing.outcome, HealOutcome::GeometryChanged(_));
+            let gone = matches!(&healing.outcome, HealOutcome::Failed(error) if error.kind() == ErrorKind::Vanished);
+            if healing.outcome.serves() || changed || gone {
+                self.sick.remove(&healing.index);
+            }
+        }
+        Ok(news)
+    }
+
+    fn admit(&mut self, notice: LinkNotice) -> Result<()> {
+        match notice {
+            LinkNotice::Dead(index) => {
+                let device = NbdDevice::find(self.engine.roots(), index)?;
+                let patient = device
+                    .map(|device| self.engine.patient(device))
+                    .transpose()?;
+                if let Some(mut patient) = patient.flatten() {
+                    patient.link_died();
+                    self.sick.entry(index).or_insert(patient);
+                }
+            }
+            LinkNotice::LookAgain => {
+                for (index, patient) in self.engine.patients()? {
+                    self.sick.entry(index).or_insert(patient);
+                }
+            }
+        }
+        Ok(())
+    }
+}

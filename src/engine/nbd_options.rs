@@ -1,0 +1,90 @@
+//! How an NBD source is attached.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use crate::id::{BackendId, NbdIndex, Source};
+use crate::nbd::Timeouts;
+
+/// How an NBD source is attached and healed. The defaults heal: a server that
+/// hangs or restarts causes no I/O error for five minutes.
+#[derive(Debug, Clone)]
+pub struct NbdOptions {
+    pub(super) index: Option<NbdIndex>,
+    backend: Option<BackendId>,
+    pub(super) connections: NonZeroU16,
+    pub(super) read_only: bool,
+    pub(super) timeouts: Timeouts,
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self {
+            index: None,
+            backend: None,
+            connections: NonZeroU16::MIN,
+            read_only: false,
+            timeouts: Timeouts {
+                request: Duration::from_secs(30),
+                dead_connection: Duration::from_secs(300),
+            },
+        }
+    }
+}
+
+impl NbdOptions {
+    /// This device, made if it does not exist; without it the lowest that is
+    /// free.
+    #[must_use]
+    pub fn index(mut self, index: NbdIndex) -> Self {
+        self.index = Some(index);
+        self
+    }
+
+    /// The id under which the kernel keeps the device, by which it is found
+    /// again; without it the source's URI.
+    #[must_use]
+    pub fn backend(mut self, id: BackendId) -> Self {
+        self.backend = Some(id);
+        self
+    }
+
+    /// How many connections carry I/O, where the server allows several
+    /// (`CAN_MULTI_CONN`); 1 without it.
+    #[must_use]
+    pub fn connections(mut self, count: NonZeroU16) -> Self {
+        self.connections = count;
+        self
+    }
+
+    /// Has the kernel refuse writes, whatever the server says.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
+    /// How long one request may take before its connection is taken for dead
+    /// and the request waits for another; 30 s without it. Zero waits without
+    /// end, so that a server that hangs is never noticed.
+    #[must_use]
+    pub fn io_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.request = limit;
+        self
+    }
+
+    /// How long requests wait for a new connection when the last has died,
+    /// counted from the first that waits; 300 s without it. After that they
+    /// fail with `EIO`. With zero they fail at once and nothing can heal them.
+    #[must_use]
+    pub fn dead_connection_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.dead_connection = limit;
+        self
+    }
+
+    /// The id of a device of this source.
+    pub(super) fn backend_of(&self, source: &Source) -> BackendId {
+        let derived = || BackendId::derived(&source.to_string());
+        self.backend.clone().unwrap_or_else(derived)
+    }
+}

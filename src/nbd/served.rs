@@ -1,0 +1,89 @@
+//! What a connected device stands on: what the kernel was told of the export,
+//! read back from sysfs.
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::block_size::BlockSizes;
+use super::device::NbdDevice;
+use super::export::{Export, ExportFlags};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::NbdIndex;
+use crate::kernel::{Roots, sysfs, worker};
+
+/// The largest logical block size that the kernel takes.
+pub(crate) fn page_size() -> Result<u32> {
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| u32::try_from(size).ok())
+        .ok_or_else(|| Error::new(ErrorKind::Io, "the size of a page is not known"))
+}
+
+impl NbdDevice {
+    /// The indexes to try, lowest first: those that there are, then the next.
+    pub(crate) fn candidates(roots: &Roots) -> Result<Vec<NbdIndex>> {
+        let there = Self::all(roots)?;
+        let mut indexes: Vec<_> = there.iter().map(Self::index).collect();
+        let next = indexes
+            .last()
+            .map_or(0, |last| last.get().saturating_add(1));
+        indexes.extend(NbdIndex::new(next));
+        Ok(indexes)
+    }
+
+    /// How many connections carry its I/O: the kernel makes a hardware queue of
+    /// each (`drivers/block/nbd.c`, `nbd_start_device`).
+    pub fn connections(&self) -> Result<usize> {
+        let queues = sysfs::names(&self.disk().dir().join("mq"))?;
+        Ok(queues.len())
+    }
+
+    /// Has the kernel send no request longer than `bytes`.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `connect`; by the errno of the write.
+    pub(crate) fn limit_requests(&self, bytes: u32, deadline: Deadline) -> Result<()> {
+        let attribute = self.disk().dir().join("queue/max_sectors_kb");
+        let now: u32 = sysfs::parse(&attribute)?;
+        let most = bytes / 1024;
+        if now <= most {
+            return Ok(());
+        }
+        worker::run(
+            Stage::Connect,
+            "the kernel to limit the device's requests",
+            deadline,
+            || format!("max_sectors_kb={now}"),
+            move || sysfs::write(&attribute, &most.to_string()),
+        )
+    }
+
+    /// What the kernel takes the export for: it keeps what it was told when the
+    /// device was connected, whatever a server that comes back says.
+    pub(crate) fn served(&self, name: &str) -> Result<Export> {
+        let queue = |attribute: &str| self.disk().dir().join("queue").join(attribute);
+        let number = |attribute: &str| sysfs::parse::<u64>(&queue(attribute));
+        let mut flags = ExportFlags::HAS_FLAGS;
+        flags.set(ExportFlags::READ_ONLY, self.disk().read_only()?);
+        let flushes = sysfs::read(&queue("write_cache"))? == "write back";
+        flags.set(ExportFlags::SEND_FLUSH, flushes);
+        flags.set(ExportFlags::SEND_FUA, number("fua")? != 0);
+        let trims = number("discard_max_bytes")? != 0;
+        flags.set(ExportFlags::SEND_TRIM, trims);
+        let zeroes = number("write_zeroes_max_bytes")? != 0;
+        flags.set(ExportFlags::SEND_WRITE_ZEROES, zeroes);
+
+        let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let minimum = narrow(number("logical_block_size")?);
+        let longest = number("max_sectors_kb")?.saturating_mul(1024);
+        Ok(Export {
+            name: name.to_owned(),
+            size: self.disk().size()?,
+            flags,
+            block_sizes: Some(BlockSizes {
+                minimum,
+                preferred: minimum,
+                maximum: narrow(longest),
+            }),
+        })
+    }
+}

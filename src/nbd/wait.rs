@@ -1,0 +1,75 @@
+//! Waiting for a device to be free.
+
+use std::time::Duration;
+
+use super::device::{Knowledge, NbdDevice, State};
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::NbdIndex;
+use crate::kernel::Roots;
+use crate::uevent::Watch;
+
+/// The last close of a node is no event, and the `change` of a disconnect comes
+/// before `pid` goes: between events the device is looked at again.
+fn pauses() -> Backoff {
+    Backoff::new(Duration::from_millis(1), Duration::from_millis(50))
+}
+
+/// Waits until nobody has the node of a device open that is not connected.
+///
+/// # Errors
+/// `refused`, the kernel's own refusal, when the deadline passes, as a timeout.
+pub(crate) fn wait_until_closed(
+    roots: &Roots,
+    index: NbdIndex,
+    watch: &mut Watch,
+    deadline: Deadline,
+    refused: Error,
+) -> Result<()> {
+    let mut pauses = pauses();
+    loop {
+        // The pause comes first: /proc may not show who has it open.
+        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        while watch.next(turn).is_some() {}
+        let state = NbdDevice::state(roots, index, &Knowledge::default())?;
+        if !matches!(state, State::OpenedByOther | State::Draining) {
+            return Ok(());
+        }
+        if deadline.has_passed() {
+            return Err(refused.with_kind(ErrorKind::InUse));
+        }
+    }
+}
+
+/// Waits until a device that was told to disconnect is free: no `pid`, no size,
+/// nothing in flight, no holder. `add` and `change` events before are not
+/// enough, since the kernel sends them before it is done.
+///
+/// # Errors
+/// `TimedOut` at stage `confirm`: it was told, and what the error names is left.
+pub(crate) fn wait_until_free(
+    roots: &Roots,
+    index: NbdIndex,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
+    let mut pauses = pauses();
+    loop {
+        let device = NbdDevice::find(roots, index)?;
+        let facts = device.map(|device| device.facts(roots)).transpose()?;
+        let state = facts
+            .as_ref()
+            .map_or(State::Absent, |facts| facts.state(&Knowledge::default()));
+        // An opener of a free device is the next one's concern.
+        if matches!(state, State::Free | State::Absent | State::OpenedByOther) {
+            return Ok(());
+        }
+        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        if watch.next(turn).is_none() && deadline.has_passed() {
+            let what = format!("nbd{index} to be free");
+            let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
+            let seen = facts.map_or_else(String::new, |facts| facts.to_string());
+            return Err(error.with_last_seen(format!("disconnected, and {seen}")));
+        }
+    }
+}
