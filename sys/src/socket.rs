@@ -43,8 +43,8 @@ pub fn dropped_messages(socket: impl AsFd) -> nix::Result<u32> {
     Ok(meminfo[DROPS])
 }
 
-/// How many bytes a TCP connection has brought, its payload alone
-/// (`TCP_INFO`, `tcpi_bytes_received`, Linux 4.1).
+/// How many bytes a TCP connection has brought: its payload, and one for its
+/// end (`TCP_INFO`, `tcpi_bytes_received`, Linux 4.1).
 ///
 /// # Errors
 /// The errno of `getsockopt`: `EOPNOTSUPP` where it is no TCP socket; `EINVAL`
@@ -86,12 +86,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert_eq!(super::tcp_bytes_received(&client), Ok(0));
-        listener
-            .accept()
-            .unwrap()
-            .0
-            .write_all(b"seventeen letters")
-            .unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(b"seventeen letters").unwrap();
         client.read_exact(&mut [0; 17]).unwrap();
         assert_eq!(super::tcp_bytes_received(&client), Ok(17));
     }
