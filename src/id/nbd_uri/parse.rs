@@ -213,31 +213,11 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for host in [
-            "",
-            ":1",
-            "h:",
-            "h:0",
-            "h:65536",
-            "h:01",
-            "h:+1",
-            "a..b",
-            ".a",
-            "::1",
-            "[::1",
-            "[h]",
-            "[::1]x",
-            "h%20",
-            "127.1",
-            "010.0.0.1",
-            "2130706433",
-            "0x7f000001",
-            "a.0X1",
-        ] {
-            assert!(
-                expected(&format!("nbd://{host}/x")).contains("HOST"),
-                "{host}"
-            );
+        let hosts = ":1 h: h:0 h:65536 h:01 h:+1 a..b .a ::1 [::1 [h] [::1]x h%20 \
+                     127.1 010.0.0.1 2130706433 0x7f000001 a.0X1";
+        for host in hosts.split(' ').chain([""]) {
+            let uri = format!("nbd://{host}/x");
+            assert!(expected(&uri).contains("HOST"), "{host}");
         }
         assert!(expected("nbd+unix://h/x?socket=/s").contains("three slashes"));
         for text in [

@@ -122,6 +122,15 @@ fn a_server_that_never_comes_to_its_ack_is_refused() {
 }
 
 #[test]
+fn a_server_that_never_makes_the_client_wait_is_held_to_the_deadline_too() {
+    let input = [GREETING, &reply(GO, 3, EXPORT), &reply(GO, 1, b"")].concat();
+    let passed = Deadline::after(Duration::ZERO);
+    let error = negotiate(&mut Canned::new(&input), "a", passed).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.last_seen(), Some("0 of 18 bytes"));
+}
+
+#[test]
 fn a_name_over_4096_bytes_is_not_sent() {
     let mut stream = Canned::new(GREETING);
     let error = negotiate(&mut stream, &"a".repeat(4097), soon()).unwrap_err();
