@@ -28,6 +28,37 @@
 //!  settle    udev has handled the removal: no link is left, nothing comes late
 //! ```
 //!
+//! # NBD that survives
+//!
+//! An NBD device outlives the process that attached it, and with the defaults
+//! it outlives its server too: nothing above it sees an error while the server
+//! restarts.
+//!
+//! | setting | default | what it means |
+//! |---|---|---|
+//! | [`io_timeout`](engine::NbdOptions::io_timeout) | 30 s | one request waits this long; then its connection is taken for dead and the request waits for another. A server that hangs is noticed by this alone |
+//! | [`dead_connection_timeout`](engine::NbdOptions::dead_connection_timeout) | 300 s | requests wait this long, from the first that waits, for a new connection; then they fail with `EIO`. The device stays, and a later heal revives it |
+//! | `TCP_USER_TIMEOUT`, keepalive | 30 s | a peer that vanished without a word is noticed, also on an idle link |
+//!
+//! Only with both timeouts above zero does a server that hangs cause no I/O
+//! error; with a dead-connection timeout of a day, a server that is gone for
+//! good leaves processes in uninterruptible sleep for a day.
+//!
+//! **What an agent must do at its start:** call [`Engine::heal`] once. Links may
+//! have died while no process was there to see it; devices are found again by
+//! the backend id that the kernel keeps with them (Linux 5.14), which is the
+//! source's URI unless the agent gave its own: for those, call
+//! [`Engine::heal_source`] with each. **While it runs:** keep an
+//! [`Engine::healer`] on a thread; it hears the kernel's `LINK_DEAD` and dials
+//! until the server is back. The kernel itself never dials.
+//!
+//! A server that comes back is measured before it is given to the kernel: one
+//! whose export has shrunk, has become read-only, or takes fewer kinds of
+//! requests is refused and reported, and not a byte is written to it. The
+//! kernel drops a socket in silence where it does not know the old link for
+//! dead; so the old link is ended first, and a read that comes back is the
+//! proof.
+//!
 //! # Waiting
 //!
 //! Every call that can wait takes a [`Deadline`], which covers the whole call. A
@@ -60,7 +91,7 @@
 //!
 //! A room uses its own floor and those below: [`error`], [`id`] and
 //! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
-//! kernel; [`scsi`] is a domain; [`engine`] puts domains together. A test holds
+//! kernel; [`scsi`] and [`nbd`] are domains; [`engine`] puts them together. A test holds
 //! that.
 
 #![forbid(unsafe_code)]

@@ -2,7 +2,7 @@
 //!
 //! The kernel gives `EINVAL` and `EBUSY` for a dozen reasons and writes which
 //! it was into its log only: what is said here is read from sysfs before and
-//! after ([`Refusal`](super::Refusal)).
+//! after ([`Refusal`](crate::nbd::Refusal)).
 
 mod connect;
 mod reconfigure;
@@ -70,7 +70,7 @@ impl Timeouts {
 ///
 /// # Errors
 /// `NotFound` where there is no such device and `NotReady` where it is going
-/// away, with a [`Refusal`](super::Refusal) as the cause; `NotSupported`;
+/// away, with a [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`;
 /// `NotPermitted`; `TimedOut` at stage `disconnect`.
 pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<()> {
     let message = Message {

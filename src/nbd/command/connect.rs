@@ -112,7 +112,7 @@ impl Connect {
     ///
     /// # Errors
     /// `InUse` where the device is connected or open, `Refused` and
-    /// `InvalidInput` with a [`Refusal`](super::Refusal) as the cause;
+    /// `InvalidInput` with a [`Refusal`](crate::nbd::Refusal) as the cause;
     /// `NotSupported` without the `nbd` module; `NotPermitted`; `TimedOut` at
     /// stage `connect`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<NbdIndex> {

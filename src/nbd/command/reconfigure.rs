@@ -42,7 +42,7 @@ impl Reconfigure {
         }
     }
 
-    /// New connections for dead links, as in [`Connect::new`].
+    /// New connections for dead links, as in [`Connect::new`](super::Connect::new).
     #[must_use]
     pub fn sockets(mut self, sockets: Vec<OwnedFd>) -> Self {
         self.sockets = sockets;
@@ -84,7 +84,7 @@ impl Reconfigure {
     ///
     /// # Errors
     /// `Refused`, `IdentityMismatch` or `NotFound` with a
-    /// [`Refusal`](super::Refusal) as the cause; `NotSupported`;
+    /// [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`;
     /// `NotPermitted`; `TimedOut` at stage `reconfigure`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<()> {
         if !self.sockets.is_empty() {
