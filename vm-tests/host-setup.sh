@@ -28,12 +28,50 @@ cargo_is_new_enough() {
     [ -n "$version" ] && printf '%s\n%s\n' "$wanted_cargo" "$version" | sort -C -V
 }
 
+is_installed() {
+    dpkg-query --show --showformat='${db:Status-Status}\n' "$1" 2>/dev/null |
+        grep --quiet --line-regexp installed
+}
+
+# apt shows its progress on a terminal; elsewhere its words come when it fails.
+apt_get() {
+    # A machine that has just booted may be upgrading itself.
+    local command=(apt-get -o DPkg::Lock::Timeout=300 "$@") log status=0
+    if [ -t 2 ]; then
+        DEBIAN_FRONTEND=noninteractive "${command[@]}" </dev/null >&2
+        return
+    fi
+    log=$(mktemp)
+    DEBIAN_FRONTEND=noninteractive "${command[@]}" </dev/null >"$log" 2>&1 || status=$?
+    [ $status = 0 ] || cat "$log" >&2
+    rm -f "$log"
+    return $status
+}
+
+# Installs what the arguments name, or tells a user who may not how to do it.
+install_packages() {
+    local install=(install --yes --no-install-recommends "$@") run='Run as root:' sudo=
+    if [ "$(id -u)" != 0 ]; then
+        if command -v sudo >/dev/null; then
+            run='Run:' sudo='sudo '
+        fi
+        say "This machine lacks packages that are needed here. $run"
+        say "    ${sudo}apt-get update && ${sudo}apt-get ${install[*]}"
+        exit 1
+    fi
+    say "installing $*"
+    # Old lists name packages that are gone and a Rust that is too old; another
+    # vendor's source that fails is no reason to stop.
+    apt_get update || say "going on with the package lists that are there"
+    if ! apt_get "${install[@]}"; then
+        say "apt could not install $*: see above"
+        exit 1
+    fi
+}
+
 missing=()
 for package in "${packages[@]}"; do
-    case $(dpkg-query --show --showformat='${db:Status-Status}\n' "$package" 2>/dev/null) in
-    *installed*) ;;
-    *) missing+=("$package") ;;
-    esac
+    is_installed "$package" || missing+=("$package")
 done
 
 cargo_packages=()
@@ -43,35 +81,18 @@ if ! cargo_is_new_enough; then
     else
         # Debian's builds of a current Rust for a stable release.
         cargo_packages=(cargo-web rustc-web)
-        missing+=("${cargo_packages[@]}")
     fi
 fi
 
-if [ ${#missing[@]} -gt 0 ]; then
-    install="apt-get install --yes --no-install-recommends ${missing[*]}"
-    if [ "$(id -u)" != 0 ]; then
-        say "This machine lacks packages that the lab needs. Run:"
-        say "    sudo apt-get update && sudo $install"
-        exit 1
-    fi
-    say "installing ${missing[*]}"
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    # The lists that are there may do, and a fresh image has none.
-    if ! DEBIAN_FRONTEND=noninteractive $install >"$log" 2>&1; then
-        say "fetching package lists"
-        if ! { apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1; then
-            cat "$log" >&2
-            say "apt could not install ${missing[*]}: see above"
-            exit 1
-        fi
-    fi
-    rm -f "$log"
+if [ $((${#missing[@]} + ${#cargo_packages[@]})) -gt 0 ]; then
+    install_packages "${missing[@]}" "${cargo_packages[@]}"
     if [ ${#cargo_packages[@]} -gt 0 ]; then
         PATH=/usr/bin:$PATH
     fi
     if ! cargo_is_new_enough; then
         say "cargo $wanted_cargo or newer is needed; found: $(cargo --version 2>&1)"
+        say "Debian's current one is in its -security suite: see that apt's sources name"
+        say "that suite, or install Rust with rustup."
         exit 1
     fi
 fi
