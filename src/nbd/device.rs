@@ -209,9 +209,12 @@ impl NbdDevice {
     }
 
     /// The id that it was connected with; `None` where there is none, and
-    /// before Linux 5.14.
+    /// before Linux 5.14. It comes after `pid`, and before the connect returns
+    /// (`drivers/block/nbd.c`, `nbd_genl_connect`).
     pub fn backend(&self) -> Result<Option<String>> {
-        sysfs::read_if_there(&self.disk.dir().join("backend"))
+        let id = sysfs::read_if_there(&self.disk.dir().join("backend"))?;
+        // Without one the attribute is there and empty.
+        Ok(id.filter(|id| !id.is_empty()))
     }
 
     /// How many requests the kernel has taken and not answered

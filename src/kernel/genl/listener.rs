@@ -131,6 +131,10 @@ async fn attend<F: GenlFamily>(
     const RECEIVE_BUFFER: usize = 1 << 20;
     // The connection ends without its handle.
     let (mut connection, _handle, messages) = new_connection().map_err(|error| failed(&error))?;
+    // Without a number of its own a socket is in no group: the kernel takes it
+    // for the sender (`net/netlink/af_netlink.c`, `do_one_broadcast`).
+    let bound = connection.socket_mut().socket_mut().bind_auto();
+    bound.map_err(|error| failed(&error))?;
     let socket = connection.socket_mut().socket_ref();
     let enlarged = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
         .or_else(|_| setsockopt(socket, sockopt::RcvBuf, &RECEIVE_BUFFER));

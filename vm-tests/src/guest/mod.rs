@@ -2,6 +2,7 @@
 
 #[cfg(feature = "guest")]
 pub mod agent;
+pub mod nbd_server;
 mod scsi_debug;
 pub mod udevd;
 mod uevent_counter;

@@ -1,0 +1,308 @@
+//! NBD servers that are not ours, and the kernel's module for their devices.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::kmod::{DeleteModuleFlags, delete_module};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum At {
+    /// On the loopback interface.
+    Tcp(SocketAddr),
+    /// On a unix socket.
+    Unix(PathBuf),
+}
+
+impl At {
+    /// A free port of the loopback interface.
+    #[must_use]
+    pub fn tcp() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Self::Tcp(listener.local_addr().expect("the port's number"))
+    }
+
+    /// A unix socket that nobody uses.
+    #[must_use]
+    pub fn unix() -> Self {
+        Self::Unix(scratch("sock"))
+    }
+
+    /// The URI of an export there.
+    #[must_use]
+    pub fn uri(&self, export: &str) -> String {
+        match self {
+            Self::Tcp(address) => format!("nbd://{address}/{export}"),
+            Self::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        }
+    }
+
+    fn answers(&self) -> bool {
+        match self {
+            Self::Tcp(address) => TcpStream::connect(address).is_ok(),
+            Self::Unix(path) => UnixStream::connect(path).is_ok(),
+        }
+    }
+}
+
+/// A path below `/tmp` that was never handed out before.
+fn scratch(suffix: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    PathBuf::from(format!("/tmp/nbd-{}-{number}.{suffix}", std::process::id()))
+}
+
+/// A file of zeroes in memory, for a server to serve; removed on drop.
+#[derive(Debug)]
+pub struct Store(PathBuf);
+
+impl Store {
+    /// Takes as much memory as is written to it.
+    #[must_use]
+    pub fn sparse(bytes: u64) -> Self {
+        super::enter();
+        let path = scratch("img");
+        let file = File::create(&path).expect("a store");
+        file.set_len(bytes).expect("the store's size");
+        Self(path)
+    }
+
+    /// Filled with one byte.
+    #[must_use]
+    pub fn filled(bytes: usize, with: u8) -> Self {
+        let store = Self::sparse(0);
+        fs::write(&store.0, vec![with; bytes]).expect("filling the store");
+        store
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_file(&self.0);
+    }
+}
+
+/// A running server; dropping it kills it.
+#[derive(Debug)]
+pub struct NbdServer {
+    at: At,
+    command: Vec<String>,
+    /// Removed with the server; the last is where a daemon writes its pid.
+    files: Vec<PathBuf>,
+    /// Of the server and all that it started.
+    group: Option<Pid>,
+}
+
+impl NbdServer {
+    /// `qemu-nbd` of a file, for any number of clients; `arguments` go before
+    /// the file.
+    #[must_use]
+    pub fn qemu_nbd(at: At, export: &str, file: &Path, arguments: &[&str]) -> Self {
+        let mut command = words(&["qemu-nbd", "--persistent", "--shared=0", "--format=raw"]);
+        command.push(format!("--export-name={export}"));
+        match &at {
+            At::Tcp(address) => {
+                command.push(format!("--bind={}", address.ip()));
+                command.push(format!("--port={}", address.port()));
+            }
+            At::Unix(path) => command.push(format!("--socket={}", path.display())),
+        }
+        command.extend(words(arguments));
+        command.push(file.display().to_string());
+        Self::start_new(at, command, Vec::new())
+    }
+
+    /// `nbdkit`; `arguments` are filters, plugin and the plugin's own.
+    #[must_use]
+    pub fn nbdkit(at: At, arguments: &[&str]) -> Self {
+        let mut command = words(&["nbdkit", "--foreground"]);
+        match &at {
+            At::Tcp(address) => {
+                command.push(format!("--ipaddr={}", address.ip()));
+                command.push(format!("--port={}", address.port()));
+            }
+            At::Unix(path) => command.push(format!("--unix={}", path.display())),
+        }
+        command.extend(words(arguments));
+        Self::start_new(at, command, Vec::new())
+    }
+
+    /// `nbd-server` of a file; `options` are lines of the export's section.
+    #[must_use]
+    pub fn of_nbd_server(at: At, export: &str, file: &Path, options: &[&str]) -> Self {
+        let listen = match &at {
+            At::Tcp(address) => {
+                format!("listenaddr = {}\nport = {}", address.ip(), address.port())
+            }
+            // It listens on TCP whatever it is told.
+            At::Unix(path) => {
+                let path = path.display();
+                format!("listenaddr = 127.0.0.1\nport = 0\nunixsock = {path}")
+            }
+        };
+        let (file, options) = (file.display(), options.join("\n"));
+        let configuration =
+            format!("[generic]\n{listen}\n[{export}]\nexportname = {file}\n{options}\n");
+        let path = scratch("conf");
+        fs::write(&path, configuration).expect("nbd-server's configuration");
+        let pid_file = scratch("pid");
+        let mut command = words(&["nbd-server", "-C"]);
+        command.push(path.display().to_string());
+        command.push("-p".to_owned());
+        command.push(pid_file.display().to_string());
+        Self::start_new(at, command, vec![path, pid_file])
+    }
+
+    fn start_new(at: At, command: Vec<String>, files: Vec<PathBuf>) -> Self {
+        super::enter();
+        let mut server = Self {
+            at,
+            command,
+            files,
+            group: None,
+        };
+        server.start();
+        server
+    }
+
+    /// Starts it where it was before and returns when it takes connections.
+    pub fn start(&mut self) {
+        assert!(self.group.is_none(), "the server runs already");
+        if let At::Unix(path) = &self.at {
+            let _not_there = fs::remove_file(path);
+        }
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::null());
+        // Some serve each client in a process of its own.
+        command.process_group(0);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
+        let what = format!("{} to listen", self.command.join(" "));
+        let group = match self.files.last() {
+            // It leaves a daemon behind, which leads a group of its own.
+            Some(pid_file) => {
+                let status = child.wait().expect("the daemon's parent");
+                assert!(status.success(), "{what}: {status}");
+                super::wait_until(&what, LIMIT, || {
+                    fs::read_to_string(pid_file).ok()?.trim().parse().ok()
+                })
+            }
+            None => i32::try_from(child.id()).expect("a pid"),
+        };
+        self.group = Some(Pid::from_raw(group));
+        super::wait_until(&what, LIMIT, || {
+            if let Ok(Some(status)) = child.try_wait() {
+                assert!(!self.files.is_empty(), "{what}: {status}");
+            }
+            self.at.answers().then_some(())
+        });
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn at(&self) -> &At {
+        &self.at
+    }
+
+    /// The URI of one of its exports.
+    #[must_use]
+    pub fn uri(&self, export: &str) -> String {
+        self.at.uri(export)
+    }
+
+    /// Holds it and all that it started (SIGSTOP).
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn cont(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Kills it and all that it started, at once (SIGKILL), if it runs; none of
+    /// them is left when this returns.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if let Some(group) = self.group.take() {
+            super::wait_until("the server to be gone", LIMIT, || {
+                // Those that are ours; pid 1 sees to the others.
+                let _none_of_ours =
+                    waitpid(Pid::from_raw(-group.as_raw()), Some(WaitPidFlag::WNOHANG));
+                killpg(group, None).err()
+            });
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            let _ended_already = killpg(group, signal);
+        }
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        self.kill();
+        if let At::Unix(path) = &self.at {
+            let _gone_already = fs::remove_file(path);
+        }
+        for file in &self.files {
+            let _gone_already = fs::remove_file(file);
+        }
+    }
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// The loaded `nbd` module; dropping it unloads it.
+#[derive(Debug)]
+pub struct NbdModule(());
+
+impl NbdModule {
+    /// With devices 0 to `devices - 1`, and udev done with them.
+    #[must_use]
+    pub fn load(devices: u32) -> Self {
+        super::enter();
+        super::modprobe("nbd", &[&format!("nbds_max={devices}")]);
+        super::udevd::settle();
+        Self(())
+    }
+}
+
+impl Drop for NbdModule {
+    fn drop(&mut self) {
+        // udevd's probe may have a device open for a moment.
+        let start = std::time::Instant::now();
+        while let Err(errno) = delete_module(c"nbd", DeleteModuleFlags::O_NONBLOCK) {
+            if errno == nix::errno::Errno::ENOENT {
+                return;
+            }
+            if start.elapsed() > LIMIT {
+                eprintln!("nbd stays loaded: {errno}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
