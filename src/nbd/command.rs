@@ -27,6 +27,10 @@ pub use reconfigure::Reconfigure;
 pub struct Timeouts {
     /// How long one request may take. Then its connection is taken for dead
     /// and the request waits for another. Zero waits without end.
+    ///
+    /// What was sent over a link that died is sent again only when this has
+    /// passed, however soon another link is there (seen on Linux 6.1 and 7.2): healing
+    /// takes this long, and with zero it never ends.
     pub request: Duration,
     /// How long requests wait for a new connection when the last has died,
     /// counted from the first that waits; after that they fail with `EIO`.

@@ -1,6 +1,7 @@
 //! NBD servers that are not ours, and the kernel's module for their devices.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -48,11 +49,19 @@ impl At {
         }
     }
 
-    fn answers(&self) -> bool {
-        match self {
-            Self::Tcp(address) => TcpStream::connect(address).is_ok(),
-            Self::Unix(path) => UnixStream::connect(path).is_ok(),
-        }
+    /// Whether somebody there greets as NBD servers do. To connect and leave
+    /// would do, but for nbd-server, which dies of it.
+    fn greets(&self) -> bool {
+        let mut greeting = [0; 18];
+        let read = match self {
+            Self::Tcp(address) => {
+                TcpStream::connect(address).and_then(|mut link| link.read_exact(&mut greeting))
+            }
+            Self::Unix(path) => {
+                UnixStream::connect(path).and_then(|mut link| link.read_exact(&mut greeting))
+            }
+        };
+        read.is_ok() && greeting.starts_with(b"NBDMAGIC")
     }
 }
 
@@ -144,19 +153,16 @@ impl NbdServer {
         Self::start_new(at, command, Vec::new())
     }
 
-    /// `nbd-server` of a file; `options` are lines of the export's section.
+    /// `nbd-server` of a file, on a port of the loopback interface (on unix
+    /// sockets it greets nobody here); `options` are lines of the export's
+    /// section.
     #[must_use]
-    pub fn of_nbd_server(at: At, export: &str, file: &Path, options: &[&str]) -> Self {
-        let listen = match &at {
-            At::Tcp(address) => {
-                format!("listenaddr = {}\nport = {}", address.ip(), address.port())
-            }
-            // It listens on TCP whatever it is told.
-            At::Unix(path) => {
-                let path = path.display();
-                format!("listenaddr = 127.0.0.1\nport = 0\nunixsock = {path}")
-            }
+    pub fn of_nbd_server(export: &str, file: &Path, options: &[&str]) -> Self {
+        let at = At::tcp();
+        let At::Tcp(address) = &at else {
+            unreachable!("just made");
         };
+        let listen = format!("listenaddr = {}\nport = {}", address.ip(), address.port());
         let (file, options) = (file.display(), options.join("\n"));
         let configuration =
             format!("[generic]\n{listen}\n[{export}]\nexportname = {file}\n{options}\n");
@@ -212,7 +218,7 @@ impl NbdServer {
             if let Ok(Some(status)) = child.try_wait() {
                 assert!(!self.files.is_empty(), "{what}: {status}");
             }
-            self.at.answers().then_some(())
+            self.at.greets().then_some(())
         });
     }
 
