@@ -48,7 +48,25 @@ impl Archive {
         // One suite of several may be gone from the mirror (an old release's);
         // whether that matters shows when a package is asked for.
         archive.complaint = String::from_utf8_lossy(&updated.stderr).into_owned();
+        if updated.status.success() && archive.complaint.is_empty() {
+            archive.forget_what_is_gone()?;
+        } else if cache.refreshes() {
+            eprint!("{}", archive.complaint);
+        }
         Ok(archive)
+    }
+
+    /// Removes downloaded packages that the archive no longer has.
+    fn forget_what_is_gone(&self) -> Result<()> {
+        for directory in [&self.packages, &self.directory.join("cache/archives")] {
+            let mut autoclean = self.apt("apt-get");
+            autoclean
+                .arg("--option")
+                .arg(format!("Dir::Cache::archives={}", directory.display()))
+                .arg("autoclean");
+            self.output(autoclean, "removing old packages")?;
+        }
+        Ok(())
     }
 
     /// `package` and those below it whose names start with one of `prefixes`:

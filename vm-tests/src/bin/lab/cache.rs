@@ -3,50 +3,119 @@
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+
+/// What an old recipe made is removed when nobody has used it for so long:
+/// clones with different recipes may take turns.
+const KEPT_UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The user's directory for packages, kernels and images.
 pub(crate) struct Cache {
     root: PathBuf,
+    /// Make anew what is there already.
+    refresh: bool,
     /// Held while the cache is filled, so that two clones do not do it twice.
     _lock: File,
 }
 
+/// What a recipe made; nobody removes it while this is held.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    path: PathBuf,
+    _in_use: File,
+}
+
+impl Entry {
+    /// Call it under the cache's lock, or what is there may be on its way out.
+    fn hold(path: PathBuf) -> Result<Self> {
+        let in_use = File::open(&path).with_context(|| path.display().to_string())?;
+        in_use
+            .lock_shared()
+            .with_context(|| path.display().to_string())?;
+        // Where it cannot be noted, the lock still keeps it.
+        let _unwritable = in_use.set_modified(SystemTime::now());
+        Ok(Self {
+            path,
+            _in_use: in_use,
+        })
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
 impl Cache {
     /// Opens the cache and waits until no other lab is filling it.
-    pub(crate) fn lock() -> Result<Self> {
+    pub(crate) fn lock(refresh: bool) -> Result<Self> {
         let root = directory()?;
         fs::create_dir_all(&root).with_context(|| root.display().to_string())?;
+        Self::lock_at(root, refresh)
+    }
+
+    fn lock_at(root: PathBuf, refresh: bool) -> Result<Self> {
         let path = root.join("lock");
         let lock = File::create(&path).with_context(|| path.display().to_string())?;
         if lock.try_lock().is_err() {
             eprintln!("another lab is filling {}: waiting for it", root.display());
             lock.lock().with_context(|| path.display().to_string())?;
         }
-        Ok(Self { root, _lock: lock })
+        Ok(Self {
+            root,
+            refresh,
+            _lock: lock,
+        })
     }
 
-    /// The directory of `name` as made by `recipe`, built by `build` in a
-    /// directory that gets its name only when it is whole.
+    /// What `recipe` made under `name`, built by `build` in a directory that
+    /// gets its name only when it is whole.
     pub(crate) fn entry(
         &self,
         name: &str,
         recipe: &str,
         build: impl FnOnce(&Path) -> Result<()>,
-    ) -> Result<PathBuf> {
+    ) -> Result<Entry> {
         let path = self.root.join(format!("{name}-{:016x}", fnv1a(recipe)));
         if path.exists() {
-            return Ok(path);
+            if !self.refresh {
+                return Entry::hold(path);
+            }
+            if is_in_use(&path)? {
+                bail!("{} is in use by another lab", path.display());
+            }
         }
         let unfinished = self.root.join(format!("{name}.unfinished"));
-        if unfinished.exists() {
-            fs::remove_dir_all(&unfinished).with_context(|| unfinished.display().to_string())?;
-        }
+        remove(&unfinished)?;
         fs::create_dir_all(&unfinished).with_context(|| unfinished.display().to_string())?;
         build(&unfinished)?;
+        // A refresh replaces what is there only when it has something better.
+        remove(&path)?;
         fs::rename(&unfinished, &path).with_context(|| path.display().to_string())?;
-        Ok(path)
+        let entry = Entry::hold(path)?;
+        self.prune(name)?;
+        Ok(entry)
+    }
+
+    /// Removes what older recipes made under `name`.
+    fn prune(&self, name: &str) -> Result<()> {
+        for other in fs::read_dir(&self.root)?.flatten() {
+            let file = other.file_name().to_string_lossy().into_owned();
+            let hash = file
+                .strip_prefix(name)
+                .and_then(|rest| rest.strip_prefix('-'));
+            let of_a_recipe =
+                hash.is_some_and(|hash| hash.len() == 16 && u64::from_str_radix(hash, 16).is_ok());
+            if of_a_recipe && age(&other.path()) > KEPT_UNUSED && !is_in_use(&other.path())? {
+                remove(&other.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn refreshes(&self) -> bool {
+        self.refresh
     }
 
     /// A directory that is used as it is: package lists, downloaded packages.
@@ -73,6 +142,26 @@ pub(crate) fn directory() -> Result<PathBuf> {
     Ok(base.join("lunbd-vm"))
 }
 
+/// Since it was made or used; none where the clock was set back.
+fn age(path: &Path) -> Duration {
+    let used = fs::metadata(path).and_then(|meta| meta.modified());
+    used.ok()
+        .and_then(|used| used.elapsed().ok())
+        .unwrap_or_default()
+}
+
+fn is_in_use(path: &Path) -> Result<bool> {
+    let entry = File::open(path).with_context(|| path.display().to_string())?;
+    Ok(entry.try_lock().is_err())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.exists() {
+        fs::remove_dir_all(path).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
 /// Names a recipe; it must come out the same in every build of the lab, which
 /// std's hasher does not promise.
 fn fnv1a(text: &str) -> u64 {
@@ -89,5 +178,47 @@ mod tests {
     fn a_recipe_has_the_same_name_in_every_build() {
         assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
+    }
+
+    #[test]
+    fn what_an_old_recipe_made_goes_when_nobody_uses_it() {
+        let root = env::temp_dir().join(format!("lunbd-cache-test-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let cache = Cache::lock_at(root.clone(), false).unwrap();
+        let make = |recipe| cache.entry("root", recipe, |_| Ok(())).unwrap();
+        let long_ago = SystemTime::now() - 2 * KEPT_UNUSED;
+        let (held, old, recent) = (make("held"), make("old"), make("recent"));
+        for entry in [&held, &old] {
+            let directory = File::open(&entry.path).unwrap();
+            directory.set_modified(long_ago).unwrap();
+        }
+        let paths = [old.path.clone(), recent.path.clone()];
+        drop((old, recent));
+        let new = make("new");
+        let left = paths.map(|path| path.exists());
+        assert_eq!(left, [false, true]);
+        assert!(held.path.exists() && new.path.exists());
+        drop((held, new, cache));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_refresh_that_fails_keeps_what_is_there() {
+        let root = env::temp_dir().join(format!("lunbd-refresh-test-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let first = Cache::lock_at(root.clone(), false).unwrap();
+        let path = first.entry("root", "recipe", |_| Ok(())).unwrap().path;
+        drop(first);
+        let cache = Cache::lock_at(root.clone(), true).unwrap();
+        assert!(
+            cache
+                .entry("root", "recipe", |_| bail!("no network"))
+                .is_err()
+        );
+        assert!(path.exists());
+        let anew = cache.entry("root", "recipe", |to| Ok(fs::write(to.join("new"), "")?));
+        assert!(anew.unwrap().join("new").exists());
+        drop(cache);
+        fs::remove_dir_all(root).unwrap();
     }
 }

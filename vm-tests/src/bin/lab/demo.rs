@@ -20,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
     let series = &Series::wanted(false)?[..1];
     let run_dir = RunDir::create()?;
     let programs = programs::build(&run_dir)?;
-    let (root, kernels) = schedule::prepare(series)?;
+    let (root, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
     let accel = Accel::choose(&kernel.vmlinux, &run_dir)?;
     let setup = Setup {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::apt::Archive;
-use crate::cache::Cache;
+use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
 use crate::newc::Newc;
 use crate::step::step;
@@ -147,6 +147,7 @@ pub(crate) struct Root {
     pub(crate) base: PathBuf,
     /// What [`NBD_PACKAGES`] add to it.
     pub(crate) nbd: PathBuf,
+    _entry: Entry,
 }
 
 /// The images, built when they are not there yet.
@@ -177,6 +178,7 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
     Ok(Root {
         base: entry.join("root.cpio"),
         nbd: entry.join("nbd.cpio"),
+        _entry: entry,
     })
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::apt::Archive;
-use crate::cache::Cache;
+use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
 use crate::step::step;
 use crate::{bzimage, modules};
@@ -73,13 +73,14 @@ impl fmt::Display for Series {
 }
 
 /// A kernel that is ready to boot.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) series: Series,
     /// The ELF kernel, which QEMU enters by PVH.
     pub(crate) vmlinux: PathBuf,
     /// The initramfs of its modules.
     pub(crate) modules: PathBuf,
+    _entry: Entry,
 }
 
 /// Downloads and unpacks the kernel when it is not there yet.
@@ -100,6 +101,7 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Resul
         series,
         vmlinux: entry.join("vmlinux"),
         modules: entry.join("modules.cpio"),
+        _entry: entry,
     })
 }
 

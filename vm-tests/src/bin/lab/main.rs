@@ -69,6 +69,9 @@ struct TestArguments {
     /// Leave the host's tests out.
     #[arg(long)]
     vm_only: bool,
+    /// Take the kernels and guest packages that Debian has now.
+    #[arg(long)]
+    refresh: bool,
 }
 
 const ENVIRONMENT: &str = "\
@@ -99,7 +102,12 @@ fn test(arguments: &TestArguments) -> Result<bool> {
     if !arguments.vm_only {
         host_suite::run(&mut summary)?;
     }
-    schedule::run(&series, arguments.filter.as_deref(), &mut summary)?;
+    schedule::run(
+        &series,
+        arguments.filter.as_deref(),
+        arguments.refresh,
+        &mut summary,
+    )?;
     summary.print();
     Ok(summary.succeeded())
 }

@@ -17,7 +17,12 @@ use crate::{guest_root, modules, programs};
 const OWN_BOOT: &str = "own_boot_";
 
 /// Runs the VM tests whose id contains `filter` on every kernel of `series`.
-pub(crate) fn run(series: &[Series], filter: Option<&str>, summary: &mut Summary) -> Result<()> {
+pub(crate) fn run(
+    series: &[Series],
+    filter: Option<&str>,
+    refresh: bool,
+    summary: &mut Summary,
+) -> Result<()> {
     let run_dir = RunDir::create()?;
     let programs = programs::build(&run_dir)?;
     let tests: Vec<TestCase> = programs
@@ -32,7 +37,7 @@ pub(crate) fn run(series: &[Series], filter: Option<&str>, summary: &mut Summary
         ));
         return Ok(());
     }
-    let (root, kernels) = prepare(series)?;
+    let (root, kernels) = prepare(series, refresh)?;
     let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
     for kernel in &kernels {
         let setup = Setup {
@@ -54,10 +59,11 @@ pub(crate) fn run(series: &[Series], filter: Option<&str>, summary: &mut Summary
     Ok(())
 }
 
-/// The guest's root and the kernels, from the cache where they are there.
-pub(crate) fn prepare(series: &[Series]) -> Result<(guest_root::Root, Vec<Kernel>)> {
+/// The guest's root and the kernels, from the cache where they are there,
+/// unless `refresh` has them made anew.
+pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::Root, Vec<Kernel>)> {
     let mirrors = Mirrors::of_this_machine()?;
-    let cache = Cache::lock()?;
+    let cache = Cache::lock(refresh)?;
     let root = guest_root::prepare(&cache, &mirrors)?;
     let kernels = series
         .iter()
