@@ -40,3 +40,8 @@ fn no_seed_breaks_the_nbd_uri_parser() {
 fn no_seed_breaks_the_parsers_of_names() {
     run("id", entry::id);
 }
+
+#[test]
+fn no_seed_breaks_the_netlink_messages() {
+    run("netlink_decode", entry::netlink_decode);
+}

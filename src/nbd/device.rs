@@ -259,3 +259,63 @@ impl NbdDevice {
         Error::new(ErrorKind::Io, message).with_path(self.disk.dir().join(attribute))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected() -> Facts {
+        Facts {
+            pid: Some(7),
+            backend: Some("mine".to_owned()),
+            size: 4096,
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn without_a_pid_anything_that_is_left_is_draining_before_it_is_opened_or_free() {
+        let knowledge = Knowledge::default();
+        let mut facts = Facts::default();
+        assert_eq!(facts.state(&knowledge), State::Free);
+        facts.openers.push(Opener {
+            device: "43:0".parse().unwrap(),
+            pid: 9,
+            command: "blkid".to_owned(),
+        });
+        assert_eq!(facts.state(&knowledge), State::OpenedByOther);
+        for left in [
+            Facts {
+                size: 512,
+                ..facts.clone()
+            },
+            Facts {
+                in_flight: 1,
+                ..facts.clone()
+            },
+            Facts {
+                holders: vec!["dm-0".to_owned()],
+                ..facts.clone()
+            },
+        ] {
+            assert_eq!(left.state(&knowledge), State::Draining, "{left}");
+        }
+    }
+
+    #[test]
+    fn anothers_device_is_foreign_whatever_else_is_known_of_it() {
+        let knowledge = |backend: &str| Knowledge {
+            backend: Some(backend.parse().unwrap()),
+            link_dead: true,
+            disconnected: true,
+        };
+        assert_eq!(connected().state(&knowledge("theirs")), State::Foreign);
+        assert_eq!(connected().state(&knowledge("mine")), State::Draining);
+        let nameless = Facts {
+            backend: None,
+            ..connected()
+        };
+        assert_eq!(nameless.state(&knowledge("mine")), State::Foreign);
+        assert_eq!(nameless.state(&Knowledge::default()), State::Connected);
+    }
+}

@@ -61,7 +61,8 @@ pub struct DeviceStatus {
 pub struct MalformedMessage(DecodeError);
 
 impl Message {
-    /// The attributes, as they follow the generic netlink header.
+    /// The attributes, as they follow the generic netlink header. None of them
+    /// may be longer than 64 KiB, of which its length has no room.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let attributes = self.attributes.as_slice();

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use lunbd::id::{DevNo, DiskSeq, Hctl, HostNo, Lun, NbdUri, Wwid};
-use lunbd::nbd::handshake;
+use lunbd::nbd::{self, handshake};
 use lunbd::uevent::Message;
 use lunbd::{Deadline, Source};
 
@@ -93,4 +93,20 @@ pub(crate) fn id(bytes: &[u8]) {
     roundtrip::<Lun>(text);
     roundtrip::<Wwid>(text);
     roundtrip::<Source>(text);
+}
+
+/// A message of NBD's netlink family, after the byte that is its command; what
+/// decodes must decode to the same again when it was encoded.
+pub(crate) fn netlink_decode(bytes: &[u8]) {
+    let Some((command, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let Ok(message) = nbd::Message::decode(*command, bytes) else {
+        return;
+    };
+    // A nest of short items may be too long for one attribute when it is whole.
+    if bytes.len() < 16 << 10 {
+        let again = nbd::Message::decode(*command, &message.encode());
+        assert_eq!(again.ok(), Some(message));
+    }
 }
