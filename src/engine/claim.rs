@@ -20,6 +20,8 @@ enum Claim {
     /// The device serves no opens any more (offline, path lost), and nobody
     /// mounts, stacks on, swaps on or has it open: there is nothing to flush.
     Unreachable(Error),
+    /// A flush of our own that never returned has it still.
+    Stuck(Error),
 }
 
 impl Engine {
@@ -35,9 +37,10 @@ impl Engine {
     ) -> Result<(Flush, Option<Arc<File>>)> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         phases.enter(Stage::Claim);
-        let file = match claim(disk, roots, mode, watch, deadline)? {
+        let file = match claim(disk, abandon, roots, mode, watch, deadline)? {
             Claim::Held(file) => Arc::new(file),
             Claim::Unreachable(why) => return Ok((Flush::Unreachable(why.to_string()), None)),
+            Claim::Stuck(why) => return Ok((Flush::Abandoned(why.to_string()), None)),
         };
         phases.enter(Stage::Flush);
         let limit = if abandon {
@@ -66,15 +69,16 @@ fn flush(file: &Arc<File>, disk: &BlockDevice, roots: &Roots, deadline: Deadline
 
 /// Claims the disk exclusively.
 ///
-/// A claim that is refused while nobody is to be seen may be udevd's, which
-/// rereads a partition table: then udev is waited for and the claim tried once
-/// more.
+/// A claim that is refused while udevd alone has the disk open may be udevd's,
+/// which rereads a partition table: then udev is waited for and the claim tried
+/// once more.
 ///
 /// # Errors
 /// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
 /// `NotPermitted`.
 fn claim(
     disk: &BlockDevice,
+    abandon: bool,
     roots: &Roots,
     mode: Mode,
     watch: &mut Watch,
@@ -84,23 +88,26 @@ fn claim(
         Ok(file) => return Ok(Claim::Held(file)),
         Err(error) => error,
     };
-    match refused.kind() {
-        ErrorKind::InUse => {
-            let holders = in_use::find_holders(roots, disk)?;
-            if !holders.is_empty() || mode != Mode::Udev {
-                return Err(in_use::refuse(disk, &holders).caused_by(refused));
-            }
-        }
-        // The kernel's own refusal (ENXIO, ENODEV), not a node that is another's.
-        ErrorKind::Vanished if refused.errno().is_some() => {
-            let mut holders = in_use::find_holders(roots, disk)?;
-            holders.extend(in_use::find_openers(roots, disk)?);
-            if holders.is_empty() {
-                return Ok(Claim::Unreachable(refused));
-            }
-            return Err(in_use::refuse(disk, &holders).caused_by(refused));
-        }
-        _ => return Err(refused),
+    // The kernel's own refusal (EBUSY; ENXIO, ENODEV), not a node that is
+    // another's.
+    let busy = refused.kind() == ErrorKind::InUse;
+    if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
+        return Err(refused);
+    }
+    let mut holders = in_use::find_holders(roots, disk)?;
+    if !holders.is_empty() {
+        return Err(in_use::refuse(disk, &holders).caused_by(refused));
+    }
+    let openers = in_use::find_openers(roots, disk)?;
+    if !busy && openers.is_empty() {
+        return Ok(Claim::Unreachable(refused));
+    }
+    if abandon && openers.iter().all(in_use::is_ours) {
+        return Ok(Claim::Stuck(refused));
+    }
+    if !busy || mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
+        holders.extend(openers);
+        return Err(in_use::refuse(disk, &holders).caused_by(refused));
     }
     uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
     match try_claim(disk, roots, deadline) {

@@ -97,6 +97,21 @@ pub(super) fn find_openers(roots: &Roots, disk: &BlockDevice) -> Result<Vec<Hold
         .collect())
 }
 
+/// Whether it is a worker of udevd, which opens every disk for a moment.
+pub(super) fn is_udevs(holder: &Holder) -> bool {
+    // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.
+    matches!(holder, Holder::Open { command, .. } if command.contains("udev"))
+}
+
+/// Whether it is this process, or the command: a flush that hangs has the disk
+/// open until the kernel lets go.
+pub(super) fn is_ours(holder: &Holder) -> bool {
+    match holder {
+        Holder::Open { pid, command } => *pid == std::process::id() || command == "lunbd",
+        _ => false,
+    }
+}
+
 /// The refusal that names them.
 pub(super) fn refuse(disk: &BlockDevice, holders: &[Holder]) -> Error {
     let by = if holders.is_empty() {

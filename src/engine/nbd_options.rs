@@ -50,7 +50,8 @@ impl NbdOptions {
     }
 
     /// How many connections carry I/O, where the server allows several
-    /// (`CAN_MULTI_CONN`); 1 without it.
+    /// (`CAN_MULTI_CONN`); 1 without it. The kernel uses no more than it has
+    /// CPUs (`block/blk-mq.c`, `blk_mq_alloc_tag_set`).
     #[must_use]
     pub fn connections(mut self, count: NonZeroU16) -> Self {
         self.connections = count;

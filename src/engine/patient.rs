@@ -137,6 +137,7 @@ impl Patient {
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
         /// One server's time to answer.
         const ONE_TRY: Duration = Duration::from_secs(10);
+        let mut last: Option<Error> = None;
         loop {
             self.dials += 1;
             let one = Deadline::after(deadline.remaining().min(ONE_TRY));
@@ -148,9 +149,15 @@ impl Patient {
                 failure.kind(),
                 ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::NotFound | ErrorKind::Io
             );
-            if !may_come || deadline.has_passed() {
+            if !may_come {
                 return Err(failure);
             }
+            if deadline.has_passed() {
+                // A try that the deadline cut short says less than one before.
+                let cut_short = failure.kind() == ErrorKind::TimedOut;
+                return Err(last.filter(|_| cut_short).unwrap_or(failure));
+            }
+            last = Some(failure);
             let pause = jittered(self.pauses.pause());
             let turn = Deadline::after(deadline.remaining().min(pause));
             if self.spent {

@@ -179,8 +179,12 @@ impl Drop for ScsiDebug {
         for device in self.devices() {
             let _gone_already = fs::write(format!("/sys/bus/scsi/devices/{device}/delete"), "1");
         }
-        // udevd's probe may hold a disk open for a moment: EWOULDBLOCK until
-        // the last opener is gone.
+        // The last close of a disk that is deleted runs code of the module
+        // after it has given up its hold on it: 6.1 oopsed when udevd's probe
+        // closed one while the module went. So udevd comes to its end first.
+        let _says_nothing_without_udevd = std::process::Command::new("udevadm")
+            .args(["settle", "--timeout=10"])
+            .status();
         let start = Instant::now();
         loop {
             match delete_module(c"scsi_debug", DeleteModuleFlags::O_NONBLOCK) {
