@@ -231,7 +231,7 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
     let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
     let node = PathBuf::from(attached["node"].as_str().unwrap());
     let writer = Writer::start(&node);
-    for _ in 0..3 {
+    for _ in 0..2 {
         let agent = Agent::start();
         writer.goes_on();
         server.kill();

@@ -108,9 +108,19 @@ impl Drop for Store {
     }
 }
 
+/// How a server shows that it takes connections.
+#[derive(Debug)]
+enum Ready {
+    /// It greets a client.
+    Greets,
+    /// By a file that it writes then.
+    Writes(PathBuf),
+}
+
 /// A running server; dropping it kills it.
 #[derive(Debug)]
 pub struct NbdServer {
+    ready: Ready,
     at: At,
     command: Vec<String>,
     /// Removed with the server; the last is where a daemon writes its pid.
@@ -134,8 +144,11 @@ impl NbdServer {
             At::Unix(path) => command.push(format!("--socket={}", path.display())),
         }
         command.extend(words(arguments));
+        // It complains of a client that only looks whether it is there.
+        let listens = scratch("listens");
+        command.push(format!("--pid-file={}", listens.display()));
         command.push(file.display().to_string());
-        Self::start_new(at, command, Vec::new())
+        Self::start_when(Ready::Writes(listens), at, command, Vec::new())
     }
 
     /// `nbdkit`; `arguments` are filters, plugin and the plugin's own.
@@ -177,8 +190,13 @@ impl NbdServer {
     }
 
     fn start_new(at: At, command: Vec<String>, files: Vec<PathBuf>) -> Self {
+        Self::start_when(Ready::Greets, at, command, files)
+    }
+
+    fn start_when(ready: Ready, at: At, command: Vec<String>, files: Vec<PathBuf>) -> Self {
         super::enter();
         let mut server = Self {
+            ready,
             at,
             command,
             files,
@@ -192,6 +210,9 @@ impl NbdServer {
     pub fn start(&mut self) {
         assert!(self.group.is_none(), "the server runs already");
         if let At::Unix(path) = &self.at {
+            let _not_there = fs::remove_file(path);
+        }
+        if let Ready::Writes(path) = &self.ready {
             let _not_there = fs::remove_file(path);
         }
         let mut command = Command::new(&self.command[0]);
@@ -218,8 +239,15 @@ impl NbdServer {
             if let Ok(Some(status)) = child.try_wait() {
                 assert!(!self.files.is_empty(), "{what}: {status}");
             }
-            self.at.greets().then_some(())
+            self.is_ready().then_some(())
         });
+    }
+
+    fn is_ready(&self) -> bool {
+        match &self.ready {
+            Ready::Greets => self.at.greets(),
+            Ready::Writes(path) => path.exists(),
+        }
     }
 
     /// Where it listens.
@@ -273,6 +301,9 @@ impl Drop for NbdServer {
         }
         for file in &self.files {
             let _gone_already = fs::remove_file(file);
+        }
+        if let Ready::Writes(path) = &self.ready {
+            let _gone_already = fs::remove_file(path);
         }
     }
 }

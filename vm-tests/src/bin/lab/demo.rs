@@ -36,7 +36,11 @@ pub(crate) fn run() -> Result<()> {
             .map(|name| (*name).to_owned())
             .collect(),
         tests: Vec::new(),
-        story: Some(vec!["story".to_owned()]),
+        story: Some(vec![
+            "story".to_owned(),
+            "scsi".to_owned(),
+            "nbd".to_owned(),
+        ]),
         own_boot: true,
     };
     eprintln!("booting {} ({accel:?})\n", kernel.series);

@@ -1,57 +1,23 @@
-//! What the demo runs in the guest: one LUN of 256 attached by `lunbd`, read,
-//! detached; then what a wildcard scan does instead.
+//! One LUN of many, targeted; and the same by a scan of the whole bus.
 
-#![allow(
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "the story is its output, and it ends where it cannot go on"
-)]
-
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 use vm_tests::guest::{self, ScsiDebug, UeventCounter, udevd};
-use vm_tests::job::RESULT_FILE;
-use vm_tests::story::{Figures, Run};
+use vm_tests::story::Run;
 
-const LUNS: u32 = 256;
+use crate::show;
+
+/// LUNs behind the host.
+pub(crate) const LUNS: u32 = 256;
 const LUN: u32 = 77;
 /// Longer than the pauses between the disks of a wildcard scan.
 const QUIET: Duration = Duration::from_secs(2);
 
-fn main() {
-    guest::enter();
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
-    let kernel = kernel.trim().to_owned();
-    println!("Linux {kernel}, systemd-udevd, a SCSI target with {LUNS} LUNs.\n");
-    let runs = vec![targeted(), wildcard()];
-    println!(
-        "{:<32} {:>6} {:>15} {:>14}",
-        "", "disks", "kernel uevents", "time to quiet"
-    );
-    for run in &runs {
-        #[expect(clippy::cast_precision_loss, reason = "seconds for a reader")]
-        let seconds = run.quiet_at as f64 / 1000.0;
-        println!(
-            "{:<32} {:>6} {:>15} {seconds:>12.1} s",
-            run.what,
-            run.disks,
-            run.uevents_at.len()
-        );
-    }
-    let figures = Figures {
-        kernel,
-        luns: LUNS,
-        runs,
-    };
-    let json = serde_json::to_vec(&figures).expect("the figures as JSON");
-    fs::write(RESULT_FILE, json).expect(RESULT_FILE);
-}
-
 /// One LUN, by the engine: attached, read, detached, nothing left.
-fn targeted() -> Run {
+pub(crate) fn targeted() -> Run {
     let target = ScsiDebug::with_luns(LUNS);
     let source = format!("scsi:{}:0:0:{LUN}", target.host());
     println!("One of them is wanted: LUN {LUN}. Nothing is attached yet.\n");
@@ -88,7 +54,7 @@ fn targeted() -> Run {
 }
 
 /// What scanning the bus for that one LUN does.
-fn wildcard() -> Run {
+pub(crate) fn wildcard() -> Run {
     let target = ScsiDebug::with_luns(LUNS);
     let scan = "- - -";
     println!(
@@ -104,16 +70,6 @@ fn wildcard() -> Run {
         run.uevents_at.len()
     );
     run
-}
-
-/// Runs the command and shows it with what it prints.
-fn show(arguments: &[&str]) -> String {
-    println!("$ lunbd {}", arguments.join(" "));
-    let output = guest::lunbd(arguments);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    print!("{text}");
-    assert!(output.status.success(), "{output:?}");
-    text
 }
 
 fn length(node: &str, mut disk: File) -> u64 {
