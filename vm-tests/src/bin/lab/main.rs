@@ -1,6 +1,6 @@
 //! The host's side of the lab: prepares kernels and guest root, boots, reports.
 //!
-//! `vm-tests/test` and `vm-tests/demo` call it.
+//! `vm-tests/test`, `vm-tests/demo` and `vm-tests/bench` call it.
 
 #![allow(
     clippy::print_stdout,
@@ -10,6 +10,7 @@
 
 mod accel;
 mod apt;
+mod bench;
 mod boot;
 mod bzimage;
 mod cache;
@@ -56,6 +57,9 @@ enum Command {
     /// Tell the story of one attach in one VM and draw it.
     #[command(override_usage = "vm-tests/demo")]
     Demo,
+    /// Time lunbd beside nbd-client, qemu-nbd and sysfs by hand in one VM.
+    #[command(override_usage = "vm-tests/bench")]
+    Bench,
 }
 
 #[derive(Debug, Args)]
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Test(arguments) => test(&arguments),
         Command::Demo => demo::run().map(|()| true),
+        Command::Bench => bench::run().map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,168 @@
+//! Many devices at once by one engine: what it costs, and that one thread reads
+//! each event once for all who wait.
+
+use std::fs;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lunbd::{AttachRequest, Engine, Source};
+use nix::unistd::{SysconfVar, sysconf};
+use serde::Serialize;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
+use vm_tests::guest::{self, udevd};
+
+use crate::nbd::is_free;
+use crate::rounds::millis;
+
+const DEVICES: u32 = 64;
+
+/// What all the devices at once came to.
+#[derive(Debug, Serialize)]
+pub(crate) struct AtOnce {
+    devices: u32,
+    attach: Burst,
+    detach: Burst,
+}
+
+/// One call for each device, all begun together.
+#[derive(Debug, Serialize)]
+struct Burst {
+    wall_ms: f64,
+    /// The process's, user and system.
+    cpu_ms: f64,
+    /// What the kernel numbered meanwhile.
+    kernel_events: u64,
+    /// What the hub read: the kernel's events and udev's.
+    events_read: u64,
+    overruns: u64,
+}
+
+pub(crate) fn measure() -> AtOnce {
+    let _module = NbdModule::load(DEVICES);
+    // One thread for a client: many idle ones are not what is measured.
+    let server = NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "64M"]);
+    let engine = engine();
+    let sources: Vec<Source> = (0..DEVICES)
+        .map(|n| server.uri(&format!("e{n}")).parse().expect("a source"))
+        .collect();
+    let attach = all_at_once(&engine, &sources, |source| {
+        let request = AttachRequest::new(source.clone());
+        engine.attach(&request, soon()).expect("an attach").changed
+    });
+    assert_eq!(engine.list().expect("a list").len(), sources.len());
+    let detach = all_at_once(&engine, &sources, |source| {
+        let detachment = engine.detach(source.clone(), soon());
+        detachment.expect("a detach").changed
+    });
+    let disks = guest::entries("/sys/block");
+    let mut disks = disks.iter().filter(|disk| disk.starts_with("nbd"));
+    assert!(disks.all(|disk| is_free(disk)), "a device is left");
+    AtOnce {
+        devices: DEVICES,
+        attach,
+        detach,
+    }
+}
+
+fn all_at_once(
+    engine: &Engine,
+    sources: &[Source],
+    call: impl Fn(&Source) -> bool + Sync,
+) -> Burst {
+    udevd::settle();
+    until_read(engine);
+    let before = (engine.hub().counters(), kernel_events(), cpu());
+    let together = &Barrier::new(sources.len() + 1);
+    let call = &call;
+    let start = thread::scope(|scope| {
+        for source in sources {
+            scope.spawn(move || {
+                together.wait();
+                assert!(call(source), "{source} was so already");
+            });
+        }
+        // Before the wait: after it the threads may be on their way already.
+        let start = Instant::now();
+        together.wait();
+        start
+    });
+    let (wall, cpu) = (start.elapsed(), cpu().saturating_sub(before.2));
+    udevd::settle();
+    until_read(engine);
+    let counters = engine.hub().counters();
+    let burst = Burst {
+        wall_ms: millis(wall),
+        cpu_ms: millis(cpu),
+        kernel_events: kernel_events() - before.1,
+        events_read: counters.events - before.0.events,
+        overruns: counters.overruns - before.0.overruns,
+    };
+    // Each comes twice, from the kernel and from udev, however many wait.
+    assert!(
+        burst.events_read <= 2 * burst.kernel_events,
+        "an event was read more than once: {burst:?}"
+    );
+    burst
+}
+
+/// Returns when the hub has nothing left to read.
+fn until_read(engine: &Engine) {
+    let mut seen = engine.hub().counters().events;
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        let now = engine.hub().counters().events;
+        if now == seen {
+            return;
+        }
+        seen = now;
+    }
+}
+
+/// The number of the last uevent that the kernel sent: each has the next.
+fn kernel_events() -> u64 {
+    let path = "/sys/kernel/uevent_seqnum";
+    let number = fs::read_to_string(path).expect(path);
+    number.trim().parse().expect(path)
+}
+
+/// What this process has used so far, user and system (proc(5), fields 14 and
+/// 15 of `stat`).
+fn cpu() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
+    let (_, after_name) = stat.rsplit_once(')').expect("a name");
+    let fields = after_name.split_whitespace().skip(11).take(2);
+    let ticks: u64 = fields
+        .map(|field| field.parse::<u64>().expect("a number of ticks"))
+        .sum();
+    let rate = sysconf(SysconfVar::CLK_TCK)
+        .ok()
+        .flatten()
+        .expect("ticks a second");
+    Duration::from_millis(ticks * 1000 / rate.unsigned_abs())
+}
+
+impl AtOnce {
+    pub(crate) fn print(&self) {
+        println!(
+            "{:<42} {:>10} {:>10} {:>14} {:>14}",
+            format!("NBD, {} devices from as many threads", self.devices),
+            "wall",
+            "CPU",
+            "kernel events",
+            "events read"
+        );
+        for (name, burst) in [("attach", &self.attach), ("detach", &self.detach)] {
+            println!(
+                "  {:<40} {:>7.0} ms {:>7.0} ms {:>14} {:>14}",
+                format!("lunbd, one engine: {name}"),
+                burst.wall_ms,
+                burst.cpu_ms,
+                burst.kernel_events,
+                burst.events_read
+            );
+        }
+        println!("  each event is read once from the kernel and once from udev, for all threads\n");
+    }
+}
