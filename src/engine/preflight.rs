@@ -74,12 +74,13 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 8] = [
+        let looks: [(&'static str, Look); 9] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
             ("scsi", Self::check_scsi),
+            ("nbd", Self::check_nbd),
             ("device nodes", Self::check_nodes),
             ("udev", Self::check_udev),
             ("receive buffer", Self::check_receive_buffer),
@@ -165,6 +166,16 @@ impl Engine {
             Check::limited("scsi", "no SCSI host", remedy)
         } else {
             Check::good("scsi", hosts.join(", "))
+        })
+    }
+
+    fn check_nbd(&self, _: Deadline) -> Result<Check> {
+        let module = self.roots().sysfs.join("module/nbd");
+        Ok(if sysfs::resolve(&module)?.is_some() {
+            Check::good("nbd", "the module is loaded")
+        } else {
+            let remedy = "modprobe nbd, where NBD is wanted";
+            Check::limited("nbd", "the module is not loaded", remedy)
         })
     }
 

@@ -307,6 +307,40 @@ fn several_connections_carry_io_where_the_server_allows_them() {
 }
 
 #[test]
+fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() {
+    let _module = NbdModule::load(4);
+    let store = Store::filled(8 << 20, 3);
+    let file = format!("file={}", store.path().display());
+    let engine = engine();
+    let first_block = |node: &Path| {
+        let mut block = [0; 512];
+        let read = File::open(node).and_then(|mut disk| disk.read_exact(&mut block));
+        read.map(|()| block[0])
+    };
+    let slow = ["--filter=delay", "file", &file, "rdelay=200ms"];
+    let overlaid = ["--filter=cow", "file", &file];
+    for arguments in [&slow[..], &overlaid] {
+        let server = NbdServer::nbdkit(At::unix(), arguments);
+        let attachment = attach(&engine, &server.uri(""));
+        assert_eq!(first_block(&attachment.node).unwrap(), 3);
+        detach(&engine, &server.uri(""));
+    }
+    let failing = [
+        "--filter=error",
+        "file",
+        &file,
+        "error-pread=EIO",
+        "error-pread-rate=100%",
+    ];
+    let server = NbdServer::nbdkit(At::unix(), &failing);
+    let attachment = attach(&engine, &server.uri(""));
+    let error = first_block(&attachment.node).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
+    detach(&engine, &server.uri(""));
+    assert_free(&attachment);
+}
+
+#[test]
 fn requests_are_no_longer_than_the_server_takes() {
     let _module = NbdModule::load(4);
     let arguments = [
