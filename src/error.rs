@@ -1,6 +1,9 @@
 //! One error type: what went wrong, at which stage, on which path, whether a
 //! retry can help, and the chain of causes.
 
+mod kind;
+mod stage;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
@@ -10,195 +13,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::id::ParseIdError;
+pub use kind::{ErrorKind, Retry};
+pub use stage::Stage;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// What kind of failure it is. The kind alone decides [`Retry`] and the
-/// command's exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The input is malformed; nothing was touched.
-    InvalidInput,
-    /// The SCSI host named by the caller does not exist.
-    NoSuchHost,
-    /// The target does not present this LUN, the NBD server has no such export,
-    /// or the path names no device.
-    NotFound,
-    /// The device is not the one that the caller expected.
-    IdentityMismatch,
-    /// The device is mounted, mapped, swapped on or opened exclusively.
-    InUse,
-    /// The caller's deadline passed. The message names the stage and what was
-    /// last seen.
-    TimedOut,
-    /// The kernel refused for lack of a privilege, or a server by its policy.
-    NotPermitted,
-    /// The kernel, or a server, refused the request as invalid.
-    Refused,
-    /// This kind of device or address is not supported.
-    NotSupported,
-    /// The device exists and is not usable now (blocked, offline, quiesced).
-    NotReady,
-    /// The device went away, or was replaced by another, in the middle.
-    Vanished,
-    /// No server is at the address, or it closed the connection, or the
-    /// connection broke.
-    Unreachable,
-    /// The server answered what its protocol does not allow. The message names
-    /// the field.
-    Protocol,
-    /// Any other failure of a system call.
-    Io,
-}
-
-impl ErrorKind {
-    /// The name used in `--json` and in logs.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidInput => "invalid_input",
-            Self::NoSuchHost => "no_such_host",
-            Self::NotFound => "not_found",
-            Self::IdentityMismatch => "identity_mismatch",
-            Self::InUse => "in_use",
-            Self::TimedOut => "timed_out",
-            Self::NotPermitted => "not_permitted",
-            Self::Refused => "refused",
-            Self::NotSupported => "not_supported",
-            Self::NotReady => "not_ready",
-            Self::Vanished => "vanished",
-            Self::Unreachable => "unreachable",
-            Self::Protocol => "protocol",
-            Self::Io => "io",
-        }
-    }
-
-    /// Whether repeating the call can help.
-    #[must_use]
-    pub fn retry(self) -> Retry {
-        match self {
-            Self::InvalidInput | Self::Refused | Self::NotSupported => Retry::Never,
-            Self::NoSuchHost
-            | Self::NotFound
-            | Self::IdentityMismatch
-            | Self::InUse
-            | Self::NotPermitted
-            | Self::Protocol => Retry::AfterChange,
-            Self::TimedOut | Self::NotReady | Self::Vanished | Self::Unreachable | Self::Io => {
-                Retry::Again
-            }
-        }
-    }
-
-    fn of_errno(errno: Errno) -> Self {
-        match errno {
-            Errno::EACCES | Errno::EPERM | Errno::EROFS => Self::NotPermitted,
-            Errno::EINVAL => Self::Refused,
-            Errno::EBUSY => Self::InUse,
-            Errno::ENODEV | Errno::ENXIO | Errno::ENOENT => Self::Vanished,
-            Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::ENOSYS => Self::NotSupported,
-            _ => Self::Io,
-        }
-    }
-}
-
-/// Whether repeating a failed call, as it was, can help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-pub enum Retry {
-    /// The same call fails the same way: the input itself must change.
-    Never,
-    /// Something outside must change first: a login, a mapping, a holder, a
-    /// privilege.
-    AfterChange,
-    /// The same call may succeed later and is safe to repeat.
-    Again,
-}
-
-impl Retry {
-    /// The name used in `--json`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::AfterChange => "after_change",
-            Self::Again => "again",
-        }
-    }
-}
-
-/// The step of an attach or a detach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Stage {
-    /// Finding what the caller named.
-    Resolve,
-    /// Waiting for another process that works on the same LUN.
-    Lock,
-    /// Writing to the host's `scan` file.
-    Scan,
-    /// Waiting for the disk driver to bring the block device.
-    Probe,
-    /// Reading the identity from the device.
-    Identify,
-    /// Reaching an NBD server.
-    Dial,
-    /// Agreeing with an NBD server on an export.
-    Handshake,
-    /// Handing an NBD server's sockets to the kernel.
-    Connect,
-    /// Handing new sockets to an NBD device that is connected.
-    Reconfigure,
-    /// Waiting for udev to have handled the device.
-    Settle,
-    /// Claiming the device exclusively, which proves that nobody uses it.
-    Claim,
-    /// Writing dirty pages and the device's cache back.
-    Flush,
-    /// Writing to the device's `delete` file.
-    Delete,
-    /// Telling the kernel to let go of an NBD device's sockets.
-    Disconnect,
-    /// Waiting for the SCSI device to be gone.
-    Confirm,
-}
-
-impl Stage {
-    /// The name used in messages, in `--json` and in logs.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Resolve => "resolve",
-            Self::Lock => "lock",
-            Self::Scan => "scan",
-            Self::Probe => "probe",
-            Self::Identify => "identify",
-            Self::Dial => "dial",
-            Self::Handshake => "handshake",
-            Self::Connect => "connect",
-            Self::Reconfigure => "reconfigure",
-            Self::Settle => "settle",
-            Self::Claim => "claim",
-            Self::Flush => "flush",
-            Self::Delete => "delete",
-            Self::Disconnect => "disconnect",
-            Self::Confirm => "confirm",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// A failure, with all that was known when it happened.
 ///

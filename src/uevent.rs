@@ -22,5 +22,5 @@ pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
 pub use settle::Settled;
-pub(crate) use settle::{devpath, settle, settle_again, settle_removal};
+pub(crate) use settle::{Proof, devpath, settle, settle_again, settle_removal};
 pub use watch::{Notice, Watch};

@@ -7,10 +7,11 @@ use super::Engine;
 use super::nbd_options::NbdOptions;
 use super::phases::{Phase, Phases, StageObserver};
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
+use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::Identity;
-use crate::uevent::Settled;
+use crate::uevent::{self, Proof, Settled, Watch};
 
 /// What to attach, and what to expect.
 #[derive(Debug, Clone)]
@@ -173,5 +174,24 @@ impl Engine {
         };
         attachment.phases = phases.finish();
         Ok(attachment)
+    }
+
+    /// Waits until udev is done with the disk and with its partitions.
+    pub(super) fn settle(
+        &self,
+        disk: &BlockDevice,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<Proof> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
+        for partition in disk.partitions()? {
+            match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
+                // Somebody rereads the partition table; that is no fault here.
+                Err(error) if error.kind() == ErrorKind::Vanished => {}
+                result => drop(result?),
+            }
+        }
+        Ok(proof)
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri};
 use crate::kernel::blockdev;
 use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
-use crate::uevent::{self, Watch};
+use crate::uevent::Watch;
 
 impl Engine {
     pub(super) fn attach_nbd(
@@ -197,17 +197,9 @@ impl Engine {
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let disk = device.disk();
+        let (roots, disk) = (self.roots(), device.disk());
         phases.enter(Stage::Settle);
-        let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
-        for partition in disk.partitions()? {
-            match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
-                // Somebody rereads the partition table; that is no fault here.
-                Err(error) if error.kind() == ErrorKind::Vanished => {}
-                result => drop(result?),
-            }
-        }
+        let proof = self.settle(disk, watch, deadline)?;
         let facts = device.facts(roots)?;
         if facts.pid.is_none() {
             let message = format!(

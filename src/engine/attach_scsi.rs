@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity, ScsiDevice};
-use crate::uevent::{self, Watch};
+use crate::uevent::Watch;
 
 impl Engine {
     pub(super) fn attach_scsi(
@@ -91,7 +91,7 @@ impl Found<'_> {
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        let (roots, mode) = (self.engine.roots(), self.engine.hub().mode());
+        let roots = self.engine.roots();
         phases.enter(Stage::Probe);
         let disk = scsi::wait_for_disk(self.device, self.changed, roots, watch, deadline)?;
         let diskseq = disk.diskseq()?;
@@ -101,14 +101,7 @@ impl Found<'_> {
         self.compare(&identity)?;
 
         phases.enter(Stage::Settle);
-        let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
-        for partition in disk.partitions()? {
-            match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
-                // Somebody rereads the partition table; that is no fault here.
-                Err(error) if error.kind() == ErrorKind::Vanished => {}
-                result => drop(result?),
-            }
-        }
+        let proof = self.engine.settle(&disk, watch, deadline)?;
 
         self.look_again(&disk, diskseq)?;
         Ok(Attachment {
