@@ -65,7 +65,8 @@ fn a_server_that_closes_at_any_byte_of_the_handshake_is_unreachable() {
 
 #[test]
 fn a_server_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
-    let interval = Duration::from_millis(100);
+    // The whole greeting takes over five seconds.
+    let interval = Duration::from_millis(300);
     for script in [
         vec![Step::Dribble(greeting(), interval), Step::Hang],
         with(
@@ -77,12 +78,12 @@ fn a_server_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
     ] {
         let server = Server::tcp(script);
         let began = Instant::now();
-        let limit = Duration::from_millis(450);
+        let limit = Duration::from_millis(1500);
         let error = nbd::dial(&server.uri("a"), Deadline::after(limit)).unwrap_err();
         let took = began.elapsed();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(error.stage(), Some(Stage::Handshake));
-        assert!(took >= limit && took < limit * 4, "{took:?}");
+        assert!(took >= limit && took < limit * 3, "{took:?}");
         assert!(error.last_seen().unwrap().contains(" bytes"), "{error}");
         server.finish();
     }
