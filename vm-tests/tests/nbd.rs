@@ -27,6 +27,14 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
 
+/// The driver, where it keeps backend ids.
+fn module(devices: u32) -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    NbdModule::load(devices)
+}
+
 fn attach(engine: &Engine, uri: &str) -> Attachment {
     let request = AttachRequest::new(source(uri));
     engine.attach(&request, soon()).expect("an attach")
@@ -115,20 +123,34 @@ fn comes_and_goes(server: &NbdServer) {
 }
 
 #[test]
+fn an_export_comes_by_its_source_and_goes_by_its_node_on_every_kernel() {
+    let _module = NbdModule::load(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let engine = engine();
+    let attachment = attach(&engine, &server.uri(""));
+    assert_eq!(attachment.size, 8 * MIB);
+    fs::write(&attachment.node, random(1 << 20)).unwrap();
+    let by_node = DetachTarget::Device(attachment.node.clone());
+    let detachment = engine.detach(by_node, soon()).unwrap();
+    assert_eq!(detachment.flush, Some(Flush::Done));
+    assert_free(&attachment);
+}
+
+#[test]
 fn an_export_of_nbdkit_comes_and_goes_over_tcp() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     comes_and_goes(&NbdServer::nbdkit(At::tcp(), &["memory", "64M"]));
 }
 
 #[test]
 fn an_export_of_nbdkit_comes_and_goes_over_a_unix_socket() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     comes_and_goes(&NbdServer::nbdkit(At::unix(), &["memory", "64M"]));
 }
 
 #[test]
 fn an_export_of_qemu_nbd_comes_and_goes() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::sparse(64 * MIB);
     for at in [At::tcp(), At::unix()] {
         comes_and_goes(&NbdServer::qemu_nbd(at, "disk", store.path(), &[]));
@@ -137,14 +159,14 @@ fn an_export_of_qemu_nbd_comes_and_goes() {
 
 #[test]
 fn an_export_of_nbd_server_comes_and_goes() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::sparse(64 * MIB);
     comes_and_goes(&NbdServer::of_nbd_server("disk", store.path(), &[]));
 }
 
 #[test]
 fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let first = attach(&engine, &uri);
@@ -174,7 +196,7 @@ fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
 
 #[test]
 fn two_processes_that_attach_one_source_get_one_device() {
-    let _module = NbdModule::load(8);
+    let _module = module(8);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let uri = server.uri("");
     guest::enter();
@@ -198,7 +220,7 @@ fn two_processes_that_attach_one_source_get_one_device() {
 
 #[test]
 fn an_index_that_is_asked_for_is_taken_or_made() {
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     for index in [1, 40] {
@@ -213,7 +235,7 @@ fn an_index_that_is_asked_for_is_taken_or_made() {
 
 #[test]
 fn with_every_device_taken_one_more_is_made() {
-    let _module = NbdModule::load(1);
+    let _module = module(1);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let engine = engine();
     let uris: Vec<String> = (0..3).map(|n| server.uri(&format!("e{n}"))).collect();
@@ -227,7 +249,7 @@ fn with_every_device_taken_one_more_is_made() {
 
 #[test]
 fn a_read_only_export_is_read_only_and_refuses_writes() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let engine = engine();
     let refuses_writes = |attachment: &Attachment| {
         assert!(attachment.read_only);
@@ -253,7 +275,7 @@ fn a_read_only_export_is_read_only_and_refuses_writes() {
 
 #[test]
 fn every_size_is_the_right_size() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let engine = engine();
     for (size, expected) in [
         ("512", 512),
@@ -272,7 +294,7 @@ fn every_size_is_the_right_size() {
 
 #[test]
 fn several_connections_carry_io_where_the_server_allows_them() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
@@ -308,7 +330,7 @@ fn several_connections_carry_io_where_the_server_allows_them() {
 
 #[test]
 fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::filled(8 << 20, 3);
     let file = format!("file={}", store.path().display());
     let engine = engine();
@@ -342,7 +364,7 @@ fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() 
 
 #[test]
 fn requests_are_no_longer_than_the_server_takes() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let arguments = [
         "--filter=blocksize-policy",
         "memory",
@@ -363,7 +385,7 @@ fn requests_are_no_longer_than_the_server_takes() {
 
 #[test]
 fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
@@ -384,7 +406,7 @@ fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
 
 #[test]
 fn a_free_device_and_one_of_another_id_are_left_alone_unless_named() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let free = engine
@@ -414,7 +436,7 @@ fn a_free_device_and_one_of_another_id_are_left_alone_unless_named() {
 
 #[test]
 fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let attachment = attach(&engine, &uri);
@@ -435,7 +457,7 @@ fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
 
 #[test]
 fn a_probe_that_has_the_node_open_is_waited_for() {
-    let _module = NbdModule::load(1);
+    let _module = module(1);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let probe = File::open("/dev/nbd0").unwrap();
@@ -460,7 +482,7 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
 
 #[test]
 fn where_no_server_is_nothing_is_configured() {
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let engine = engine();
     let fds = || guest::entries("/proc/self/fd").len();
     let before = fds();
@@ -517,7 +539,7 @@ fn a_module_that_is_not_loaded_is_named_or_loaded_by_the_kernel_itself() {
 
 #[test]
 fn the_list_shows_nbd_beside_scsi() {
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let target = guest::ScsiDebug::with_luns(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri("e"));

@@ -26,6 +26,14 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
 
+/// The driver, where it keeps backend ids.
+fn module(devices: u32) -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    NbdModule::load(devices)
+}
+
 fn source(uri: &str) -> Source {
     uri.parse().expect("a source")
 }
@@ -138,7 +146,7 @@ impl Writer {
 #[test]
 fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
@@ -159,7 +167,7 @@ fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing(
 #[test]
 fn the_healer_heals_as_links_die_over_unix_sockets_too() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::nbdkit(At::unix(), &["file", store.path().to_str().unwrap()]);
     let (engine, uri) = (engine(), server.uri(""));
@@ -215,7 +223,7 @@ impl Drop for Agent {
 #[test]
 fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let uri = server.uri("disk");
@@ -257,7 +265,7 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
 #[test]
 fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
@@ -292,7 +300,7 @@ fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
 
 #[test]
 fn a_healthy_device_is_left_as_it_is() {
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     attach(&engine, &uri, &patient());
@@ -325,7 +333,7 @@ fn healed_by_another(
 #[test]
 fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let store = Store::filled(4 << 20, 7);
     let path = store.path().to_str().unwrap();
     let is_untouched = || {
@@ -358,7 +366,7 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 #[test]
 fn an_export_that_has_grown_is_healed_and_said_to_have() {
     guest::time_limit(Duration::from_secs(300));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let (healing, _server, engine, attachment, uri) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
     let HealOutcome::Adopted(differences) = &healing.outcome else {
@@ -371,7 +379,7 @@ fn an_export_that_has_grown_is_healed_and_said_to_have() {
 
 #[test]
 fn an_export_that_is_gone_from_its_server_is_said_to_be() {
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let (one, other) = (Store::sparse(MIB), Store::sparse(MIB));
     let at = At::tcp();
     let server = NbdServer::qemu_nbd(at.clone(), "one", one.path(), &[]);
@@ -393,7 +401,7 @@ fn an_export_that_is_gone_from_its_server_is_said_to_be() {
 
 #[test]
 fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device() {
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let options = NbdOptions::default().dead_connection_timeout(Duration::from_secs(2));
@@ -422,7 +430,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 #[test]
 fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
     guest::time_limit(Duration::from_secs(200));
-    let _module = NbdModule::load(2);
+    let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     let attachment = attach(&engine, &uri, &patient());
