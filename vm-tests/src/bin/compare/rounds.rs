@@ -58,11 +58,17 @@ impl Series {
 }
 
 /// Attaches and detaches by each way in turn. Each round begins with another
-/// way, so that none always follows the same neighbour.
+/// way, and every second goes backwards, so that none always follows the same
+/// neighbour.
 pub(crate) fn take(ways: &mut [&mut dyn Way]) -> Vec<Row> {
     let mut runs: Vec<Run> = ways.iter().map(|_| Run::default()).collect();
     for round in 0..=ROUNDS {
         for turn in 0..ways.len() {
+            let turn = if round % 2 == 0 {
+                turn
+            } else {
+                ways.len() - 1 - turn
+            };
             let at = (round + turn) % ways.len();
             // What the first finds cold the others find warm.
             let mut warming = Run::default();
