@@ -269,7 +269,10 @@ fn every_rule_that_a_connect_breaks_is_named() {
     // Above a page and up to this is taken by the newest and by none before.
     let above = broken(MIB, &|c| c.block_size(128 << 10), 1);
     assert_eq!(above, Refusal::BlockSize);
-    assert_eq!(broken(1 << 63, &|c| c, 1), Refusal::Size);
+    // 5.10 takes any size, and then serves a device of a nonsensical one.
+    if guest::kernel() >= (6, 1) {
+        assert_eq!(broken(1 << 63, &|c| c, 1), Refusal::Size);
+    }
     assert_eq!(broken(MIB, &|c| c, 2), Refusal::MultiConn);
     let beyond = broken(MIB, &|c| c.index(index(1 << 20)), 1);
     assert_eq!(beyond, Refusal::IndexTooLarge);
