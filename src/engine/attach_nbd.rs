@@ -1,12 +1,13 @@
 //! The way of one NBD attach, from top to bottom.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use super::Engine;
 use super::attach::{AttachRequest, Attachment, Unit};
 use super::lease::Lease;
 use super::phases::Phases;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri};
 use crate::kernel::blockdev;
@@ -131,37 +132,70 @@ impl Engine {
     fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
         if let Some(index) = offer.request.nbd.index {
             let lease = Lease::take(self.roots(), &index.name(), deadline)?;
-            return self.connect(offer, index, lease, deadline);
+            return self.connect(offer, index, lease, true, deadline);
         }
+        let mut events = self.hub().watch("block");
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        loop {
+            let refused = match self.try_connect_free(offer, deadline)? {
+                Ok(connected) => return Ok(connected),
+                Err(refused) => refused,
+            };
+            // Others are at those that there are, the next to be made among
+            // them; or udev's probes have them open for a moment.
+            if deadline.has_passed() {
+                let message = "no NBD device is free";
+                let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
+                return Err(match refused {
+                    Some(cause) => error.caused_by(cause),
+                    None => error,
+                });
+            }
+            let pause = deadline.remaining().min(pauses.pause());
+            events.next(Deadline::after(pause));
+        }
+    }
+
+    /// One look at each device. Where none is free, the last refusal.
+    fn try_connect_free(
+        &self,
+        offer: &Offer<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<Connected, Option<Error>>> {
         let mut refused = None;
         for index in NbdDevice::candidates(self.roots())? {
-            // Another attach is at it: the next will do.
             let Some(lease) = Lease::try_take(self.roots(), &index.name())? else {
                 continue;
             };
-            let state = NbdDevice::state(self.roots(), index, &nbd::Knowledge::default())?;
-            if !matches!(state, State::Free | State::Absent) {
+            if let Some(device) = NbdDevice::find(self.roots(), index)?
+                && device.facts()?.state(&nbd::Knowledge::default()) != State::Free
+            {
                 continue;
             }
-            match self.connect(offer, index, lease, deadline) {
-                Err(error) if error.kind() == ErrorKind::InUse => refused = Some(error),
-                result => return result,
+            match self.connect(offer, index, lease, false, deadline) {
+                Ok(connected) => return Ok(Ok(connected)),
+                Err(error) => match nbd::Refusal::of(&error) {
+                    Some(
+                        nbd::Refusal::OpenedByOther
+                        | nbd::Refusal::Connected
+                        | nbd::Refusal::Raced
+                        | nbd::Refusal::GoingDown,
+                    ) => refused = Some(error),
+                    _ => return Err(error),
+                },
             }
         }
-        let message = "no NBD device is free";
-        let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
-        Err(refused.map_or(error, |cause| {
-            Error::new(ErrorKind::InUse, message)
-                .at(Stage::Connect)
-                .caused_by(cause)
-        }))
+        Ok(Err(refused))
     }
 
+    /// Connects this device. `patient` waits for a probe that has its node open,
+    /// where no other device would do.
     fn connect(
         &self,
         offer: &Offer<'_>,
         index: NbdIndex,
         lease: Lease,
+        patient: bool,
         deadline: Deadline,
     ) -> Result<Connected> {
         let roots = self.roots();
@@ -173,7 +207,8 @@ impl Engine {
             };
             // A probe of udev's has the node open for a moment, and that alone
             // makes the kernel refuse: its close is an event.
-            if nbd::Refusal::of(&refused) != Some(nbd::Refusal::OpenedByOther) {
+            let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
+            if !open || !patient {
                 return Err(refused);
             }
             nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
@@ -200,7 +235,7 @@ impl Engine {
         let (roots, disk) = (self.roots(), device.disk());
         phases.enter(Stage::Settle);
         let proof = self.settle(disk, watch, deadline)?;
-        let facts = device.facts(roots)?;
+        let facts = device.facts()?;
         if facts.pid.is_none() {
             let message = format!(
                 "nbd{} was disconnected while it was attached",

@@ -82,7 +82,7 @@ impl Engine {
     }
 
     fn describe_nbd(&self, device: &NbdDevice) -> Result<Option<Disk>> {
-        let facts = device.facts(self.roots())?;
+        let facts = device.facts()?;
         let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
         let dead = |link: &Link| ours(link) && link.is_dead();
         // Only who made a link can tell a dead one from a live one.

@@ -34,8 +34,8 @@ pub struct Facts {
     pub in_flight: u64,
     /// Devices stacked on it.
     pub holders: Vec<String>,
-    /// Processes that have it open, as far as `/proc` shows them; looked for
-    /// only where it is not configured.
+    /// Processes that have it open, as far as `/proc` shows them, where they
+    /// were looked for ([`NbdDevice::facts_and_openers`]).
     #[cfg_attr(feature = "serde", serde(skip))]
     pub openers: Vec<Opener>,
 }
@@ -162,23 +162,30 @@ impl NbdDevice {
 
     /// All devices, by index.
     pub fn all(roots: &Roots) -> Result<Vec<Self>> {
-        let names = sysfs::names(&roots.sysfs.join("block"))?;
-        let mut indexes: Vec<_> = names.iter().filter_map(|n| NbdIndex::of_name(n)).collect();
-        indexes.sort_unstable();
         let mut devices = Vec::new();
-        for index in indexes {
+        for index in Self::indexes(roots)? {
             devices.extend(Self::find(roots, index)?);
         }
         Ok(devices)
+    }
+
+    /// The indexes that there are, ascending.
+    pub(super) fn indexes(roots: &Roots) -> Result<Vec<NbdIndex>> {
+        let names = sysfs::names(&roots.sysfs.join("block"))?;
+        let mut indexes: Vec<_> = names.iter().filter_map(|n| NbdIndex::of_name(n)).collect();
+        indexes.sort_unstable();
+        Ok(indexes)
     }
 
     /// The connected devices with this backend id. There is one at most, unless
     /// somebody gave an id twice: the kernel does not look.
     pub fn of_backend(roots: &Roots, id: &BackendId) -> Result<Vec<Self>> {
         let mut devices = Vec::new();
-        for device in Self::all(roots)? {
-            if device.backend()?.as_deref() == Some(id.as_str()) {
-                devices.push(device);
+        for index in Self::indexes(roots)? {
+            // One file of each device, for there may be hundreds.
+            let shown = roots.sysfs.join("block").join(index.name()).join("backend");
+            if sysfs::read_if_there(&shown)?.as_deref() == Some(id.as_str()) {
+                devices.extend(Self::find(roots, index)?);
             }
         }
         Ok(devices)
@@ -228,29 +235,36 @@ impl NbdDevice {
         }
     }
 
-    /// All that can be seen now. Attributes come one by one: while the device
-    /// is changing they may be of two moments.
-    pub fn facts(&self, roots: &Roots) -> Result<Facts> {
-        let pid = self.pid()?;
-        let openers = match pid {
-            Some(_) => Vec::new(),
-            None => process::read_openers(roots, &[self.disk.devno()])?,
-        };
+    /// What sysfs shows now, without a look at who has it open. Attributes come
+    /// one by one: while the device is changing they may be of two moments.
+    pub fn facts(&self) -> Result<Facts> {
         Ok(Facts {
-            pid,
+            pid: self.pid()?,
             backend: self.backend()?,
             size: self.disk.size()?,
             read_only: self.disk.read_only()?,
             in_flight: self.in_flight()?,
             holders: self.disk.holders()?,
-            openers,
+            openers: Vec::new(),
         })
+    }
+
+    /// The same, and who has it open where it is not configured: that costs a
+    /// walk through all of `/proc`.
+    pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
+        let mut facts = self.facts()?;
+        if facts.pid.is_none() {
+            facts.openers = process::read_openers(roots, &[self.disk.devno()])?;
+        }
+        Ok(facts)
     }
 
     /// The state of the device of this index, with what the caller knows.
     pub fn state(roots: &Roots, index: NbdIndex, knowledge: &Knowledge) -> Result<State> {
         let device = Self::find(roots, index)?;
-        let facts = device.map(|device| device.facts(roots)).transpose()?;
+        let facts = device
+            .map(|device| device.facts_and_openers(roots))
+            .transpose()?;
         Ok(facts.map_or(State::Absent, |facts| facts.state(knowledge)))
     }
 

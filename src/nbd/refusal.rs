@@ -103,12 +103,26 @@ pub(super) enum Sight {
     Unreadable(NbdIndex),
 }
 
+/// What sysfs shows.
 pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> Sight {
+    sight(roots, index, NbdDevice::facts)
+}
+
+/// What sysfs shows, and who has the device open.
+fn look_closely(roots: &Roots, index: Option<NbdIndex>) -> Sight {
+    sight(roots, index, |device| device.facts_and_openers(roots))
+}
+
+fn sight(
+    roots: &Roots,
+    index: Option<NbdIndex>,
+    facts: impl FnOnce(&NbdDevice) -> Result<Facts>,
+) -> Sight {
     let Some(index) = index else {
         return Sight::NoneNamed;
     };
-    let facts = NbdDevice::find(roots, index)
-        .and_then(|device| device.map(|device| device.facts(roots)).transpose());
+    let facts =
+        NbdDevice::find(roots, index).and_then(|device| device.as_ref().map(facts).transpose());
     match facts {
         Ok(Some(facts)) => Sight::There(index, facts),
         Ok(None) => Sight::Absent(index),
@@ -147,7 +161,7 @@ pub(super) fn explain(
     let Some(errno) = error.errno().map(Errno::from_raw) else {
         return error;
     };
-    let after = look(roots, attempt.index);
+    let after = look_closely(roots, attempt.index);
     let refusal = match errno {
         Errno::EBUSY => Some(busy(attempt, before, &after)),
         Errno::EINVAL => Some(invalid(roots, stage, attempt, before, &after)),

@@ -21,8 +21,7 @@ pub(crate) fn page_size() -> Result<u32> {
 impl NbdDevice {
     /// The indexes to try, lowest first: those that there are, then the next.
     pub(crate) fn candidates(roots: &Roots) -> Result<Vec<NbdIndex>> {
-        let there = Self::all(roots)?;
-        let mut indexes: Vec<_> = there.iter().map(Self::index).collect();
+        let mut indexes = Self::indexes(roots)?;
         let next = indexes
             .last()
             .map_or(0, |last| last.get().saturating_add(1));

@@ -56,7 +56,7 @@ pub(crate) fn wait_until_free(
     let mut pauses = pauses();
     loop {
         let device = NbdDevice::find(roots, index)?;
-        let facts = device.map(|device| device.facts(roots)).transpose()?;
+        let facts = device.map(|device| device.facts()).transpose()?;
         let state = facts
             .as_ref()
             .map_or(State::Absent, |facts| facts.state(&Knowledge::default()));

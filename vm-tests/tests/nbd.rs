@@ -248,6 +248,32 @@ fn with_every_device_taken_one_more_is_made() {
 }
 
 #[test]
+fn sixteen_at_once_get_a_device_each_though_but_one_was_there() {
+    let _module = module(1);
+    let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
+    let engine = engine();
+    let uris: Vec<String> = (0..16).map(|n| server.uri(&format!("e{n}"))).collect();
+    let mut nodes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = uris
+            .iter()
+            .map(|uri| scope.spawn(|| attach(&engine, uri).node))
+            .collect();
+        let nodes = threads.into_iter().map(|thread| thread.join().unwrap());
+        nodes.collect()
+    });
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!(nodes.len(), 16);
+    assert_eq!(configured().len(), 16);
+    std::thread::scope(|scope| {
+        for uri in &uris {
+            scope.spawn(|| detach(&engine, uri));
+        }
+    });
+    assert_eq!(configured(), [] as [&str; 0]);
+}
+
+#[test]
 fn a_read_only_export_is_read_only_and_refuses_writes() {
     let _module = module(4);
     let engine = engine();

@@ -154,7 +154,7 @@ fn a_connect_says_which_index_it_took_and_sysfs_shows_what_was_asked_for() {
     let uri = server.uri("a");
     let device = Device::with(&uri, HEALING, |connect| connect.backend(id.clone()));
     assert_eq!(device.0, index(0));
-    let facts = device.sysfs().facts(&roots()).unwrap();
+    let facts = device.sysfs().facts().unwrap();
     assert_eq!(facts.size, 64 << 10);
     assert!(facts.read_only && facts.pid.is_some());
     let expected = has_backend_ids().then_some("volume a");
@@ -277,11 +277,14 @@ fn every_rule_that_a_connect_breaks_is_named() {
     let beyond = broken(MIB, &|c| c.index(index(1 << 20)), 1);
     assert_eq!(beyond, Refusal::IndexTooLarge);
 
-    guest::udevd::settle();
-    let (datagrams, _peer) = UnixDatagram::pair().unwrap();
-    let connect = Connect::new(vec![datagrams.into()], MIB, HEALING).index(index(0));
-    let (rule, error) = refusal(connect.send(&roots(), soon()));
-    assert_eq!(rule, Refusal::Unseen, "{error}");
+    // Nor does 5.10 look at what kind of socket it is given.
+    if guest::kernel() >= (6, 1) {
+        guest::udevd::settle();
+        let (datagrams, _peer) = UnixDatagram::pair().unwrap();
+        let connect = Connect::new(vec![datagrams.into()], MIB, HEALING).index(index(0));
+        let (rule, error) = refusal(connect.send(&roots(), soon()));
+        assert_eq!(rule, Refusal::Unseen, "{error}");
+    }
     // None of them left anything behind.
     wait_for(index(0), State::Free);
 }
