@@ -202,10 +202,16 @@ impl Healer<'_> {
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<Healing>> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);
-        if self.sick.is_empty() {
-            match self.deaths.next(deadline) {
+        const LOOK_AGAIN: Duration = Duration::from_secs(30);
+        while self.sick.is_empty() {
+            // The kernel may have no memory for its notice, and sends none to
+            // other network namespaces: our own ends of the links are the net
+            // below.
+            let turn = Deadline::after(deadline.remaining().min(LOOK_AGAIN));
+            match self.deaths.next(turn) {
                 Some(notice) => self.admit(notice)?,
-                None => return Ok(Vec::new()),
+                None if deadline.has_passed() => return Ok(Vec::new()),
+                None => self.admit_dead_links()?,
             }
         }
         while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
@@ -221,6 +227,18 @@ impl Healer<'_> {
             }
         }
         Ok(news)
+    }
+
+    fn admit_dead_links(&mut self) -> Result<()> {
+        let links = self.engine.links();
+        let dead: Vec<_> = links
+            .iter()
+            .filter(|(_, link)| link.is_dead())
+            .map(|(index, _)| *index)
+            .collect();
+        drop(links);
+        dead.into_iter()
+            .try_for_each(|index| self.admit(LinkNotice::Dead(index)))
     }
 
     fn admit(&mut self, notice: LinkNotice) -> Result<()> {
