@@ -102,7 +102,7 @@ fn claim(
     if !busy && openers.is_empty() {
         return Ok(Claim::Unreachable(refused));
     }
-    if abandon && openers.iter().all(in_use::is_ours) {
+    if abandon && in_use::is_a_flush_of_ours(&openers) {
         return Ok(Claim::Stuck(refused));
     }
     if !busy || mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {

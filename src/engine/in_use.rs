@@ -103,13 +103,15 @@ pub(super) fn is_udevs(holder: &Holder) -> bool {
     matches!(holder, Holder::Open { command, .. } if command.contains("udev"))
 }
 
-/// Whether it is this process, or the command: a flush that hangs has the disk
-/// open until the kernel lets go.
-pub(super) fn is_ours(holder: &Holder) -> bool {
-    match holder {
+/// Whether only this process, or the command, has the disk open: a flush that
+/// hangs has it until the kernel lets go. Where nobody is to be seen it is
+/// somebody else.
+pub(super) fn is_a_flush_of_ours(openers: &[Holder]) -> bool {
+    let ours = |holder: &Holder| match holder {
         Holder::Open { pid, command } => *pid == std::process::id() || command == "lunbd",
         _ => false,
-    }
+    };
+    !openers.is_empty() && openers.iter().all(ours)
 }
 
 /// The refusal that names them.
@@ -122,4 +124,22 @@ pub(super) fn refuse(disk: &BlockDevice, holders: &[Holder]) -> Error {
     };
     let message = format!("{} is in use: {by}", disk.name());
     Error::new(ErrorKind::InUse, message).at(Stage::Claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(pid: u32, command: &str) -> Holder {
+        let command = command.to_owned();
+        Holder::Open { pid, command }
+    }
+
+    #[test]
+    fn a_disk_that_somebody_unseen_has_claimed_is_not_taken_for_our_own_flush() {
+        assert!(!is_a_flush_of_ours(&[]));
+        let ours = open(std::process::id(), "agent");
+        assert!(is_a_flush_of_ours(&[ours.clone(), open(1, "lunbd")]));
+        assert!(!is_a_flush_of_ours(&[ours, open(1, "qemu")]));
+    }
 }
