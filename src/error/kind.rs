@@ -33,6 +33,12 @@ pub enum ErrorKind {
     NotReady,
     /// The device went away, or was replaced by another, in the middle.
     Vanished,
+    /// Fewer paths lead to the unit than the caller asks for. The message names
+    /// each that is missing, and why.
+    TooFewPaths,
+    /// An earlier kernel call for the same SCSI host or device has not come
+    /// back. The message names it; nothing was begun.
+    Quarantined,
     /// No server is at the address, or it closed the connection, or the
     /// connection broke.
     Unreachable,
@@ -59,6 +65,8 @@ impl ErrorKind {
             Self::NotSupported => "not_supported",
             Self::NotReady => "not_ready",
             Self::Vanished => "vanished",
+            Self::TooFewPaths => "too_few_paths",
+            Self::Quarantined => "quarantined",
             Self::Unreachable => "unreachable",
             Self::Protocol => "protocol",
             Self::Io => "io",
@@ -76,9 +84,13 @@ impl ErrorKind {
             | Self::InUse
             | Self::NotPermitted
             | Self::Protocol => Retry::AfterChange,
-            Self::TimedOut | Self::NotReady | Self::Vanished | Self::Unreachable | Self::Io => {
-                Retry::Again
-            }
+            Self::TimedOut
+            | Self::NotReady
+            | Self::Vanished
+            | Self::TooFewPaths
+            | Self::Quarantined
+            | Self::Unreachable
+            | Self::Io => Retry::Again,
         }
     }
 

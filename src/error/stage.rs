@@ -12,6 +12,8 @@ pub enum Stage {
     Resolve,
     /// Waiting for another process that works on the same LUN.
     Lock,
+    /// Waiting for the kernel calls before it on the same SCSI host.
+    Queue,
     /// Writing to the host's `scan` file.
     Scan,
     /// Waiting for the disk driver to bring the block device.
@@ -26,18 +28,28 @@ pub enum Stage {
     Connect,
     /// Handing new sockets to an NBD device that is connected.
     Reconfigure,
+    /// Waiting for the multipath map, or asking multipathd for it.
+    Map,
     /// Waiting for udev to have handled the device.
     Settle,
     /// Claiming the device exclusively, which proves that nobody uses it.
     Claim,
     /// Writing dirty pages and the device's cache back.
     Flush,
+    /// Taking the multipath map down.
+    RemoveMap,
     /// Writing to the device's `delete` file.
     Delete,
     /// Telling the kernel to let go of an NBD device's sockets.
     Disconnect,
     /// Waiting for the SCSI device to be gone.
     Confirm,
+    /// Waiting for multipathd to have forgotten a path.
+    Forget,
+    /// Having the kernel read a device's size again.
+    Rescan,
+    /// Giving the multipath map its paths' new size.
+    Resize,
 }
 
 impl Stage {
@@ -47,6 +59,7 @@ impl Stage {
         match self {
             Self::Resolve => "resolve",
             Self::Lock => "lock",
+            Self::Queue => "queue",
             Self::Scan => "scan",
             Self::Probe => "probe",
             Self::Identify => "identify",
@@ -54,12 +67,17 @@ impl Stage {
             Self::Handshake => "handshake",
             Self::Connect => "connect",
             Self::Reconfigure => "reconfigure",
+            Self::Map => "map",
             Self::Settle => "settle",
             Self::Claim => "claim",
             Self::Flush => "flush",
+            Self::RemoveMap => "remove_map",
             Self::Delete => "delete",
             Self::Disconnect => "disconnect",
             Self::Confirm => "confirm",
+            Self::Forget => "forget",
+            Self::Rescan => "rescan",
+            Self::Resize => "resize",
         }
     }
 }
