@@ -17,10 +17,13 @@
 //!   seconds; [`guest::time_limit`] asks for more.
 //! - The tests of a kernel **share one boot**, so a test leaves the guest as it
 //!   found it. pid 1 compares SCSI hosts and devices, block devices that have a
-//!   size, mounts, connected NBD devices, processes, udevd and the `scsi_debug`
-//!   module before and after, and fails the test that left something, naming
-//!   it. The guards of [`guest`] clean up when they are dropped, also when the
-//!   test panics.
+//!   size, device-mapper maps, mounts, connected NBD devices, iSCSI sessions, FC
+//!   ports, LIO's targets and volumes, network interfaces, processes, udevd and
+//!   the `scsi_debug` module before and after, and fails the test that left
+//!   something, naming it. The guards of [`guest`] clean up when they are
+//!   dropped, also when the test panics.
+//! - NBD servers are in a boot when a file's name contains `nbd`; iscsid,
+//!   multipathd and `sg3-utils` when one contains `iscsi`, `mpath` or `fc`.
 //! - After a failure or a time-out the remaining tests go on in a new boot.
 //! - Files whose name starts with `own_boot_` get a boot for each test, and
 //!   what they leave is not looked at.

@@ -2,6 +2,11 @@
 
 #[cfg(feature = "guest")]
 pub mod agent;
+pub mod daemon;
+pub mod iscsi_target;
+pub mod iscsid;
+pub mod lio;
+pub mod multipathd;
 pub mod nbd_server;
 mod scsi_debug;
 pub mod udevd;

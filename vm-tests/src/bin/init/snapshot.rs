@@ -27,7 +27,8 @@ impl Snapshot {
             let block = Path::new("/sys/block").join(&name);
             // Loop and NBD nodes come with their modules and stay: they count
             // while something is behind them.
-            if read(&block.join("size")).is_some_and(|size| size != "0") {
+            let mapped = block.join("dm").exists();
+            if mapped || read(&block.join("size")).is_some_and(|size| size != "0") {
                 seen.insert(format!("block device {name}"));
             }
             if block.join("pid").exists() {
@@ -35,14 +36,21 @@ impl Snapshot {
             }
         }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        seen.extend(mounts.lines().map(|mount| {
+        seen.extend(mounts.lines().filter_map(|mount| {
             let mut fields = mount.split(' ');
-            format!(
-                "mount {} on {}",
-                fields.next().unwrap_or(""),
-                fields.next().unwrap_or("")
-            )
+            let (what, on) = (fields.next()?, fields.next()?);
+            // What is in there counts, below.
+            (what != "configfs").then(|| format!("mount {what} on {on}"))
         }));
+        seen.extend(target_objects());
+        for (class, what) in [
+            ("iscsi_session", "iSCSI"),
+            ("fc_remote_ports", "FC"),
+            ("net", "network interface"),
+        ] {
+            let names = entries(Path::new("/sys/class").join(class));
+            seen.extend(names.into_iter().map(|name| format!("{what} {name}")));
+        }
         seen.extend(
             processes()
                 .into_iter()
@@ -70,6 +78,22 @@ impl Snapshot {
             .map(|thing| format!("took away {thing}"));
         left.chain(lost).collect()
     }
+}
+
+/// Targets and volumes of LIO's: what is in the directories of its fabrics and
+/// of its backstores, which stay themselves as modules do.
+fn target_objects() -> Vec<String> {
+    let root = Path::new("/sys/kernel/config/target");
+    let mut objects = Vec::new();
+    for group in entries(root) {
+        for name in entries(root.join(&group)) {
+            let theirs = matches!(name.as_str(), "alua" | "discovery_auth");
+            if !theirs && root.join(&group).join(&name).is_dir() {
+                objects.push(format!("LIO {group}/{name}"));
+            }
+        }
+    }
+    objects
 }
 
 /// Userspace processes besides pid 1, udevd and its workers.

@@ -179,13 +179,10 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     let path = setup.run_dir.join("initrd");
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
-    let mut parts = vec![setup.root.base.as_path()];
-    if wants_nbd_servers(job) {
-        parts.push(&setup.root.nbd);
-    }
-    parts.extend([setup.kernel.modules.as_path(), setup.programs]);
+    let mut parts = setup.root.images(&names(job));
+    parts.extend([setup.kernel.modules.clone(), setup.programs.to_owned()]);
     for part in parts {
-        let mut from = File::open(part).with_context(|| part.display().to_string())?;
+        let mut from = File::open(&part).with_context(|| part.display().to_string())?;
         copy(&mut from, &mut to)?;
     }
     let mut archive = Newc::new(to);
@@ -194,11 +191,12 @@ fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// By the name: unpacking them takes longer than most tests.
-fn wants_nbd_servers(job: &Job) -> bool {
-    let by_test = job.tests.iter().any(|test| test.file.contains("nbd"));
-    let by_story = job.story.iter().flatten().any(|word| word.contains("nbd"));
-    by_test || by_story
+/// What the guest's additions go by.
+fn names(job: &Job) -> Vec<&str> {
+    let tests = job.tests.iter().map(|test| test.file.as_str());
+    tests
+        .chain(job.story.iter().flatten().map(String::as_str))
+        .collect()
 }
 
 fn console_shows_panic(console: &str) -> bool {

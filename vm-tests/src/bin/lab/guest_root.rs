@@ -41,16 +41,41 @@ const PACKAGES: &[&str] = &[
     "xfsprogs",
 ];
 
-/// NBD servers that are not ours, and the client to compare with: only for the
-/// tests that need them, since they are as large as all the rest.
-const NBD_PACKAGES: &[&str] = &["nbd-client", "nbd-server", "nbdkit", "qemu-utils"];
+/// What only some boots carry: unpacking it takes longer than most tests.
+#[derive(Debug)]
+struct Addition {
+    name: &'static str,
+    packages: &'static [&'static str],
+    /// The boots that carry it have a test file, or a word of their story, with
+    /// one of these in its name.
+    marks: &'static [&'static str],
+}
+
+const ADDITIONS: &[Addition] = &[
+    // NBD servers that are not ours, and the client to compare with; as large
+    // as all the rest.
+    Addition {
+        name: "nbd",
+        packages: &["nbd-client", "nbd-server", "nbdkit", "qemu-utils"],
+        marks: &["nbd"],
+    },
+    // The daemons that a machine with a SAN has, and the tools to compare with.
+    Addition {
+        name: "san",
+        packages: &["multipath-tools", "open-iscsi", "sg3-utils"],
+        marks: &["mpath", "iscsi", "fc"],
+    },
+];
 
 /// Pulled in by dependencies and never called in the guest; the names of whole
 /// families by their beginnings.
 const LEFT_OUT_PACKAGES: &[&str] = &[
     "adduser",
+    "cpio",
     "debconf",
     "dpkg",
+    "initramfs-tools",
+    "klibc-utils",
     // Wanted by plugins of nbdkit that no test loads.
     "libboost",
     "libcurl3",
@@ -65,6 +90,7 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     // Of the xfs tools only the scrubber wants it, and it is the largest file.
     "libicu",
     "libk5crypto3",
+    "libklibc",
     "libkrb5",
     "libpam-modules",
     "libperl",
@@ -72,10 +98,15 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     "libsqlite3-0",
     "libstdc++6",
     "libtirpc",
+    "linux-base",
+    "lsb-base",
     "media-types",
     "passwd",
     "perl",
     "python3",
+    // Its rules make each LUN three times slower.
+    "sg3-utils-udev",
+    "sysvinit-utils",
     "tar",
     "usrmerge",
 ];
@@ -143,17 +174,40 @@ const DIRECTORIES: &[&str] = &[
 
 /// The guest's userland, as initramfs images.
 pub(crate) struct Root {
-    /// What every guest has.
-    pub(crate) base: PathBuf,
-    /// What [`NBD_PACKAGES`] add to it.
-    pub(crate) nbd: PathBuf,
-    _entry: Entry,
+    /// Holds the images, each under its name.
+    entry: Entry,
+}
+
+impl Root {
+    /// The images for a boot, by the names of its test files or the words of
+    /// its story.
+    pub(crate) fn images(&self, names: &[&str]) -> Vec<PathBuf> {
+        let wanted = ADDITIONS
+            .iter()
+            .filter(|addition| addition.is_wanted(names));
+        let files = std::iter::once(BASE.to_owned()).chain(wanted.map(Addition::file));
+        files.map(|file| self.entry.join(&file)).collect()
+    }
+}
+
+/// What every guest has.
+const BASE: &str = "root.cpio";
+
+impl Addition {
+    fn file(&self) -> String {
+        format!("{}.cpio", self.name)
+    }
+
+    fn is_wanted(&self, names: &[&str]) -> bool {
+        let is_marked = |name: &&str| self.marks.iter().any(|mark| name.contains(mark));
+        names.iter().any(is_marked)
+    }
 }
 
 /// The images, built when they are not there yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
     let recipe = format!(
-        "2 {} {PACKAGES:?} {NBD_PACKAGES:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}",
+        "3 {} {PACKAGES:?} {ADDITIONS:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}",
         mirrors.codename
     );
     let entry = cache.entry(
@@ -161,25 +215,28 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
         &recipe,
         |directory| {
             let what = format!("downloading the guest's packages ({})", mirrors.codename);
-            let (packages, nbd_packages) = step(&what, || {
+            let (packages, additions) = step(&what, || {
                 let archive = Archive::update(cache, mirrors, &mirrors.codename)?;
                 let packages = archive.download_with_dependencies(PACKAGES)?;
-                let with_nbd = [PACKAGES, NBD_PACKAGES].concat();
-                let mut more = archive.download_with_dependencies(&with_nbd)?;
-                more.retain(|package| !packages.contains(package));
-                Ok((packages, more))
+                let mut additions = Vec::new();
+                for addition in ADDITIONS {
+                    let with_it = [PACKAGES, addition.packages].concat();
+                    let mut more = archive.download_with_dependencies(&with_it)?;
+                    more.retain(|package| !packages.contains(package));
+                    additions.push((addition.file(), more));
+                }
+                Ok((packages, additions))
             })?;
             step("building the guest's root", || {
-                build(&packages, &directory.join("root.cpio"))?;
-                build_addition(&nbd_packages, &directory.join("nbd.cpio"))
+                build(&packages, &directory.join(BASE))?;
+                for (file, packages) in &additions {
+                    write(&unpack_all(packages)?, &directory.join(file))?;
+                }
+                Ok(())
             })
         },
     )?;
-    Ok(Root {
-        base: entry.join("root.cpio"),
-        nbd: entry.join("nbd.cpio"),
-        _entry: entry,
-    })
+    Ok(Root { entry })
 }
 
 enum Node {
@@ -206,11 +263,6 @@ fn build(packages: &[PathBuf], to: &Path) -> Result<()> {
         tree.insert((*path).to_owned(), Node::Symlink((*target).to_owned()));
     }
     write(&tree, to)
-}
-
-/// An image that is unpacked over the guest's root.
-fn build_addition(packages: &[PathBuf], to: &Path) -> Result<()> {
-    write(&unpack_all(packages)?, to)
 }
 
 fn unpack_all(packages: &[PathBuf]) -> Result<Tree> {
@@ -308,5 +360,19 @@ mod tests {
         assert_eq!(guest_path("./libexec/x").as_deref(), Some("libexec/x"));
         assert_eq!(guest_path("./usr/share/doc/x"), None);
         assert_eq!(guest_path("./"), None);
+    }
+
+    #[test]
+    fn a_boot_carries_what_the_names_of_its_tests_ask_for() {
+        let wanted = |names: &[&str]| -> Vec<&str> {
+            let wanted = ADDITIONS
+                .iter()
+                .filter(|addition| addition.is_wanted(names));
+            wanted.map(|addition| addition.name).collect()
+        };
+        assert_eq!(wanted(&["attach", "detach"]), [] as [&str; 0]);
+        assert_eq!(wanted(&["attach", "iscsi_lab"]), ["san"]);
+        assert_eq!(wanted(&["nbd_heal"]), ["nbd"]);
+        assert_eq!(wanted(&["scsi_mpath_and_nbd"]), ["nbd", "san"]);
     }
 }

@@ -71,6 +71,8 @@ const WANTED: &[&str] = &[
     "8021q",
     "bridge",
     "dummy",
+    // For `ss` to cut connections.
+    "tcp_diag",
     "veth",
     "virtio_net",
     // virtio.

@@ -1,0 +1,152 @@
+//! An iSCSI target of the kernel's, on the loopback interface.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::lio::{self, Store};
+
+const FABRIC: &str = "/sys/kernel/config/target/iscsi";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Where every target listens: three ways to the same volumes.
+pub const PORTALS: [&str; 3] = ["127.0.0.1:3260", "127.0.0.2:3260", "[::1]:3260"];
+
+/// A target with one portal group; dropping it ends its sessions and removes
+/// it.
+#[derive(Debug)]
+pub struct IscsiTarget {
+    iqn: String,
+    group: PathBuf,
+    luns: BTreeMap<u64, Store>,
+}
+
+impl IscsiTarget {
+    /// Listens at all of [`PORTALS`]; lets everybody in, presents nothing yet.
+    #[must_use]
+    pub fn new(iqn: &str) -> Self {
+        super::enter();
+        lio::mount_configfs();
+        super::modprobe("iscsi_target_mod", &[]);
+        let group = PathBuf::from(format!("{FABRIC}/{iqn}/tpgt_1"));
+        fs::create_dir_all(&group).unwrap_or_else(|error| panic!("{}: {error}", group.display()));
+        let target = Self {
+            iqn: iqn.to_owned(),
+            group,
+            luns: BTreeMap::new(),
+        };
+        for (attribute, value) in [
+            ("authentication", "0"),
+            ("generate_node_acls", "1"),
+            ("demo_mode_write_protect", "0"),
+            ("cache_dynamic_acls", "1"),
+        ] {
+            lio::write(&target.group.join("attrib").join(attribute), value);
+        }
+        for portal in 0..PORTALS.len() {
+            target.portal_up(portal);
+        }
+        target.start();
+        target
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn iqn(&self) -> &str {
+        &self.iqn
+    }
+
+    /// Presents a volume, to the sessions that are there as well.
+    pub fn map(&mut self, lun: u64, store: &Store) {
+        store.present_at(&self.lun_dir(lun));
+        self.luns.insert(lun, store.clone());
+    }
+
+    /// Presents it no more; initiators are not told.
+    pub fn unmap(&mut self, lun: u64) {
+        let dir = self.lun_dir(lun);
+        lio::present_no_more(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        self.luns.remove(&lun);
+    }
+
+    /// Presents another volume under the same number; initiators are not told.
+    pub fn remap(&mut self, lun: u64, store: &Store) {
+        self.unmap(lun);
+        self.map(lun, store);
+    }
+
+    /// Stops to listen at a portal of [`PORTALS`] and cuts its connections,
+    /// those of other targets there too: sessions go to FAILED at once.
+    pub fn portal_down(&self, portal: usize) {
+        let dir = self.portal_dir(portal);
+        fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        cut_connections(PORTALS[portal]);
+    }
+
+    /// Listens there again; initiators come back when they try next.
+    pub fn portal_up(&self, portal: usize) {
+        let dir = self.portal_dir(portal);
+        fs::create_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    }
+
+    /// Ends all its sessions and takes no new ones.
+    pub fn stop(&self) {
+        lio::write(&self.group.join("enable"), "0");
+    }
+
+    /// Takes sessions again.
+    pub fn start(&self) {
+        lio::write(&self.group.join("enable"), "1");
+    }
+
+    fn lun_dir(&self, lun: u64) -> PathBuf {
+        self.group.join(format!("lun/lun_{lun}"))
+    }
+
+    fn portal_dir(&self, portal: usize) -> PathBuf {
+        self.group.join("np").join(PORTALS[portal])
+    }
+}
+
+impl Drop for IscsiTarget {
+    fn drop(&mut self) {
+        let _removed_below = fs::write(self.group.join("enable"), "0");
+        for lun in self.luns.keys() {
+            let dir = self.lun_dir(*lun);
+            if let Err(error) = lio::present_no_more(&dir) {
+                eprintln!("{} stays: {error}", dir.display());
+            }
+        }
+        for portal in 0..PORTALS.len() {
+            lio::remove_dir(&self.portal_dir(portal));
+        }
+        lio::remove_dir(&self.group);
+        lio::remove_dir(self.group.parent().unwrap_or(Path::new(FABRIC)));
+    }
+}
+
+/// Resets every established connection to or from `portal`.
+fn cut_connections(portal: &str) {
+    super::modprobe("tcp_diag", &[]);
+    let portal: SocketAddr = portal.parse().expect("a portal");
+    let ip = match portal {
+        SocketAddr::V4(portal) => portal.ip().to_string(),
+        SocketAddr::V6(portal) => format!("[{}]", portal.ip()),
+    };
+    let (to, from) = (
+        format!("dst {ip}:{}", portal.port()),
+        format!("src {ip}:{}", portal.port()),
+    );
+    super::wait_until("the portal's connections to end", LIMIT, || {
+        let mut left = String::new();
+        for end in [&to, &from] {
+            let filter: Vec<&str> = end.split(' ').collect();
+            super::run(&[&["ss", "-K", "-t", "-n", "-H"], &filter[..]].concat());
+            let state = ["ss", "-t", "-n", "-H", "state", "established"];
+            left += &super::run(&[&state, &filter[..]].concat());
+        }
+        left.trim().is_empty().then_some(())
+    });
+}

@@ -1,0 +1,166 @@
+//! multipath-tools' daemon.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::daemon::Daemon;
+
+const CONFIGURATION: &str = "/etc/multipath.conf";
+
+/// What a map does with I/O while it has no path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPath {
+    /// Keeps it for as long as it takes.
+    Queue,
+    /// Fails it at once.
+    Fail,
+    /// Keeps it for so many rounds of the path checker, a second each.
+    Retry(u32),
+}
+
+impl fmt::Display for NoPath {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue => formatter.write_str("queue"),
+            Self::Fail => formatter.write_str("fail"),
+            Self::Retry(rounds) => write!(formatter, "{rounds}"),
+        }
+    }
+}
+
+/// A running `multipathd`; dropping it ends it and takes down the maps that are
+/// left.
+#[derive(Debug)]
+pub struct Multipathd {
+    daemon: Option<Daemon>,
+}
+
+impl Multipathd {
+    /// Starts it; returns when it answers. Every SCSI disk is a path to it, and
+    /// maps are named by their WWID.
+    ///
+    /// It sets the recovery timeout of iSCSI sessions and FC ports to its own
+    /// `fast_io_fail_tmo` of 5 s, as it does everywhere.
+    #[must_use]
+    pub fn start(no_path: NoPath) -> Self {
+        super::enter();
+        super::modprobe("dm_multipath", &[]);
+        super::modprobe("dm_service_time", &[]);
+        // The overrides, since multipath-tools knows LIO and has its own view of
+        // what to do there.
+        let configuration = format!(
+            "defaults {{\n find_multipaths no\n user_friendly_names no\n polling_interval 1\n \
+             max_polling_interval 1\n}}\noverrides {{\n no_path_retry {no_path}\n}}\n"
+        );
+        fs::write(CONFIGURATION, configuration).expect(CONFIGURATION);
+        let mut multipathd = Self { daemon: None };
+        multipathd.start_again();
+        multipathd
+    }
+
+    /// Starts it with the configuration that it had.
+    pub fn start_again(&mut self) {
+        assert!(self.daemon.is_none(), "multipathd runs already");
+        let daemon = Daemon::start(&["multipathd", "-d", "-s"], || ask("show status").is_some());
+        self.daemon = Some(daemon);
+    }
+
+    /// Ends it; its maps stay.
+    pub fn stop(&mut self) {
+        self.daemon = None;
+    }
+
+    /// Holds it where it is (SIGSTOP).
+    pub fn hold(&self) {
+        self.daemon.as_ref().expect("a running multipathd").hold();
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn go_on(&self) {
+        self.daemon.as_ref().expect("a running multipathd").go_on();
+    }
+
+    /// Whether it counts a disk (`sda`) among its paths.
+    #[must_use]
+    pub fn knows(&self, disk: &str) -> bool {
+        let paths = ask("show paths raw format %d").unwrap_or_default();
+        paths.lines().any(|path| path.trim() == disk)
+    }
+
+    /// What it says to a command such as `show maps`; nothing when it does not
+    /// answer.
+    #[must_use]
+    pub fn ask(&self, command: &str) -> Option<String> {
+        ask(command)
+    }
+}
+
+impl Drop for Multipathd {
+    fn drop(&mut self) {
+        self.stop();
+        for map in maps() {
+            take_down(&map);
+        }
+        // What it remembers makes udev's rules take such disks for its own.
+        for file in [
+            CONFIGURATION,
+            "/etc/multipath/wwids",
+            "/etc/multipath/bindings",
+        ] {
+            let _never_made = fs::remove_file(file);
+        }
+        let _never_made = fs::remove_dir_all("/dev/shm/multipath");
+    }
+}
+
+fn ask(command: &str) -> Option<String> {
+    let output = Command::new("multipathd")
+        .arg("-k".to_owned() + command)
+        .output()
+        .ok()?;
+    let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+    let refused = answer.starts_with("timeout") || answer.starts_with("fail");
+    (output.status.success() && !answer.is_empty() && !refused).then_some(answer)
+}
+
+/// The multipath maps that the kernel has (`dm-0`), sorted.
+#[must_use]
+pub fn maps() -> Vec<String> {
+    let mut maps = super::entries("/sys/block");
+    maps.retain(|name| uuid(name).starts_with("mpath-"));
+    maps.sort();
+    maps
+}
+
+/// The map (`dm-0`) that has this disk (`sda`) as a path.
+#[must_use]
+pub fn map_of(disk: &str) -> Option<String> {
+    let mut holders = super::entries(format!("/sys/block/{disk}/holders"));
+    holders.retain(|name| uuid(name).starts_with("mpath-"));
+    holders.pop()
+}
+
+fn uuid(block: &str) -> String {
+    fs::read_to_string(format!("/sys/block/{block}/dm/uuid")).unwrap_or_default()
+}
+
+/// As far as it goes: pid 1 sees what stays.
+fn take_down(map: &str) {
+    let name = fs::read_to_string(format!("/sys/block/{map}/dm/name")).unwrap_or_default();
+    // Partitions of it, and whatever else is on top.
+    for above in super::entries(Path::new("/sys/block").join(map).join("holders")) {
+        take_down(&above);
+    }
+    // One that queues would wait for a path for ever.
+    for arguments in [
+        ["message", name.trim(), "0", "fail_if_no_path"].as_slice(),
+        &["remove", "--retry", name.trim()],
+    ] {
+        match Command::new("dmsetup").args(arguments).output() {
+            Ok(output) if output.status.success() => {}
+            other => eprintln!("dmsetup {arguments:?}: {other:?}"),
+        }
+    }
+}
