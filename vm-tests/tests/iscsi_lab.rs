@@ -167,6 +167,7 @@ fn the_script_that_others_rescan_with_finds_the_lun() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let host = format!("--hosts={}", session.host);
-    let said = guest::run(&["rescan-scsi-bus.sh", &host, "--luns=5"]);
+    // Without the target's number it looks only at those that have a device.
+    let said = guest::run(&["rescan-scsi-bus.sh", &host, "--ids=0", "--luns=5"]);
     assert!(session.disk(5).is_some(), "{said}");
 }

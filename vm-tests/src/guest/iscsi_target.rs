@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::lio::{self, Store};
+use super::tcp_reset::reset_connections;
 
 const FABRIC: &str = "/sys/kernel/config/target/iscsi";
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// Where every target listens: three ways to the same volumes.
 pub const PORTALS: [&str; 3] = ["127.0.0.1:3260", "127.0.0.2:3260", "[::1]:3260"];
@@ -82,7 +80,7 @@ impl IscsiTarget {
     pub fn portal_down(&self, portal: usize) {
         let dir = self.portal_dir(portal);
         fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-        cut_connections(PORTALS[portal]);
+        reset_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
     /// Listens there again; initiators come back when they try next.
@@ -125,28 +123,4 @@ impl Drop for IscsiTarget {
         lio::remove_dir(&self.group);
         lio::remove_dir(self.group.parent().unwrap_or(Path::new(FABRIC)));
     }
-}
-
-/// Resets every established connection to or from `portal`.
-fn cut_connections(portal: &str) {
-    super::modprobe("tcp_diag", &[]);
-    let portal: SocketAddr = portal.parse().expect("a portal");
-    let ip = match portal {
-        SocketAddr::V4(portal) => portal.ip().to_string(),
-        SocketAddr::V6(portal) => format!("[{}]", portal.ip()),
-    };
-    let (to, from) = (
-        format!("dst {ip}:{}", portal.port()),
-        format!("src {ip}:{}", portal.port()),
-    );
-    super::wait_until("the portal's connections to end", LIMIT, || {
-        let mut left = String::new();
-        for end in [&to, &from] {
-            let filter: Vec<&str> = end.split(' ').collect();
-            super::run(&[&["ss", "-K", "-t", "-n", "-H"], &filter[..]].concat());
-            let state = ["ss", "-t", "-n", "-H", "state", "established"];
-            left += &super::run(&[&state, &filter[..]].concat());
-        }
-        left.trim().is_empty().then_some(())
-    });
 }

@@ -1,6 +1,6 @@
 //! open-iscsi's daemon, as the machine's own sessions have it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -198,12 +198,14 @@ impl Session {
         linked.next()
     }
 
-    /// Scans for a LUN by hand and waits for its disk.
+    /// Scans for a LUN by hand and waits for a disk that can be opened.
     #[must_use]
     pub fn scanned_disk(&self, lun: u64) -> String {
         self.scan(lun);
         super::wait_until("the scanned disk", Duration::from_secs(20), || {
-            self.disk(lun)
+            // The node is there a moment before the disk takes openers.
+            let disk = self.disk(lun)?;
+            File::open(format!("/dev/{disk}")).ok().map(|_| disk)
         })
     }
 

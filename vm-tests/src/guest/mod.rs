@@ -9,6 +9,7 @@ pub mod lio;
 pub mod multipathd;
 pub mod nbd_server;
 mod scsi_debug;
+mod tcp_reset;
 pub mod udevd;
 mod uevent_counter;
 pub mod uevent_minimum;
