@@ -167,7 +167,8 @@ fn the_script_that_others_rescan_with_finds_the_lun() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let host = format!("--hosts={}", session.host);
-    // Without the target's number it looks only at those that have a device.
-    let said = guest::run(&["rescan-scsi-bus.sh", &host, "--ids=0", "--luns=5"]);
+    // Without both numbers it looks only where a device is already.
+    let address = ["--channels=0", "--ids=0", "--luns=5"];
+    let said = guest::run(&[&["rescan-scsi-bus.sh", &host], &address[..]].concat());
     assert!(session.disk(5).is_some(), "{said}");
 }
