@@ -5,21 +5,32 @@
 
 mod backend;
 mod device;
+mod fc_uri;
 mod hctl;
+mod host;
+mod iqn;
+mod iscsi_uri;
 mod lun;
 mod nbd_index;
 mod nbd_uri;
+mod portal;
 mod source;
 mod wwid;
+mod wwpn;
 
 pub use backend::BackendId;
 pub use device::{DevNo, DiskSeq};
+pub use fc_uri::FcUri;
 pub use hctl::{Hctl, HostNo};
+pub use iqn::Iqn;
+pub use iscsi_uri::IscsiUri;
 pub use lun::{Addressing, Lun};
 pub use nbd_index::NbdIndex;
 pub use nbd_uri::{NbdServer, NbdUri};
+pub use portal::{Portal, PortalHost, SessionId};
 pub use source::Source;
 pub use wwid::Wwid;
+pub use wwpn::Wwpn;
 
 /// A string that is not what it was taken for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +58,13 @@ fn decimal<T: std::str::FromStr>(text: &str) -> Option<T> {
     plain.then(|| text.parse().ok()).flatten()
 }
 
+/// What is named again goes; the order stays.
+fn without_repeats<T: Ord + Clone>(mut names: Vec<T>) -> Vec<T> {
+    let mut seen = std::collections::BTreeSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
+}
+
 /// Serialises a name as the text that it prints and parses.
 #[cfg(feature = "serde")]
 macro_rules! serde_as_text {
@@ -67,5 +85,6 @@ macro_rules! serde_as_text {
 
 #[cfg(feature = "serde")]
 serde_as_text!(
-    BackendId, DevNo, DiskSeq, Hctl, HostNo, Lun, NbdIndex, NbdUri, Source, Wwid
+    BackendId, DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdIndex, NbdUri, Portal,
+    SessionId, Source, Wwid, Wwpn
 );

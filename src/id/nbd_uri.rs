@@ -10,6 +10,7 @@ use std::str::FromStr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 use super::ParseIdError;
+use super::host::canonical_host;
 
 /// The port that IANA gave NBD.
 const DEFAULT_PORT: u16 = 10809;
@@ -68,7 +69,7 @@ impl NbdUri {
     #[must_use]
     pub fn tcp(host: &str, port: Option<u16>, export: &str) -> Option<Self> {
         let server = NbdServer::Tcp {
-            host: parse::canonical_host(host)?,
+            host: canonical_host(host)?,
             port: port.unwrap_or(DEFAULT_PORT),
         };
         Self::new(server, export)

@@ -2,13 +2,12 @@
 //! is refused.
 
 use std::ffi::OsStr;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use percent_encoding::percent_decode_str;
 
-use super::super::decimal;
+use super::super::host::host_and_port;
 use super::NbdUri;
 
 /// The error says what was expected.
@@ -75,42 +74,6 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
         digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
     });
     escapes_are_whole.then(|| percent_decode_str(text).collect())
-}
-
-fn host_and_port(authority: &str) -> Option<(String, Option<u16>)> {
-    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
-        let (literal, port) = rest.split_once(']')?;
-        (literal.parse::<Ipv6Addr>().ok()?.to_string(), port)
-    } else {
-        let colon = authority.find(':').unwrap_or(authority.len());
-        let (host, port) = authority.split_at(colon);
-        (canonical_host(host)?, port)
-    };
-    let port = match port.strip_prefix(':') {
-        Some(port) => Some(decimal(port).filter(|port| *port != 0)?),
-        None if port.is_empty() => None,
-        None => return None,
-    };
-    Some((host, port))
-}
-
-/// An address in its canonical spelling, or a name in lower case.
-pub(super) fn canonical_host(host: &str) -> Option<String> {
-    if let Ok(address) = host.parse::<Ipv6Addr>() {
-        return Some(address.to_string());
-    }
-    let host = host.to_ascii_lowercase();
-    let labels = host.strip_suffix('.').unwrap_or(&host);
-    let is_label = |label: &str| {
-        let mut bytes = label.bytes();
-        !label.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
-    };
-    let is_name = labels.len() <= 253 && labels.split('.').all(is_label);
-    // getaddrinfo takes 127.1, 010.0.0.1 and 0x7f000001 for addresses too.
-    let last = labels.rsplit('.').next().unwrap_or_default();
-    let is_number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x");
-    let usable = is_name && (!is_number || host.parse::<Ipv4Addr>().is_ok());
-    usable.then_some(host)
 }
 
 #[cfg(test)]
