@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 use lunbd::Source;
-use lunbd::id::{DevNo, DiskSeq, Hctl, HostNo, Lun, Wwid};
+use lunbd::id::{
+    DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, Portal, SessionId, Wwid, Wwpn,
+};
 use proptest::prelude::*;
 
 fn comes_back<T>(value: &T) -> bool
@@ -44,6 +46,34 @@ fn wwids() -> impl Strategy<Value = Wwid> {
     ]
 }
 
+fn iqns() -> impl Strategy<Value = Iqn> {
+    prop_oneof![
+        "iqn\\.[0-9]{4}-(0[1-9]|1[0-2])\\.[A-Za-z0-9.-]{1,20}(:[A-Za-z0-9.:-]{0,150})?",
+        "(eui|naa)\\.[0-9A-Fa-f]{16}",
+        "naa\\.[0-9a-f]{32}",
+    ]
+    .prop_map(|text| text.parse().unwrap())
+}
+
+fn portals() -> impl Strategy<Value = Portal> {
+    let host = prop_oneof![
+        "[a-zA-Z][a-z0-9_-]{0,9}(\\.[a-z][a-z0-9]{0,5})?\\.?",
+        any::<std::net::IpAddr>().prop_map(|address| address.to_string()),
+    ];
+    (host, any::<Option<u16>>()).prop_filter_map("port 0", |(host, port)| Portal::new(&host, port))
+}
+
+fn sources_by_transport() -> impl Strategy<Value = Source> {
+    let iscsi = (prop::collection::vec(portals(), 1..5), iqns(), luns())
+        .prop_map(|(portals, iqn, lun)| IscsiUri::new(portals, iqn, lun).unwrap().into());
+    let fc = (
+        prop::collection::vec(any::<u64>().prop_map(Wwpn), 1..5),
+        luns(),
+    )
+        .prop_map(|(ports, lun)| FcUri::new(ports, lun).unwrap().into());
+    prop_oneof![iscsi, fc]
+}
+
 proptest! {
     #[test]
     fn a_lun_comes_back_from_its_text_its_wire_bytes_and_its_levels(lun in luns()) {
@@ -81,6 +111,29 @@ proptest! {
     }
 
     #[test]
+    fn names_of_transports_come_back_from_their_text(
+        iqn in iqns(), portal in portals(), port: u64, session: u32
+    ) {
+        prop_assert!(comes_back(&iqn), "{}", iqn);
+        prop_assert!(comes_back(&portal), "{}", portal);
+        prop_assert!(comes_back(&Wwpn(port)));
+        prop_assert!(comes_back(&SessionId(session)));
+        let name = port.to_be_bytes().map(|byte| format!("{byte:02X}"));
+        for spelling in [name.concat(), name.join(":")] {
+            prop_assert_eq!(spelling.parse(), Ok(Wwpn(port)));
+        }
+    }
+
+    #[test]
+    fn a_source_by_transport_comes_back_from_its_text(source in sources_by_transport()) {
+        prop_assert!(comes_back(&source), "{}", source);
+        let (scheme, rest) = source.to_string().split_once(':').map(|(scheme, rest)| {
+            (scheme.to_uppercase(), rest.to_owned())
+        }).unwrap();
+        prop_assert_eq!(format!("{scheme}:{rest}").parse(), Ok(source));
+    }
+
+    #[test]
     fn no_text_panics_and_what_parses_prints_what_parses(text in ".{0,60}") {
         if let Ok(wwid) = text.parse::<Wwid>() {
             prop_assert!(comes_back(&wwid));
@@ -90,6 +143,14 @@ proptest! {
         }
         if let Ok(lun) = text.parse::<Lun>() {
             prop_assert!(comes_back(&lun));
+        }
+        if let Ok(portal) = text.parse::<Portal>() {
+            prop_assert!(comes_back(&portal));
+        }
+        for scheme in ["iscsi", "fc"] {
+            if let Ok(source) = format!("{scheme}://{text}").parse::<Source>() {
+                prop_assert!(comes_back(&source));
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use super::Engine;
 use super::nbd_options::NbdOptions;
 use super::phases::{Phase, Phases, StageObserver};
 use crate::deadline::Deadline;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::Identity;
@@ -171,6 +171,7 @@ impl Engine {
         let mut attachment = match &request.source {
             Source::Scsi(hctl) => self.attach_scsi(*hctl, request, &mut phases, deadline)?,
             Source::Nbd(uri) => self.attach_nbd(uri, request, &mut phases, deadline)?,
+            source @ (Source::Iscsi(_) | Source::Fc(_)) => return Err(no_transport_yet(source)),
         };
         attachment.phases = phases.finish();
         Ok(attachment)
@@ -194,4 +195,10 @@ impl Engine {
         }
         Ok(proof)
     }
+}
+
+pub(super) fn no_transport_yet(source: &Source) -> Error {
+    let message =
+        format!("{source}: sources by transport are not supported yet; name scsi:H:C:T:L");
+    Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve)
 }

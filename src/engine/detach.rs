@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::Engine;
+use super::attach::no_transport_yet;
 use super::phases::{Phase, Phases, StageObserver};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -243,6 +244,9 @@ impl Engine {
             DetachTarget::Source(source @ Source::Nbd(_)) => {
                 let derived = || BackendId::derived(&source.to_string());
                 Found::NbdBackend(request.backend.clone().unwrap_or_else(derived))
+            }
+            DetachTarget::Source(source @ (Source::Iscsi(_) | Source::Fc(_))) => {
+                return Err(no_transport_yet(source));
             }
             DetachTarget::Device(path) => self.behind(path)?,
         };

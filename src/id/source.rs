@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Hctl, NbdUri, ParseIdError};
+use super::{FcUri, Hctl, IscsiUri, NbdUri, ParseIdError};
 
 /// What to attach, as a URI.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +15,12 @@ pub enum Source {
     /// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: one
     /// export of an NBD server.
     Nbd(NbdUri),
+    /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`: one logical unit of an iSCSI
+    /// target, by the sessions that this machine has with it.
+    Iscsi(IscsiUri),
+    /// `fc://WWPN[,WWPN...]/LUN`: one logical unit behind Fibre Channel target
+    /// ports.
+    Fc(FcUri),
 }
 
 impl fmt::Display for Source {
@@ -22,6 +28,8 @@ impl fmt::Display for Source {
         match self {
             Self::Scsi(hctl) => write!(f, "scsi:{hctl}"),
             Self::Nbd(uri) => uri.fmt(f),
+            Self::Iscsi(uri) => uri.fmt(f),
+            Self::Fc(uri) => uri.fmt(f),
         }
     }
 }
@@ -33,9 +41,15 @@ impl FromStr for Source {
         match text.split_once(':') {
             Some(("scsi", address)) => address.parse().map(Self::Scsi),
             Some((scheme, _)) if NbdUri::has_scheme(scheme) => text.parse().map(Self::Nbd),
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("iscsi") => {
+                text.parse().map(Self::Iscsi)
+            }
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("fc") => text.parse().map(Self::Fc),
             _ => Err(ParseIdError::new(
                 "a source",
-                "scsi:HOST:CHANNEL:TARGET:LUN, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
+                "scsi:HOST:CHANNEL:TARGET:LUN, iscsi://PORTAL[,PORTAL...]/IQN/LUN, \
+                 fc://WWPN[,WWPN...]/LUN, nbd://HOST[:PORT]/EXPORT or \
+                 nbd+unix:///EXPORT?socket=PATH",
                 text,
             )),
         }
@@ -51,5 +65,17 @@ impl From<Hctl> for Source {
 impl From<NbdUri> for Source {
     fn from(uri: NbdUri) -> Self {
         Self::Nbd(uri)
+    }
+}
+
+impl From<IscsiUri> for Source {
+    fn from(uri: IscsiUri) -> Self {
+        Self::Iscsi(uri)
+    }
+}
+
+impl From<FcUri> for Source {
+    fn from(uri: FcUri) -> Self {
+        Self::Fc(uri)
     }
 }

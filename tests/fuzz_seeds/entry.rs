@@ -4,7 +4,9 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use lunbd::id::{DevNo, DiskSeq, Hctl, HostNo, Lun, NbdUri, Wwid};
+use lunbd::id::{
+    DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdUri, Portal, SessionId, Wwid, Wwpn,
+};
 use lunbd::nbd::{self, handshake};
 use lunbd::uevent::Message;
 use lunbd::{Deadline, Source};
@@ -92,6 +94,12 @@ pub(crate) fn id(bytes: &[u8]) {
     roundtrip::<Hctl>(text);
     roundtrip::<Lun>(text);
     roundtrip::<Wwid>(text);
+    roundtrip::<Iqn>(text);
+    roundtrip::<Portal>(text);
+    roundtrip::<SessionId>(text);
+    roundtrip::<Wwpn>(text);
+    roundtrip::<IscsiUri>(text);
+    roundtrip::<FcUri>(text);
     roundtrip::<Source>(text);
 }
 
