@@ -91,7 +91,7 @@
 //!
 //! A room uses its own floor and those below: [`error`], [`id`] and
 //! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
-//! kernel; [`scsi`] and [`nbd`] are domains; [`engine`] puts them together. A test holds
+//! kernel; [`scsi`], [`nbd`] and [`transport`] are domains; [`engine`] puts them together. A test holds
 //! that.
 
 #![forbid(unsafe_code)]
@@ -103,6 +103,7 @@ pub mod id;
 pub mod kernel;
 pub mod nbd;
 pub mod scsi;
+pub mod transport;
 pub mod uevent;
 
 pub use deadline::Deadline;

@@ -1,0 +1,232 @@
+//! Sessions that are logged in already, by portal and target.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::route::{Missing, MissingReason, Route, Via};
+use crate::error::Result;
+use crate::id::{Hctl, HostNo, Iqn, IscsiUri, Lun, Portal, PortalHost, SessionId};
+use crate::kernel::{Roots, sysfs};
+
+/// The state of a session that serves I/O (`scsi_transport_iscsi.c`,
+/// `iscsi_session_state_names`).
+const LOGGED_IN: &str = "LOGGED_IN";
+
+/// The paths to this unit: a route for each session with the target through one
+/// of the portals, and one without a place for a portal that no session goes
+/// through. In the order of the portals, then of the sessions' numbers.
+///
+/// Two sessions with one target through one portal are two routes. A session
+/// belongs to the portal that it was asked to log in to (`persistent_address`),
+/// or else to the one that it is connected to (`address`), which a redirected
+/// login makes another. Portals are compared as addresses; a name is not looked
+/// up, and is only found where the login was by this name.
+///
+/// Minimum kernel: 5.10. Each session costs one attribute, each with the target
+/// about eight.
+///
+/// # Errors
+/// Only where the list of sessions itself cannot be read.
+pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
+    let order = uri.portals().iter().zip(0..);
+    let order: BTreeMap<&Portal, usize> = order.collect();
+    let mut found: BTreeMap<(usize, SessionId), Route> = BTreeMap::new();
+    let mut elsewhere = Vec::new();
+    for session in Session::all(roots)? {
+        let id = session.id;
+        match session.target() {
+            Ok(Some(target)) if target == *uri.target() => {}
+            Ok(_) => continue,
+            Err(error) => {
+                elsewhere.push(format!("session {id}, whose target is unknown: {error}"));
+                continue;
+            }
+        }
+        // None where it went away meanwhile.
+        let Some(device) = session.device() else {
+            continue;
+        };
+        let portals = device.portals(roots);
+        let asked = portals
+            .iter()
+            .find_map(|portal| order.get_key_value(portal));
+        let Some((&portal, &position)) = asked else {
+            elsewhere.push(match portals.first() {
+                Some(portal) => format!("session {id} to {portal}"),
+                None => format!("session {id}, whose portal cannot be read"),
+            });
+            continue;
+        };
+        let via = Via::Iscsi {
+            portal: portal.clone(),
+            session: Some(id),
+        };
+        if let Some(place) = session.place(&device, uri.lun(), &via) {
+            found.insert((position, id), Route { via, place });
+        }
+    }
+    for (&portal, &position) in &order {
+        let sessions = (position, SessionId(0))..=(position, SessionId(u32::MAX));
+        if found.range(sessions).next().is_none() {
+            let key = (position, SessionId(0));
+            found.insert(key, no_session(portal, uri.target(), &elsewhere));
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+fn no_session(portal: &Portal, target: &Iqn, elsewhere: &[String]) -> Route {
+    const SHOWN: usize = 3;
+    let mut text = format!("no session with {target} through {portal}");
+    if let PortalHost::Name(_) = portal.host() {
+        text.push_str(" (a name is not looked up: name the address)");
+    }
+    if !elsewhere.is_empty() {
+        let shown: Vec<_> = elsewhere.iter().take(SHOWN).map(String::as_str).collect();
+        text = format!("{text}; there is {}", shown.join(", "));
+    }
+    if let more @ 1.. = elsewhere.len().saturating_sub(SHOWN) {
+        text = format!("{text} and {more} more");
+    }
+    Route {
+        via: Via::Iscsi {
+            portal: portal.clone(),
+            session: None,
+        },
+        place: Err(Missing::new(MissingReason::NoSession, text)),
+    }
+}
+
+/// A session by number: `/sys/class/iscsi_session/sessionN`.
+pub(super) struct Session {
+    id: SessionId,
+    class: PathBuf,
+}
+
+impl Session {
+    pub(super) fn new(roots: &Roots, id: SessionId) -> Self {
+        let class = roots.sysfs.join(format!("class/iscsi_session/session{id}"));
+        Self { id, class }
+    }
+
+    fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let names = sysfs::names(&roots.sysfs.join("class/iscsi_session"))?;
+        let ids = names.iter().filter_map(|name| Self::of_name(name));
+        Ok(ids.map(|id| Self::new(roots, id)).collect())
+    }
+
+    pub(super) fn of_name(name: &str) -> Option<SessionId> {
+        name.strip_prefix("session")?.parse().ok()
+    }
+
+    /// `None` where the session is gone, or its target's name is none, as before
+    /// the login has set it.
+    pub(super) fn target(&self) -> Result<Option<Iqn>> {
+        let name = sysfs::read_if_there(&self.class.join("targetname"))?;
+        Ok(name.and_then(|name| name.parse().ok()))
+    }
+
+    /// `None` where the session is gone.
+    pub(super) fn device(&self) -> Option<SessionDevice> {
+        // .../hostH/sessionN/iscsi_session/sessionN
+        let class = sysfs::resolve(&self.class).ok()??;
+        let dir = class.parent()?.parent()?;
+        let host = dir.parent()?.file_name()?.to_str()?;
+        Some(SessionDevice {
+            host: host.strip_prefix("host")?.parse().ok()?,
+            connections: format!("connection{}:", self.id),
+            children: sysfs::names(dir).ok()?,
+        })
+    }
+
+    /// Where the unit is; `None` where the session is gone.
+    fn place(&self, device: &SessionDevice, lun: Lun, via: &Via) -> Option<Result<Hctl, Missing>> {
+        let (state, shown) = match sysfs::read_if_there(&self.class.join("state")) {
+            Ok(state) => {
+                let state = state?;
+                (state.clone(), state)
+            }
+            Err(error) => (
+                "unreadable".to_owned(),
+                format!("in no readable state: {error}"),
+            ),
+        };
+        if state != LOGGED_IN {
+            let reason = MissingReason::SessionDown { state };
+            return Some(Err(Missing::new(reason, format!("{via} is {shown}"))));
+        }
+        // A target that was taken down prints as -1 (ISCSI_MAX_TARGET).
+        let target_id = sysfs::read_if_there(&self.class.join("target_id"));
+        let target_id = target_id.ok().flatten();
+        if target_id.as_deref() == Some("-1") {
+            let text = format!("{via} is logged in, and its target was taken down");
+            return Some(Err(Missing::new(MissingReason::NoTarget, text)));
+        }
+        let target_id = target_id.and_then(|id| id.parse().ok());
+        let (channel, target) = device.target(target_id);
+        Some(Ok(Hctl {
+            host: device.host,
+            channel,
+            target,
+            lun,
+        }))
+    }
+}
+
+/// The device of a session: `.../hostH/sessionN`.
+pub(super) struct SessionDevice {
+    host: HostNo,
+    /// What the names of its connections begin with.
+    connections: String,
+    children: Vec<String>,
+}
+
+impl SessionDevice {
+    /// The portal that it was asked to log in to, then the one that it is
+    /// connected to; those that cannot be read, as of a dead connection, are
+    /// left out.
+    pub(super) fn portals(&self, roots: &Roots) -> Vec<Portal> {
+        let class = roots.sysfs.join("class/iscsi_connection");
+        let mut portals = Vec::new();
+        for attributes in [
+            ("persistent_address", "persistent_port"),
+            ("address", "port"),
+        ] {
+            for connection in &self.children {
+                if connection.starts_with(&self.connections) {
+                    let dir = class.join(connection);
+                    let address = sysfs::read(&dir.join(attributes.0)).ok();
+                    let port = sysfs::parse(&dir.join(attributes.1)).ok();
+                    portals.extend(address.zip(port).and_then(portal));
+                }
+            }
+        }
+        portals
+    }
+
+    /// Channel and target: the kernel scans channel 0 and the session's
+    /// `target_id` (`iscsi_user_scan_session`), and where it does not say that,
+    /// a target that was scanned before has a directory.
+    fn target(&self, target_id: Option<u32>) -> (u32, u32) {
+        let scanned = self.children.iter().find_map(|name| {
+            let place: Hctl = format!("{}:0", name.strip_prefix("target")?).parse().ok()?;
+            let is_it = place.host == self.host && target_id.is_none_or(|id| id == place.target);
+            is_it.then_some((place.channel, place.target))
+        });
+        scanned.unwrap_or((0, target_id.unwrap_or(0)))
+    }
+}
+
+/// The kernel prints IPv6 in full without brackets, a daemon may have given it
+/// with them, and with a zone.
+fn portal((address, port): (String, u16)) -> Option<Portal> {
+    let address = address.trim();
+    let bare = address
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let bare = bare.unwrap_or(address);
+    let bare = bare
+        .split_once('%')
+        .map_or(bare, |(address, _zone)| address);
+    Portal::new(bare, Some(port))
+}

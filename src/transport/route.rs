@@ -1,0 +1,119 @@
+//! One way to a logical unit.
+
+use std::fmt;
+
+use crate::id::{Hctl, HostNo, Portal, SessionId, Wwpn};
+
+/// One path to a logical unit, usable or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// By what it goes.
+    pub via: Via,
+    /// The unit's address on this path, or why there is none. That the target
+    /// presents the unit at all is not known before a scan.
+    pub place: Result<Hctl, Missing>,
+}
+
+/// By what a path goes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Via {
+    /// An iSCSI session.
+    Iscsi {
+        /// The portal, as it was asked for.
+        portal: Portal,
+        /// The session; `None` where there is none.
+        session: Option<SessionId>,
+    },
+    /// A local Fibre Channel port and the target's port that it sees.
+    Fc {
+        /// The SCSI host of the local port; `None` where none sees the target's.
+        host: Option<HostNo>,
+        /// The target's port, as it was asked for.
+        wwpn: Wwpn,
+        /// The kernel's name of the target's port on this host.
+        rport: Option<String>,
+    },
+}
+
+impl fmt::Display for Via {
+    /// `session 3 to 10.0.0.1:3260` or `rport-2:0-1`; the portal or the port's
+    /// name alone where there is no session and no remote port.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Iscsi {
+                portal,
+                session: Some(session),
+            } => write!(f, "session {session} to {portal}"),
+            Self::Iscsi { portal, .. } => portal.fmt(f),
+            Self::Fc {
+                rport: Some(rport), ..
+            } => f.write_str(rport),
+            Self::Fc { wwpn, .. } => wwpn.fmt(f),
+        }
+    }
+}
+
+/// Why a path cannot be used now.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{text}")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Missing {
+    /// The reason, for a program.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub reason: MissingReason,
+    /// The reason in words; it names the path.
+    pub text: String,
+}
+
+/// The reason why a path cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum MissingReason {
+    /// No session leads to this target through this portal.
+    NoSession,
+    /// The session is not logged in.
+    SessionDown {
+        /// The kernel's word for it: `FAILED`, `FREE`; `unreadable` where it
+        /// gave none.
+        state: String,
+    },
+    /// The session is logged in and its target was taken down, as in a logout
+    /// that has begun.
+    NoTarget,
+    /// This machine has no Fibre Channel port.
+    NoHosts,
+    /// No local port sees this port.
+    NoRemotePort,
+    /// The remote port is neither online nor marginal.
+    PortDown {
+        /// The kernel's word for it: `Blocked`, `Not Present` and others;
+        /// `unreadable` where it gave none.
+        state: String,
+    },
+    /// The remote port is no SCSI target.
+    NotATarget,
+}
+
+impl Missing {
+    pub(super) fn new(reason: MissingReason, text: String) -> Self {
+        Self { reason, text }
+    }
+}
+
+/// `via`, and one of `hctl` and `missing`; the other is null.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Route {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut object = serializer.serialize_struct("Route", 3)?;
+        object.serialize_field("via", &self.via)?;
+        object.serialize_field("hctl", &self.place.as_ref().ok())?;
+        object.serialize_field("missing", &self.place.as_ref().err())?;
+        object.end()
+    }
+}
