@@ -14,8 +14,10 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
+        // In memory where that is possible: a machine may be 16,000 files.
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let machine = Self {
-            directory: tempfile::tempdir().unwrap(),
+            directory: directory.unwrap(),
         };
         for folder in [
             "sys/class/scsi_host",
