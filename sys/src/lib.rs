@@ -5,6 +5,7 @@
 //! the errno untouched. What a call means is for the floors above.
 
 pub mod block;
+pub mod dm;
 pub mod nbd;
 pub mod sg;
 pub mod socket;
