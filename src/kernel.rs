@@ -2,12 +2,15 @@
 //! no retries here.
 
 pub mod blockdev;
+pub(crate) mod dm;
 pub(crate) mod genl;
 pub mod machine;
 pub mod mounts;
 pub mod process;
 pub(crate) mod sg;
+pub(crate) mod stream;
 pub mod sysfs;
+pub(crate) mod unix_socket;
 pub(crate) mod worker;
 
 use std::path::PathBuf;

@@ -1,17 +1,16 @@
 //! From an address to a socket that the kernel can take over.
 
-mod stream;
 mod tcp;
 mod unix;
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use self::stream::DeadlineStream;
 use super::export::Export;
 use super::handshake::{self, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
+use crate::kernel::stream::DeadlineStream;
 
 /// A connection in the transmission phase, of which nothing has been read yet.
 #[derive(Debug)]

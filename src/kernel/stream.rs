@@ -10,13 +10,13 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::deadline::Deadline;
 
-pub(super) struct DeadlineStream<'a> {
+pub(crate) struct DeadlineStream<'a> {
     socket: BorrowedFd<'a>,
     deadline: Deadline,
 }
 
 impl<'a> DeadlineStream<'a> {
-    pub(super) fn new(socket: BorrowedFd<'a>, deadline: Deadline) -> Self {
+    pub(crate) fn new(socket: BorrowedFd<'a>, deadline: Deadline) -> Self {
         Self { socket, deadline }
     }
 

@@ -1,0 +1,139 @@
+//! Device-mapper: one operation on one device, named by its uuid, a call.
+//! **Each may block** for as long as I/O or another operation on the device is
+//! under way: call it on a worker.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+pub(crate) use lunbd_sys::dm::Target;
+use lunbd_sys::dm::{self, Flags};
+
+use super::{Roots, blockdev};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::DevNo;
+
+/// A device as device-mapper knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DmStatus {
+    pub(crate) devno: DevNo,
+    /// How often it is open, mounts included.
+    pub(crate) open_count: i32,
+    pub(crate) read_only: bool,
+}
+
+/// What device-mapper says of the device.
+///
+/// # Errors
+/// `Vanished` where there is none of this uuid; `NotSupported` where the
+/// machine has no device-mapper; `NotPermitted`. So of all functions here.
+pub(crate) fn status(roots: &Roots, uuid: &str) -> Result<DmStatus> {
+    let status = ask(roots, uuid, "cannot examine", |control| {
+        dm::status(control, uuid)
+    })?;
+    Ok(DmStatus {
+        devno: blockdev::devno_of(status.dev),
+        open_count: status.open_count,
+        read_only: status.flags.contains(Flags::READ_ONLY),
+    })
+}
+
+/// The targets with their parameters.
+pub(crate) fn table(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
+    ask(roots, uuid, "cannot read the table of", |control| {
+        dm::table_status(control, uuid, Flags::TABLE)
+    })
+}
+
+/// The targets with their status.
+pub(crate) fn table_status(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
+    ask(roots, uuid, "cannot read the status of", |control| {
+        dm::table_status(control, uuid, Flags::empty())
+    })
+}
+
+/// Sends a message to the target that holds sector 0.
+///
+/// # Errors
+/// What the target answers, by its errno; `multipath` says `EBUSY` while the
+/// device is suspended.
+pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> {
+    ask(roots, uuid, "cannot send a message to", |control| {
+        dm::send_message(control, uuid, 0, text)
+    })
+}
+
+/// Removes the device; it is gone from sysfs when this returns.
+///
+/// # Errors
+/// `InUse` where it is open.
+pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
+    ask(roots, uuid, "cannot remove", |control| {
+        dm::remove(control, uuid)
+    })
+}
+
+/// Loads a table beside the one in use.
+///
+/// # Errors
+/// `Refused` where a target does not take its parameters, or a device below is
+/// too small: the kernel's log says which.
+pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target]) -> Result<()> {
+    let mut flags = Flags::empty();
+    flags.set(Flags::READ_ONLY, read_only);
+    ask(roots, uuid, "cannot load a table into", |control| {
+        dm::load(control, uuid, flags, table)
+    })
+}
+
+/// Puts the table that was loaded in place of the one in use. The kernel holds
+/// I/O back meanwhile, in one ioctl: there is no moment at which this process
+/// could die and leave the device suspended. I/O that is queued for want of a
+/// path is kept and not waited for, and no filesystem is frozen.
+pub(crate) fn swap_table(roots: &Roots, uuid: &str) -> Result<()> {
+    ask(roots, uuid, "cannot put a table in place in", |control| {
+        dm::resume(control, uuid, Flags::NO_FLUSH | Flags::SKIP_LOCKFS)
+    })
+}
+
+fn ask<T>(
+    roots: &Roots,
+    uuid: &str,
+    action: &str,
+    call: impl FnOnce(&File) -> nix::Result<T>,
+) -> Result<T> {
+    let path = control_path(roots);
+    let control = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(|error| explain_open(Error::io("cannot open", &path, &error), &path))?;
+    call(&control).map_err(|errno| Error::io(&format!("{action} {uuid}"), &path, &errno.into()))
+}
+
+fn control_path(roots: &Roots) -> PathBuf {
+    roots.dev.join("mapper/control")
+}
+
+fn explain_open(error: Error, path: &Path) -> Error {
+    if error.kind() != ErrorKind::Vanished {
+        return error;
+    }
+    let message = "this machine has no device-mapper: the module dm_mod is not loaded, or this /dev is not the machine's";
+    Error::new(ErrorKind::NotSupported, message)
+        .with_path(path)
+        .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_device_mapper_is_told_from_one_without_the_device() {
+        let error = remove(&Roots::below("/no-such-machine"), "mpath-x").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported);
+        let message = error.to_string();
+        assert!(message.contains("no device-mapper"), "{message}");
+        assert!(message.contains("dev/mapper/control"), "{message}");
+    }
+}
