@@ -101,6 +101,7 @@ pub mod engine;
 pub mod error;
 pub mod id;
 pub mod kernel;
+pub mod multipath;
 pub mod nbd;
 pub mod scsi;
 pub mod transport;

@@ -1,0 +1,392 @@
+//! A client of multipathd: one command, one reply.
+
+mod wire;
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::UnixAddr;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::stream::DeadlineStream;
+use crate::kernel::{Roots, unix_socket};
+
+/// `DEFAULT_SOCKET` of multipath-tools, 0.4.9 and later.
+const NAME: &str = "/org/kernel/linux/storage/multipathd";
+
+/// The multipathd of this machine. Each command is a connection of its own and
+/// needs root; the daemon answers `timeout` by itself after `uxsock_timeout`
+/// (4 s) of waiting for its own lock.
+///
+/// After a timeout the daemon may still do what it was told. Besides what each
+/// method names, all say `Unreachable` where the daemon is gone, `NotReady`
+/// where it is too busy to answer, `NotPermitted`, `Protocol`, and `TimedOut`
+/// at the stage that the command belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Daemon {
+    /// Of the socket, in the abstract name space.
+    name: String,
+}
+
+/// What the daemon says to a command that it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The path is none that it manages, by its configuration; it says so as
+    /// well of one that does not exist.
+    NotWanted,
+    /// It will be done: the map is being made, and the daemon waits for udev.
+    Delayed,
+}
+
+impl Daemon {
+    /// The daemon, if it runs or systemd would start it on a connection; `None`
+    /// where nobody has its socket. It listens in the host's network namespace
+    /// and is not found from another.
+    ///
+    /// # Errors
+    /// `NotPermitted` or `Io` where `/proc/net/unix` cannot be read.
+    pub fn find(roots: &Roots) -> Result<Option<Self>> {
+        let bound = unix_socket::is_abstract_name_bound(roots, NAME)?;
+        let name = NAME.to_owned();
+        Ok(bound.then_some(Self { name }))
+    }
+
+    /// Has it take the disk `name` (`sda`), which udev must have handled, and
+    /// make or extend the map. One that it has already is [`Answer::Done`].
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn add_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
+        self.command(Stage::Map, "add path", name, deadline)
+    }
+
+    /// Has it forget the disk `name` (`sda`) and take it out of its map; the
+    /// map of the last path is removed if nobody has it open. One that it does
+    /// not know is [`Answer::Done`].
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn delete_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
+        let answer = self.command(Stage::Forget, "del path", name, deadline);
+        match answer {
+            // It says `fail` of one that it has forgotten already.
+            Err(error) if error.kind() == ErrorKind::Refused => {
+                if self.knows_path(name, deadline)? {
+                    return Err(error);
+                }
+                Ok(Answer::Done)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Whether it has the disk `name` (`sda`), in a map or not.
+    ///
+    /// # Errors
+    /// None but those of every command.
+    pub fn knows_path(&self, name: &str, deadline: Deadline) -> Result<bool> {
+        const COMMAND: &str = "show paths raw format %d";
+        let reply = self.ask(Stage::Forget, COMMAND, deadline)?;
+        // What it says where there is no path.
+        if reply.trim() == "ok" {
+            return Ok(false);
+        }
+        let names: Vec<&str> = reply.lines().collect();
+        if names.iter().any(|name| name.contains(char::is_whitespace)) || is_refusal(&reply) {
+            return Err(refused(Stage::Forget, COMMAND, &reply));
+        }
+        Ok(names.contains(&name))
+    }
+
+    /// Has it flush and remove the map of this name (the alias, of `dm-N` it
+    /// knows nothing here). The reply does not tell a map in use from one that
+    /// is gone: look.
+    ///
+    /// # Errors
+    /// `Refused`, and then the map is in use, or gone, or none of its own.
+    pub fn delete_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
+        self.command(Stage::RemoveMap, "del map", name, deadline)
+    }
+
+    /// Has it give the map of this name (the alias or `dm-N`) the size of its
+    /// first path. That it is done does not say that the size has changed.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn resize_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
+        self.command(Stage::Resize, "resize map", name, deadline)
+    }
+
+    /// Has it turn queueing off for the map of this name (the alias or `dm-N`),
+    /// and leave it off.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn disable_queueing(&self, name: &str, deadline: Deadline) -> Result<Answer> {
+        self.command(Stage::Map, "disablequeueing map", name, deadline)
+    }
+
+    fn command(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
+        let command = format!("{verb} {}", argument(name)?);
+        let reply = self.ask(stage, &command, deadline)?;
+        tracing::debug!(command, reply = reply.trim(), "multipathd");
+        match reply.trim() {
+            "ok" => Ok(Answer::Done),
+            "blacklisted" => Ok(Answer::NotWanted),
+            "delayed" => Ok(Answer::Delayed),
+            _ => Err(refused(stage, &command, &reply)),
+        }
+    }
+
+    fn ask(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
+        let socket = self.connect(stage, command, deadline)?;
+        let mut stream = DeadlineStream::new(socket.as_fd(), deadline);
+        let failed = |seen: &str, error: &io::Error| match error.kind() {
+            io::ErrorKind::TimedOut => timed_out(stage, command, deadline).with_last_seen(seen),
+            io::ErrorKind::InvalidData => {
+                let message = format!("multipathd was told {command:?}, and {error}");
+                Error::new(ErrorKind::Protocol, message).at(stage)
+            }
+            _ => {
+                let message = format!("multipathd went away at {command:?}: {error}");
+                Error::new(ErrorKind::Unreachable, message).at(stage)
+            }
+        };
+        wire::send(&mut stream, command).map_err(|error| failed("connected", &error))?;
+        wire::receive(&mut stream).map_err(|error| failed("told, and no whole reply", &error))
+    }
+
+    fn connect(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<OwnedFd> {
+        let failed = |errno: Errno| {
+            let error = Error::of_errno("cannot connect to multipathd", errno).at(stage);
+            match errno {
+                Errno::ECONNREFUSED | Errno::ENOENT => error.with_kind(ErrorKind::Unreachable),
+                _ => error,
+            }
+        };
+        let address = UnixAddr::new_abstract(self.name.as_bytes()).map_err(failed)?;
+        let connected = unix_socket::connect(&address, deadline).map_err(failed)?;
+        connected.ok_or_else(|| {
+            timed_out(stage, command, deadline).with_last_seen("its queue of connections is full")
+        })
+    }
+}
+
+fn timed_out(stage: Stage, command: &str, deadline: Deadline) -> Error {
+    let what = format!("multipathd to answer {command:?}");
+    Error::timed_out(stage, deadline.elapsed(), &what)
+}
+
+/// A name that is one word of a command.
+fn argument(name: &str) -> Result<&str> {
+    /// `DM_NAME_LEN`; a disk's name is shorter.
+    const LONGEST: usize = 128;
+    let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'');
+    if !name.is_empty() && name.len() < LONGEST && name.chars().all(plain) {
+        return Ok(name);
+    }
+    let message = format!("{name:?} is no name that multipathd can be told");
+    Err(Error::new(ErrorKind::InvalidInput, message))
+}
+
+/// Whether it is a word that multipathd says instead of an answer
+/// (`multipathd/uxlsnr.c`, `default_reply`).
+fn is_refusal(reply: &str) -> bool {
+    matches!(reply.trim(), "fail" | "timeout")
+}
+
+fn refused(stage: Stage, command: &str, reply: &str) -> Error {
+    // To a command that it does not know it says all those that it does.
+    let first = reply.lines().next().unwrap_or_default();
+    let (kind, what) = if first == "timeout" {
+        (ErrorKind::NotReady, "is too busy to do")
+    } else if first.starts_with("permission") {
+        (ErrorKind::NotPermitted, "refused")
+    } else {
+        (ErrorKind::Refused, "refused")
+    };
+    let message = format!("multipathd {what} {command:?} and says {first:?}");
+    Error::new(kind, message).at(stage)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn listen() -> (Daemon, UnixListener) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lunbd-test-multipathd-{}-{number}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        (Daemon { name }, listener)
+    }
+
+    fn heard(stream: &mut UnixStream) -> String {
+        wire::receive(stream).unwrap()
+    }
+
+    /// A daemon that answers one connection after the other with these bytes;
+    /// what it was told comes back from the thread.
+    fn answering(replies: Vec<Vec<u8>>) -> (Daemon, thread::JoinHandle<Vec<String>>) {
+        let (daemon, listener) = listen();
+        let thread = thread::spawn(move || {
+            let answer = |reply: Vec<u8>| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let command = heard(&mut stream);
+                let _the_client_may_have_left = stream.write_all(&reply);
+                command
+            };
+            replies.into_iter().map(answer).collect()
+        });
+        (daemon, thread)
+    }
+
+    fn packet(text: &str) -> Vec<u8> {
+        let mut packet = Vec::new();
+        wire::send(&mut packet, text).unwrap();
+        packet
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn each_reply_is_an_answer_or_an_error_of_its_own_kind() {
+        for (reply, expected) in [
+            ("ok\n", Ok(Answer::Done)),
+            ("blacklisted\n", Ok(Answer::NotWanted)),
+            ("delayed\n", Ok(Answer::Delayed)),
+            ("fail\n", Err(ErrorKind::Refused)),
+            ("map reload error. removed\n", Err(ErrorKind::Refused)),
+            ("timeout\n", Err(ErrorKind::NotReady)),
+            (
+                "permission deny: need to be root\n",
+                Err(ErrorKind::NotPermitted),
+            ),
+            (
+                "add path sda: not found\nmultipath-tools v0\n",
+                Err(ErrorKind::Refused),
+            ),
+            ("", Err(ErrorKind::Refused)),
+        ] {
+            let (daemon, told) = answering(vec![packet(reply)]);
+            let answer = daemon.add_path("sda", soon());
+            let kind = answer.as_ref().map_err(Error::kind);
+            assert_eq!(kind.copied(), expected, "{reply:?}");
+            assert_eq!(told.join().unwrap(), ["add path sda"]);
+            if let Err(error) = answer {
+                assert_eq!(error.stage(), Some(Stage::Map));
+                assert!(error.to_string().contains("add path sda"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_it_says_fail_of_and_does_not_know_is_deleted() {
+        let (daemon, told) = answering(vec![packet("fail\n"), packet("sda\nsdaa\n")]);
+        assert_eq!(daemon.delete_path("sdb", soon()).unwrap(), Answer::Done);
+        let commands = told.join().unwrap();
+        assert_eq!(commands, ["del path sdb", "show paths raw format %d"]);
+        let (daemon, _told) = answering(vec![packet("fail\n"), packet("sda\nsdb\n")]);
+        let error = daemon.delete_path("sdb", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(error.to_string().contains("fail"), "{error}");
+    }
+
+    #[test]
+    fn a_path_is_known_by_its_whole_name_alone_and_a_refusal_is_no_list() {
+        for (reply, expected) in [
+            ("sda\nsdb\n", Ok(true)),
+            ("sdaa\nsdab\n", Ok(false)),
+            ("ok\n", Ok(false)),
+            ("", Ok(false)),
+            ("timeout\n", Err(ErrorKind::NotReady)),
+            ("fail\n", Err(ErrorKind::Refused)),
+            ("show: not found\n sda\n", Err(ErrorKind::Refused)),
+        ] {
+            let (daemon, _told) = answering(vec![packet(reply)]);
+            let known = daemon.knows_path("sda", soon());
+            assert_eq!(known.map_err(|error| error.kind()), expected, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_would_be_more_than_one_word_is_told_to_nobody() {
+        let (daemon, _listener) = listen();
+        for name in ["", "a b", "a\n", "\"", "a\0", &"x".repeat(128)] {
+            let error = daemon.delete_path(name, soon()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_says_nothing_or_half_of_it_times_out() {
+        for half in [
+            &b""[..],
+            &[4, 0, 0],
+            &[&4_u64.to_ne_bytes()[..], b"o"].concat(),
+        ] {
+            let (daemon, listener) = listen();
+            let half = half.to_vec();
+            let silent = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                heard(&mut stream);
+                stream.write_all(&half).unwrap();
+                // Until the client has given up.
+                let _end = stream.read(&mut [0]);
+            });
+            let deadline = Deadline::after(Duration::from_millis(30));
+            let error = daemon.delete_path("sda", deadline).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            assert_eq!(error.stage(), Some(Stage::Forget));
+            assert_eq!(error.last_seen(), Some("told, and no whole reply"));
+            silent.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_reply_without_end_is_refused_and_one_cut_short_is_a_daemon_that_went_away() {
+        let (daemon, _told) = answering(vec![u64::MAX.to_ne_bytes().to_vec()]);
+        let error = daemon.add_path("sda", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol);
+        let (daemon, _told) = answering(vec![9_u64.to_ne_bytes().to_vec()]);
+        let error = daemon.add_path("sda", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+    }
+
+    #[test]
+    fn nobody_is_there_is_told_from_a_full_queue() {
+        let (daemon, listener) = listen();
+        drop(listener);
+        let error = daemon.add_path("sda", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        let nowhere = Roots::below("/no-such-machine");
+        assert_eq!(Daemon::find(&nowhere).unwrap(), None);
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_reply_panics(bytes: Vec<u8>, text: String) {
+            let (daemon, told) = answering(vec![bytes, packet(&text), packet(&text)]);
+            let _ = daemon.add_path("sda", soon());
+            let _ = daemon.knows_path("sda", soon());
+            let _ = daemon.resize_map("dm-0", soon());
+            told.join().unwrap();
+        }
+    }
+}

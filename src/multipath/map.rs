@@ -1,0 +1,277 @@
+//! A map as sysfs shows it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+
+/// What the uuid of a map begins with; that of a partition of one begins with
+/// `part1-mpath-`.
+const PREFIX: &str = "mpath-";
+
+/// One life of a multipath map. When it is removed and another comes under the
+/// same name, number or even uuid, that is another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Map {
+    name: String,
+    uuid: String,
+    disk: BlockDevice,
+    /// kernfs gives each directory an inode number of its own.
+    inode: u64,
+}
+
+impl Map {
+    /// The map that `path`, a whole disk, is a path of; `None` where it is a
+    /// path of none. What else is stacked on the disk, or on a partition of
+    /// it, is passed over.
+    pub fn of_path(path: &BlockDevice) -> Result<Option<Self>> {
+        for holder in path.holders()? {
+            let link = path.dir().join("holders").join(holder);
+            if let Some(map) = Self::behind(&link)? {
+                return Ok(Some(map));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The map that this disk, a `dm-N`, is; `None` where it is none.
+    pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
+        Self::at(disk.dir())
+    }
+
+    /// The map of the unit of this name; `None` where there is none. Only the
+    /// name that the map was made by is known here: of a unit with several
+    /// names it is multipathd's choice.
+    pub fn find(roots: &Roots, wwid: &Wwid) -> Result<Option<Self>> {
+        let maps = Self::all(roots)?;
+        Ok(maps
+            .into_iter()
+            .find(|map| map.wwid().as_ref() == Some(wwid)))
+    }
+
+    /// All maps, in the order of their kernel names.
+    pub fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let disks = roots.sysfs.join("block");
+        let mut maps = Vec::new();
+        for name in sysfs::names(&disks)? {
+            if name.starts_with("dm-") {
+                maps.extend(Self::behind(&disks.join(name))?);
+            }
+        }
+        Ok(maps)
+    }
+
+    fn behind(link: &Path) -> Result<Option<Self>> {
+        match sysfs::resolve(link)? {
+            Some(dir) => Self::at(&dir),
+            None => Ok(None),
+        }
+    }
+
+    fn at(dir: &Path) -> Result<Option<Self>> {
+        // First, so that what is read below is no later life's.
+        let Some(inode) = inode_of(dir) else {
+            return Ok(None);
+        };
+        let Some(uuid) = sysfs::read_if_there(&dir.join("dm/uuid"))? else {
+            return Ok(None);
+        };
+        if !uuid.starts_with(PREFIX) {
+            return Ok(None);
+        }
+        let Some(name) = sysfs::read_if_there(&dir.join("dm/name"))? else {
+            return Ok(None);
+        };
+        let disk = BlockDevice::at(dir)?;
+        let map = disk.map(|disk| Self {
+            name,
+            uuid,
+            disk,
+            inode,
+        });
+        Ok(map.filter(Self::is_there))
+    }
+
+    /// The name below `/dev/mapper`, which multipathd calls the alias.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The uuid of device-mapper, `mpath-36001405...`.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// The name of the unit that the map was made by; `None` where it is of a
+    /// kind that this crate does not know.
+    #[must_use]
+    pub fn wwid(&self) -> Option<Wwid> {
+        self.uuid.parse().ok()
+    }
+
+    /// Its block device.
+    #[must_use]
+    pub fn disk(&self) -> &BlockDevice {
+        &self.disk
+    }
+
+    /// The disks that lead to the unit now, whatever their state.
+    pub fn paths(&self) -> Result<Vec<BlockDevice>> {
+        let slaves = self.disk.dir().join("slaves");
+        let mut paths = Vec::new();
+        for name in sysfs::names(&slaves)? {
+            if let Some(dir) = sysfs::resolve(&slaves.join(name))? {
+                paths.extend(BlockDevice::at(&dir)?);
+            }
+        }
+        Ok(paths)
+    }
+
+    /// Whether sysfs still shows this life of the map.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        inode_of(self.disk.dir()) == Some(self.inode)
+    }
+
+    /// # Errors
+    /// `Vanished` where this life of the map is over.
+    pub(super) fn require(&self) -> Result<()> {
+        if self.is_there() {
+            return Ok(());
+        }
+        let message = format!("the map {self} went away");
+        Err(Error::new(ErrorKind::Vanished, message).with_path(self.disk.dir()))
+    }
+
+    /// One line on what can be seen, for the error of a timeout.
+    pub(crate) fn describe(&self) -> String {
+        if !self.is_there() {
+            return format!("the map {self} is gone");
+        }
+        let suspended = self.disk.dir().join("dm/suspended");
+        let suspended = sysfs::read_if_there(&suspended).ok().flatten();
+        let suspended = suspended.as_deref().unwrap_or("unreadable");
+        let paths = sysfs::names(&self.disk.dir().join("slaves"));
+        let paths = paths.unwrap_or_default().join(" ");
+        let disk = self.disk.describe();
+        format!("{disk} suspended={suspended} paths={paths}")
+    }
+}
+
+impl std::fmt::Display for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.disk.name(), self.uuid)
+    }
+}
+
+fn inode_of(dir: &Path) -> Option<u64> {
+    fs::metadata(dir).ok().map(|metadata| metadata.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const UUID: &str = "mpath-360014051234567890abcdef012345678";
+
+    /// A machine on which `dm-0` of this uuid has the path `sda`.
+    fn machine(uuid: &str) -> (tempfile::TempDir, Roots) {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for (file, text) in [
+            ("sys/devices/dm-0/dev", "254:0\n"),
+            ("sys/devices/dm-0/dm/uuid", uuid),
+            ("sys/devices/dm-0/dm/name", "mpatha\n"),
+            ("sys/devices/sda/dev", "8:0\n"),
+            ("sys/devices/sda/sda1/dev", "8:1\n"),
+            ("sys/devices/sda/sda1/partition", "1\n"),
+        ] {
+            let file = root.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        for (link, to) in [
+            ("sys/block/dm-0", "dm-0"),
+            ("sys/block/sda", "sda"),
+            ("sys/devices/sda/holders/dm-0", "dm-0"),
+            ("sys/devices/sda/sda1/holders/dm-7", "dm-0"),
+            ("sys/devices/dm-0/slaves/sda", "sda"),
+        ] {
+            let link = root.join(link);
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            symlink(root.join("sys/devices").join(to), link).unwrap();
+        }
+        let roots = Roots::below(root);
+        (directory, roots)
+    }
+
+    fn disk(roots: &Roots, name: &str) -> BlockDevice {
+        let dir = roots.sysfs.join("devices").join(name);
+        BlockDevice::at(&dir).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_map_is_found_by_its_path_by_itself_and_by_the_units_name() {
+        let (_directory, roots) = machine(UUID);
+        let map = Map::of_path(&disk(&roots, "sda")).unwrap().unwrap();
+        assert_eq!(map.name(), "mpatha");
+        assert_eq!(map.uuid(), UUID);
+        assert_eq!(map.disk().name(), "dm-0");
+        let wwid = "naa.60014051234567890abcdef012345678".parse().unwrap();
+        assert_eq!(map.wwid(), Some(wwid));
+        let wwid = map.wwid().unwrap();
+        assert_eq!(Map::find(&roots, &wwid).unwrap().as_ref(), Some(&map));
+        assert_eq!(Map::of_disk(map.disk()).unwrap().as_ref(), Some(&map));
+        assert_eq!(Map::all(&roots).unwrap(), std::slice::from_ref(&map));
+        let paths = map.paths().unwrap();
+        assert_eq!(paths.len(), 1);
+        assert_eq!(paths[0].name(), "sda");
+    }
+
+    #[test]
+    fn other_devices_of_device_mapper_are_no_maps_nor_is_the_holder_of_a_partition() {
+        for uuid in ["LVM-x", "part1-mpath-36001405", "CRYPT-LUKS2-x", ""] {
+            let (_directory, roots) = machine(uuid);
+            assert_eq!(Map::of_path(&disk(&roots, "sda")).unwrap(), None, "{uuid}");
+            assert_eq!(Map::all(&roots).unwrap(), [], "{uuid}");
+        }
+        let (_directory, roots) = machine(UUID);
+        // A holder of a partition is none of the disk.
+        fs::remove_file(roots.sysfs.join("devices/sda/holders/dm-0")).unwrap();
+        assert_eq!(Map::of_path(&disk(&roots, "sda")).unwrap(), None);
+        let wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
+        assert_eq!(Map::find(&roots, &wwid).unwrap(), None);
+    }
+
+    #[test]
+    fn another_life_under_the_same_number_and_uuid_is_another_map() {
+        let (directory, roots) = machine(UUID);
+        let map = Map::of_path(&disk(&roots, "sda")).unwrap().unwrap();
+        assert!(map.is_there());
+        let dir = directory.path().join("sys/devices/dm-0");
+        // Kept beside, so that its inode number is not free.
+        fs::rename(&dir, directory.path().join("old")).unwrap();
+        assert!(!map.is_there());
+        assert_eq!(map.describe(), format!("the map dm-0 ({UUID}) is gone"));
+        fs::create_dir_all(dir.join("dm")).unwrap();
+        for (file, text) in [
+            ("dev", "254:0\n"),
+            ("dm/uuid", UUID),
+            ("dm/name", "mpatha\n"),
+        ] {
+            fs::write(dir.join(file), text).unwrap();
+        }
+        assert!(!map.is_there());
+        let other = Map::of_path(&disk(&roots, "sda")).unwrap().unwrap();
+        assert_ne!(map, other);
+        assert_eq!(map.require().unwrap_err().kind(), ErrorKind::Vanished);
+    }
+}

@@ -1,0 +1,48 @@
+//! What becomes of I/O that has no path.
+
+use super::map::Map;
+use super::status::read_status;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::{Roots, dm, worker};
+
+/// Has I/O fail where there is no path, what waits already included: a map that
+/// queues without a path blocks its own flush and removal for ever. Where
+/// multipathd runs, [`Daemon::disable_queueing`](super::Daemon::disable_queueing)
+/// is told as well, or it turns queueing on again when a path comes back.
+///
+/// Read back: the kernel no longer has the feature when this returns. Needs
+/// `CAP_SYS_ADMIN`. After a timeout the kernel may still do it.
+///
+/// # Errors
+/// `Vanished` where this life of the map is over; `NotReady` while the map is
+/// suspended; `NotPermitted`; `TimedOut` at stage `map`.
+pub fn fail_if_no_path(roots: &Roots, map: &Map, deadline: Deadline) -> Result<()> {
+    let (own_map, roots) = (map.clone(), roots.clone());
+    worker::run(
+        Stage::Map,
+        &format!("{map} to fail I/O that has no path"),
+        deadline,
+        || map.describe(),
+        move || {
+            own_map.require()?;
+            dm::send_message(&roots, own_map.uuid(), "fail_if_no_path")
+                .map_err(|error| explain(error, &own_map))?;
+            if read_status(&roots, &own_map)?.queues {
+                let message =
+                    format!("{own_map} was told not to queue and queues: somebody else told it to");
+                return Err(Error::new(ErrorKind::NotReady, message));
+            }
+            Ok(())
+        },
+    )
+}
+
+/// `dm-mpath.c`, `multipath_message`: `EBUSY` while it is suspended.
+fn explain(error: Error, map: &Map) -> Error {
+    if error.kind() != ErrorKind::InUse {
+        return error;
+    }
+    let message = format!("{map} is suspended and takes no message");
+    Error::new(ErrorKind::NotReady, message).caused_by(error)
+}

@@ -1,0 +1,69 @@
+//! Taking one map down.
+
+use std::time::Duration;
+
+use super::map::Map;
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::{Roots, dm, worker};
+use crate::uevent::Watch;
+
+/// Removes the map and returns when sysfs shows it no more; its disks stay.
+/// One that is gone already is a success. `watch` is one on the map's kernel
+/// name, `dm-N`.
+///
+/// The kernel refuses while anybody has the map open: a mount, a device stacked
+/// on it, a process, the caller's own file; udev's probe too, for a moment.
+/// Nothing is written back: flush it before. I/O that waits for a path would
+/// hold the removal up for ever: see [`fail_if_no_path`](super::fail_if_no_path).
+/// Needs `CAP_SYS_ADMIN`.
+///
+/// After a timeout the kernel may still be removing it.
+///
+/// # Errors
+/// `InUse`, and the map stays; `NotPermitted`; `TimedOut` at stage
+/// `remove_map`.
+pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -> Result<()> {
+    let (own_map, own_roots) = (map.clone(), roots.clone());
+    let removed = worker::run(
+        Stage::RemoveMap,
+        &format!("the kernel to remove {map}"),
+        deadline,
+        || map.describe(),
+        move || ask(&own_roots, &own_map),
+    );
+    match removed {
+        // Somebody else removes it, or has done so: the look below decides.
+        Err(error) if error.kind() == ErrorKind::Vanished => {}
+        result => result?,
+    }
+    // The removal's event comes before the directory goes.
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    while map.is_there() {
+        if deadline.has_passed() {
+            let what = format!("{map} to be gone from sysfs");
+            let error = Error::timed_out(Stage::RemoveMap, deadline.elapsed(), &what);
+            return Err(error.with_last_seen(map.describe()));
+        }
+        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        let _looked_at_again_whatever_came = watch.next(turn);
+    }
+    Ok(())
+}
+
+fn ask(roots: &Roots, map: &Map) -> Result<()> {
+    map.require()?;
+    let status = dm::status(roots, map.uuid())?;
+    if status.devno != map.disk().devno() {
+        let message = format!("{map} went away, and another has its uuid");
+        return Err(Error::new(ErrorKind::Vanished, message));
+    }
+    dm::remove(roots, map.uuid()).map_err(|error| {
+        if error.kind() != ErrorKind::InUse {
+            return error;
+        }
+        let count = dm::status(roots, map.uuid()).map_or(status.open_count, |now| now.open_count);
+        let message = format!("{map} is in use: it is open {count} times");
+        Error::new(ErrorKind::InUse, message).caused_by(error)
+    })
+}
