@@ -1,10 +1,17 @@
-//! The parser that sees every uevent of the machine.
-#![allow(missing_docs, reason = "criterion's macro makes a public function")]
+//! What the hub does with every uevent of the machine: read it, and hand it to
+//! those who wait for it, however many others wait.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "criterion's macro makes a public function, and a bench may panic"
+)]
 
 use std::hint::black_box;
+use std::time::Duration;
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use lunbd::uevent::Message;
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use lunbd::uevent::{Hub, HubOptions, Message, Watch};
+use lunbd::{Deadline, Roots};
 
 /// A disk's `add`, as Linux 6.12 sends it.
 const ADD: &[u8] = b"add@/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7/block/sda\0\
@@ -17,5 +24,90 @@ fn parse(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, parse);
+/// A hub without sockets: its events are fed to it.
+fn hub() -> Hub {
+    let roots = Roots {
+        sysfs: "/".into(),
+        ..Roots::default()
+    };
+    Hub::start(&roots, &HubOptions::default()).unwrap()
+}
+
+fn others(hub: &Hub, count: usize) -> Vec<Watch> {
+    let watch = |unit| hub.watch(&format!("9:0:0:{unit}"));
+    (0..count).map(watch).collect()
+}
+
+/// One event to the one who waits for it, and its reading, while others wait
+/// for something else.
+fn dispatch(criterion: &mut Criterion) {
+    let message = Message::parse(ADD).unwrap();
+    let mut group = criterion.benchmark_group("uevent/to its watch, others present");
+    for count in [1, 100, 10_000] {
+        let hub = hub();
+        let _others = others(&hub, count - 1);
+        let mut mine = hub.watch("1:0:0:7");
+        let now = Deadline::after(Duration::ZERO);
+        group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
+            bencher.iter(|| {
+                hub.feed(black_box(&message));
+                mine.next(now).unwrap()
+            });
+        });
+    }
+}
+
+/// One event that none of ten thousand waits for, which is what nearly all are;
+/// the second with somebody who watches news.
+fn nobodys(criterion: &mut Criterion) {
+    let message = Message::parse(ADD).unwrap();
+    let hub = hub();
+    let _others = others(&hub, 10_000);
+    criterion.bench_function("uevent/to none of 10000", |bencher| {
+        bencher.iter(|| hub.feed(black_box(&message)));
+    });
+    let _news = hub.watch_news();
+    criterion.bench_function("uevent/to none of 10000, news watched", |bencher| {
+        bencher.iter(|| hub.feed(black_box(&message)));
+    });
+}
+
+/// One event to all of those who watch one component.
+fn crowd(criterion: &mut Criterion) {
+    let message = Message::parse(ADD).unwrap();
+    let mut group = criterion.benchmark_group("uevent/to a crowd on one component");
+    let now = Deadline::after(Duration::ZERO);
+    for count in [1, 100, 10_000] {
+        let hub = hub();
+        let mut crowd: Vec<_> = (0..count).map(|_| hub.watch("host1")).collect();
+        group.throughput(Throughput::Elements(count));
+        group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
+            bencher.iter_batched(
+                || crowd.iter_mut().for_each(|watch| drop(watch.next(now))),
+                |()| hub.feed(black_box(&message)),
+                BatchSize::PerIteration,
+            );
+        });
+    }
+}
+
+/// Coming and going, alone and among ten thousand: on components of their own,
+/// and all on the same.
+fn subscribe(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("uevent/watch and drop, others present");
+    for count in [1, 10_000] {
+        let hub = hub();
+        let _others = others(&hub, count - 1);
+        group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
+            bencher.iter(|| hub.watch(black_box("1:0:0:7")));
+        });
+    }
+    let hub = hub();
+    let _crowd: Vec<_> = (0..10_000).map(|_| hub.watch("host1")).collect();
+    group.bench_function("10000 on the same component", |bencher| {
+        bencher.iter(|| hub.watch(black_box("host1")));
+    });
+}
+
+criterion_group!(benches, parse, dispatch, nobodys, crowd, subscribe);
 criterion_main!(benches);

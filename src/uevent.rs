@@ -6,21 +6,33 @@
 //! on one component of a device path, takes it **before** it acts, and can
 //! then not miss the answer: what a full socket buffer loses comes back as
 //! [`Notice::Resync`], which means "look at sysfs again".
+//!
+//! Ten thousand may wait: one costs less than 1 KiB, an event costs no more when
+//! others wait for something else, and only a full socket buffer makes work for
+//! each of them, once until it has read that. [`Hub::counters`] tells how it went.
+//!
+//! What arrays report by themselves (their logical units have changed, a
+//! capacity has) comes to a [`NewsWatch`]. Nothing is scanned for that.
 
+mod counters;
 mod dispatch;
 mod event;
 mod hub;
 mod message;
 mod mode;
+mod news;
+mod queue;
 mod settle;
 mod socket;
+mod subscription;
 mod watch;
 
-pub use dispatch::Counters;
+pub use counters::Counters;
 pub use event::{Event, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
+pub use news::{News, NewsWatch, UnitAttention};
 pub use settle::Settled;
 pub(crate) use settle::{Proof, devpath, settle, settle_again, settle_removal};
 pub use watch::{Notice, Watch};

@@ -1,174 +1,142 @@
 //! From an event to those who wait for it, in time that does not depend on how
 //! many wait.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::event::Event;
-use super::watch::Notice;
-
-/// Notices a waiter may leave unread. Past that it gets a resync, so a slow
-/// waiter costs bounded memory and loses nothing.
-const QUEUE: usize = 256;
+use super::counters::{Counters, Counts};
+use super::event::{Event, LONGEST_TEXT};
+use super::queue::Queue;
 
 pub(super) type WaiterId = u64;
 
-/// The waiters, by the path component that each watches.
+/// Which events a waiter is given.
+#[derive(Debug, Clone)]
+pub(super) enum Interest {
+    /// Those whose device path has this between two slashes.
+    Component(Arc<str>),
+    /// Every one.
+    Everything,
+    /// What arrays report.
+    News,
+}
+
+/// The waiters, by their interest.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
     waiters: Mutex<Waiters>,
     counts: Counts,
 }
 
+/// Ordered, so that one leaves among ten thousand as fast as it came, and the
+/// one who came first hears first.
+type Group = BTreeMap<WaiterId, Arc<Queue>>;
+
 #[derive(Debug, Default)]
 struct Waiters {
     next: WaiterId,
-    by_id: HashMap<WaiterId, Waiter>,
-    by_component: HashMap<String, Vec<WaiterId>>,
-    of_everything: Vec<WaiterId>,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    /// `None` watches everything.
-    component: Option<String>,
-    notices: SyncSender<Notice>,
-    lost: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    events: AtomicU64,
-    strangers: AtomicU64,
-    overruns: AtomicU64,
-    resyncs: AtomicU64,
-}
-
-/// What the hub has counted since it started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Counters {
-    /// Events read.
-    pub events: u64,
-    /// Datagrams passed over: malformed, or not from the kernel.
-    pub strangers: u64,
-    /// Times that a socket's buffer was full.
-    pub overruns: u64,
-    /// Resyncs handed to waiters.
-    pub resyncs: u64,
+    count: u64,
+    by_component: HashMap<Arc<str>, Group>,
+    of_everything: Group,
+    of_news: Group,
+    closed: bool,
 }
 
 impl Dispatch {
-    pub(super) fn subscribe(&self, component: Option<&str>) -> (WaiterId, Receiver<Notice>) {
-        let (notices, receiver) = sync_channel(QUEUE);
+    pub(super) fn subscribe(&self, interest: &Interest) -> (WaiterId, Arc<Queue>) {
+        let queue = Arc::<Queue>::default();
         let waiters = &mut *self.lock();
         let id = waiters.next;
         waiters.next += 1;
-        match component {
-            Some(component) => waiters
+        waiters.count += 1;
+        if waiters.closed {
+            queue.close();
+        }
+        let group = match interest {
+            Interest::Component(component) => waiters
                 .by_component
-                .entry(component.to_owned())
-                .or_default()
-                .push(id),
-            None => waiters.of_everything.push(id),
-        }
-        waiters.by_id.insert(
-            id,
-            Waiter {
-                component: component.map(str::to_owned),
-                notices,
-                lost: AtomicBool::new(false),
-            },
-        );
-        (id, receiver)
+                .entry(Arc::clone(component))
+                .or_default(),
+            Interest::Everything => &mut waiters.of_everything,
+            Interest::News => &mut waiters.of_news,
+        };
+        group.insert(id, Arc::clone(&queue));
+        (id, queue)
     }
 
-    pub(super) fn unsubscribe(&self, id: WaiterId) {
+    pub(super) fn unsubscribe(&self, interest: &Interest, id: WaiterId) {
         let waiters = &mut *self.lock();
-        let Some(waiter) = waiters.by_id.remove(&id) else {
-            return;
-        };
-        let Some(component) = waiter.component else {
-            waiters.of_everything.retain(|&other| other != id);
-            return;
-        };
-        if let Some(ids) = waiters.by_component.get_mut(&component) {
-            ids.retain(|&other| other != id);
-            if ids.is_empty() {
-                waiters.by_component.remove(&component);
+        waiters.count -= 1;
+        match interest {
+            Interest::Component(component) => {
+                if let Some(group) = waiters.by_component.get_mut(component) {
+                    group.remove(&id);
+                    if group.is_empty() {
+                        waiters.by_component.remove(component);
+                    }
+                }
             }
+            Interest::Everything => drop(waiters.of_everything.remove(&id)),
+            Interest::News => drop(waiters.of_news.remove(&id)),
         }
     }
 
-    /// Hands the event to those who watch a component of `devpath`. `event` is
-    /// made only when there is one.
-    pub(super) fn deliver(&self, devpath: &str, event: impl FnOnce() -> Option<Event>) {
-        self.counts.events.fetch_add(1, Ordering::Relaxed);
+    /// Hands the event to those who watch a component of `devpath`, or all, or
+    /// news where it is one. `is_news` is asked only when somebody watches news,
+    /// and `event` made only when somebody gets it.
+    pub(super) fn deliver(
+        &self,
+        devpath: &str,
+        is_news: impl FnOnce() -> bool,
+        event: impl FnOnce() -> Option<Event>,
+    ) {
+        if devpath.len() > LONGEST_TEXT {
+            return self.counts.stranger();
+        }
+        self.counts.event();
         let waiters = self.lock();
-        let watching = devpath
-            .split('/')
-            .filter_map(|component| waiters.by_component.get(component))
-            .flatten()
-            .chain(&waiters.of_everything);
-        let mut watching = watching.filter_map(|id| waiters.by_id.get(id)).peekable();
+        let news = (!waiters.of_news.is_empty() && is_news()).then_some(&waiters.of_news);
+        let mut watching = waiters
+            .of_components(devpath)
+            .chain([&waiters.of_everything])
+            .chain(news)
+            .flat_map(BTreeMap::values)
+            .peekable();
         if watching.peek().is_none() {
             return;
         }
         let Some(event) = event().map(Arc::new) else {
-            return;
+            return self.counts.stranger();
         };
-        for waiter in watching {
-            self.send(waiter, Notice::Event(Arc::clone(&event)));
+        if event.cut {
+            self.counts.cut();
         }
+        let resyncs = watching.filter(|queue| queue.push(&event)).count();
+        self.counts.resyncs(resyncs as u64);
     }
 
     /// Events are lost: every waiter has to look again.
     pub(super) fn resync(&self) {
-        self.counts.overruns.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!("uevents were lost; every waiter looks at sysfs again");
-        for waiter in self.lock().by_id.values() {
-            self.send(waiter, Notice::Resync);
-        }
+        self.counts.overrun();
+        let resyncs = self.lock().all().filter(|queue| queue.resync()).count();
+        self.counts.resyncs(resyncs as u64);
+        tracing::warn!(resyncs, "uevents were lost; every waiter looks again");
     }
 
-    pub(super) fn count_stranger(&self) {
-        self.counts.strangers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether the waiter's queue was full since the last call. The waiter
-    /// reads its full queue first, so it always comes back here.
-    pub(super) fn take_lost(&self, id: WaiterId) -> bool {
-        let waiters = self.lock();
-        let waiter = waiters.by_id.get(&id);
-        waiter.is_some_and(|waiter| waiter.lost.swap(false, Ordering::Relaxed))
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     pub(super) fn counters(&self) -> Counters {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counters {
-            events: count(&self.counts.events),
-            strangers: count(&self.counts.strangers),
-            overruns: count(&self.counts.overruns),
-            resyncs: count(&self.counts.resyncs),
-        }
+        let watches = self.lock().count;
+        self.counts.read(watches)
     }
 
     /// Ends every watch: nothing will come any more.
     pub(super) fn close(&self) {
-        *self.lock() = Waiters::default();
-    }
-
-    fn send(&self, waiter: &Waiter, notice: Notice) {
-        if matches!(notice, Notice::Resync) {
-            self.counts.resyncs.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Err(TrySendError::Full(_)) = waiter.notices.try_send(notice)
-            && !waiter.lost.swap(true, Ordering::Relaxed)
-        {
-            self.counts.resyncs.fetch_add(1, Ordering::Relaxed);
-        }
+        let waiters = &mut *self.lock();
+        waiters.closed = true;
+        waiters.all().for_each(|queue| queue.close());
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {
@@ -177,58 +145,25 @@ impl Dispatch {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn event(devpath: &str) -> Event {
-        let text = format!("add@{devpath}\0ACTION=add\0DEVPATH={devpath}\0SEQNUM=1\0");
-        let message = super::super::message::Message::parse(text.as_bytes()).unwrap();
-        Event::of_kernel(&message)
+impl Waiters {
+    /// Those who watch a component of the path. `.../2:0:0:3/scsi_disk/2:0:0:3`
+    /// has one twice, and its watches hear of it once.
+    fn of_components<'a>(&'a self, devpath: &'a str) -> impl Iterator<Item = &'a Group> {
+        let components = devpath.split('/').enumerate();
+        components.filter_map(move |(at, component)| {
+            let group = self.by_component.get(component)?;
+            let mut before = devpath.split('/').take(at);
+            (!before.any(|earlier| earlier == component)).then_some(group)
+        })
     }
 
-    #[test]
-    fn an_event_reaches_those_who_watch_a_component_of_its_path_and_no_others() {
-        let dispatch = Dispatch::default();
-        let (_, mine) = dispatch.subscribe(Some("2:0:0:3"));
-        let (_, other) = dispatch.subscribe(Some("2:0:0:30"));
-        let (_, all) = dispatch.subscribe(None);
-        let path = "/devices/x/host2/target2:0:0/2:0:0:3/block/sda";
-        dispatch.deliver(path, || Some(event(path)));
-        assert!(matches!(mine.try_recv(), Ok(Notice::Event(e)) if e.devpath == path));
-        assert!(all.try_recv().is_ok());
-        assert!(other.try_recv().is_err());
-    }
-
-    #[test]
-    fn an_event_that_nobody_watches_is_not_copied() {
-        let dispatch = Dispatch::default();
-        let (id, _receiver) = dispatch.subscribe(Some("nbd0"));
-        dispatch.unsubscribe(id);
-        dispatch.deliver("/devices/virtual/block/nbd0", || unreachable!());
-        assert_eq!(dispatch.counters().events, 1);
-    }
-
-    #[test]
-    fn a_waiter_that_does_not_read_is_told_that_it_missed_something() {
-        let dispatch = Dispatch::default();
-        let (id, receiver) = dispatch.subscribe(Some("x"));
-        for _ in 0..=QUEUE {
-            dispatch.deliver("/x", || Some(event("/x")));
-        }
-        assert_eq!(receiver.try_iter().count(), QUEUE);
-        assert!(dispatch.take_lost(id));
-        assert!(!dispatch.take_lost(id));
-    }
-
-    #[test]
-    fn an_overrun_wakes_every_waiter() {
-        let dispatch = Dispatch::default();
-        let (_, one) = dispatch.subscribe(Some("a"));
-        let (_, two) = dispatch.subscribe(None);
-        dispatch.resync();
-        assert!(matches!(one.try_recv(), Ok(Notice::Resync)));
-        assert!(matches!(two.try_recv(), Ok(Notice::Resync)));
-        assert_eq!(dispatch.counters().resyncs, 2);
+    fn all(&self) -> impl Iterator<Item = &Arc<Queue>> {
+        self.by_component
+            .values()
+            .chain([&self.of_everything, &self.of_news])
+            .flat_map(BTreeMap::values)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,17 @@
 use std::time::Instant;
 
 use super::message::Message;
+use super::news::UnitAttention;
 use crate::id::{DevNo, DiskSeq};
+
+/// The kernel puts a uevent's properties, its path among them, into 2 KiB
+/// (`UEVENT_BUFFER_SIZE` of `include/linux/kobject.h`); a text of udev's may be
+/// no longer here.
+pub(super) const LONGEST_TEXT: usize = 2048;
+/// udev's own rules make fewer than ten links a device.
+const MOST_LINKS: usize = 256;
+/// All links of an event, in bytes.
+const LONGEST_LINKS: usize = 16 << 10;
 
 /// Who announced an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,66 +49,127 @@ pub struct Event {
     pub diskseq: Option<DiskSeq>,
     /// The mark of an event that somebody had the kernel send.
     pub synth_uuid: Option<String>,
+    /// What a SCSI device's target has reported: a unit attention.
+    pub sdev_ua: Option<UnitAttention>,
     /// The links that udev made, as full paths.
     pub links: Vec<String>,
+    /// Something of the above was left out: a text of more than 2 KiB, links
+    /// past the 256th or past 16 KiB. No event of the kernel's, and none of
+    /// udev's own rules, comes near that.
+    pub cut: bool,
 }
 
 impl Event {
     pub(super) fn of_kernel(message: &Message<'_>) -> Self {
-        let property = |key: &str| message.property(key).map(str::to_owned);
         Self::build(
             Origin::Kernel,
             message.action,
             message.devpath,
             message.seqnum,
-            property,
+            |key| message.property(key),
         )
     }
 
     pub(super) fn of_udev(event: &udev::Event) -> Option<Self> {
-        let property = |key: &str| {
-            let value = event.property_value(key)?;
-            value.to_str().map(str::to_owned)
-        };
-        let action = property("ACTION")?;
+        let property = |key| event.property_value(key)?.to_str();
         let devpath = event.devpath().to_str()?;
         Some(Self::build(
             Origin::Udev,
-            &action,
+            property("ACTION")?,
             devpath,
             event.sequence_number(),
             property,
         ))
     }
 
-    fn build(
+    fn build<'a>(
         origin: Origin,
         action: &str,
         devpath: &str,
         seqnum: u64,
-        property: impl Fn(&str) -> Option<String>,
+        property: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Self {
-        /// udev's own rules make fewer than ten links a device.
-        const MOST_LINKS: usize = 256;
         let number = |key| property(key).and_then(|text| text.parse().ok());
         let devno = number("MAJOR").zip(number("MINOR"));
-        let links = property("DEVLINKS").unwrap_or_default();
-        Self {
+        let mut cut = false;
+        let mut bounded = |text: Option<&str>| {
+            let kept = text.filter(|text| text.len() <= LONGEST_TEXT);
+            cut |= kept != text;
+            kept.map(str::to_owned)
+        };
+        let mut event = Self {
             origin,
             at: Instant::now(),
-            action: action.to_owned(),
-            devpath: devpath.to_owned(),
+            action: bounded(Some(action)).unwrap_or_default(),
+            devpath: bounded(Some(devpath)).unwrap_or_default(),
             seqnum,
-            subsystem: property("SUBSYSTEM").unwrap_or_default(),
-            devtype: property("DEVTYPE"),
+            subsystem: bounded(property("SUBSYSTEM")).unwrap_or_default(),
+            devtype: bounded(property("DEVTYPE")),
             devno: devno.map(|(major, minor)| DevNo { major, minor }),
             diskseq: property("DISKSEQ").and_then(|text| text.parse().ok()),
-            synth_uuid: property("SYNTH_UUID"),
-            links: links
-                .split_ascii_whitespace()
-                .take(MOST_LINKS)
-                .map(str::to_owned)
-                .collect(),
+            synth_uuid: bounded(property("SYNTH_UUID")),
+            sdev_ua: bounded(property("SDEV_UA")).map(|text| UnitAttention::parse(&text)),
+            links: Vec::new(),
+            cut: false,
+        };
+        let mut room = LONGEST_LINKS;
+        for link in property("DEVLINKS").unwrap_or("").split_ascii_whitespace() {
+            if event.links.len() == MOST_LINKS || link.len() > room.min(LONGEST_TEXT) {
+                cut = true;
+            } else {
+                room -= link.len();
+                event.links.push(link.to_owned());
+            }
         }
+        event.cut = cut;
+        event
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// An `add` of the kernel's.
+    pub(in crate::uevent) fn event(devpath: &str) -> Event {
+        let text = format!("add@{devpath}\0ACTION=add\0DEVPATH={devpath}\0SEQNUM=1\0");
+        let message = Message::parse(text.as_bytes()).unwrap();
+        Event::of_kernel(&message)
+    }
+
+    fn of_udev(links: &str, synth_uuid: &str) -> Event {
+        Event::build(Origin::Udev, "change", "/x", 1, |key| match key {
+            "DEVLINKS" => Some(links),
+            "SYNTH_UUID" => Some(synth_uuid),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn what_udev_sends_is_kept_whole() {
+        let event = of_udev("/dev/disk/by-id/a /dev/disk/by-path/b", "abc");
+        assert_eq!(event.links, ["/dev/disk/by-id/a", "/dev/disk/by-path/b"]);
+        assert_eq!(event.synth_uuid.as_deref(), Some("abc"));
+        assert!(!event.cut);
+    }
+
+    #[test]
+    fn a_property_that_is_too_long_is_left_out_and_said_to_be() {
+        let event = of_udev("", &"x".repeat(LONGEST_TEXT + 1));
+        assert_eq!((event.synth_uuid, event.cut), (None, true));
+        assert!(!of_udev("", &"x".repeat(LONGEST_TEXT)).cut);
+    }
+
+    #[test]
+    fn links_are_bounded_in_number_in_length_and_in_all() {
+        let many = of_udev(&"/dev/x ".repeat(MOST_LINKS + 1), "");
+        assert_eq!((many.links.len(), many.cut), (MOST_LINKS, true));
+        assert!(!of_udev(&"/dev/x ".repeat(MOST_LINKS), "").cut);
+        let (long, short) = ("y".repeat(LONGEST_TEXT + 1), "/dev/disk/by-id/kept");
+        let one = of_udev(&format!("{long} {short}"), "");
+        assert_eq!((one.links, one.cut), (vec![short.to_owned()], true));
+        let all = of_udev(&format!("{} ", "z".repeat(LONGEST_TEXT)).repeat(64), "");
+        let length: usize = all.links.iter().map(String::len).sum();
+        assert_eq!((length, all.cut), (LONGEST_LINKS, true));
     }
 }

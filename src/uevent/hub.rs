@@ -8,11 +8,14 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::dispatch::{Counters, Dispatch};
+use super::counters::Counters;
+use super::dispatch::{Dispatch, Interest};
 use super::event::Event;
 use super::message::Message;
 use super::mode::Mode;
+use super::news::NewsWatch;
 use super::socket::{self, DropCount, KernelSocket, Received};
+use super::subscription::Subscription;
 use super::watch::Watch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::Roots;
@@ -107,13 +110,27 @@ impl Hub {
     /// slashes: `2:0:0:3`, `nbd5`, `dm-0`. Take the watch before you act.
     #[must_use]
     pub fn watch(&self, component: &str) -> Watch {
-        self.subscribe(Some(component))
+        Watch::new(self.subscribe(Interest::Component(component.into())))
     }
 
     /// Watches every event of the kernel, and udev's of block devices.
     #[must_use]
     pub fn watch_all(&self) -> Watch {
-        self.subscribe(None)
+        Watch::new(self.subscribe(Interest::Everything))
+    }
+
+    /// Watches what arrays report: logical units come and go, capacities
+    /// change. Nothing is scanned on such a report; that is for whoever reads it.
+    #[must_use]
+    pub fn watch_news(&self) -> NewsWatch {
+        NewsWatch::new(self.subscribe(Interest::News))
+    }
+
+    /// Hands an event to the watches as if the kernel's socket had brought it:
+    /// for a process in [`Mode::SysfsPoll`], which has no such socket, when
+    /// somebody passes it the datagrams of one. What it is handed is believed.
+    pub fn feed(&self, message: &Message<'_>) {
+        feed(&self.dispatch, message);
     }
 
     /// What was counted so far.
@@ -122,10 +139,9 @@ impl Hub {
         self.dispatch.counters()
     }
 
-    fn subscribe(&self, component: Option<&str>) -> Watch {
-        let (id, notices) = self.dispatch.subscribe(component);
+    fn subscribe(&self, interest: Interest) -> Subscription {
         let polls = self.mode == Mode::SysfsPoll;
-        Watch::new(Arc::clone(&self.dispatch), id, notices, polls)
+        Subscription::new(&self.dispatch, interest, polls)
     }
 }
 
@@ -205,15 +221,13 @@ impl Reader {
         for _ in 0..Self::TURN {
             match self.kernel.receive() {
                 Received::Datagram(datagram) => match Message::parse(datagram) {
-                    Ok(message) => {
-                        dispatch.deliver(message.devpath, || Some(Event::of_kernel(&message)));
-                    }
+                    Ok(message) => feed(dispatch, &message),
                     Err(malformed) => {
                         tracing::debug!(%malformed, "a datagram that is no uevent");
-                        dispatch.count_stranger();
+                        dispatch.counts().stranger();
                     }
                 },
-                Received::Stranger => dispatch.count_stranger(),
+                Received::Stranger => dispatch.counts().stranger(),
                 // Counted below.
                 Received::Overrun => {}
                 Received::Nothing => break,
@@ -230,14 +244,23 @@ impl Reader {
         };
         for event in udev.iter().take(Self::TURN) {
             match event.devpath().to_str() {
-                Some(devpath) => dispatch.deliver(devpath, || Event::of_udev(&event)),
-                None => dispatch.count_stranger(),
+                Some(devpath) => {
+                    // News comes from the kernel alone.
+                    dispatch.deliver(devpath, || false, || Event::of_udev(&event));
+                }
+                None => dispatch.counts().stranger(),
             }
         }
         if self.udev_drops.rose(udev) {
             dispatch.resync();
         }
     }
+}
+
+fn feed(dispatch: &Dispatch, message: &Message<'_>) {
+    let is_news = || message.action == "change" && message.property("SDEV_UA").is_some();
+    let event = || Some(Event::of_kernel(message));
+    dispatch.deliver(message.devpath, is_news, event);
 }
 
 fn failed(what: &str, errno: Errno) -> Error {

@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
 
-use super::dispatch::{Dispatch, WaiterId};
 use super::event::{Event, Origin};
-use crate::deadline::{Backoff, Deadline};
+use super::subscription::Subscription;
+use crate::deadline::Deadline;
 
 /// What a [`Watch`] delivers.
 #[derive(Debug, Clone)]
@@ -22,10 +20,7 @@ pub enum Notice {
 /// ends it.
 #[derive(Debug)]
 pub struct Watch {
-    dispatch: Arc<Dispatch>,
-    id: WaiterId,
-    notices: Receiver<Notice>,
-    poll: Option<Backoff>,
+    subscription: Subscription,
     ledger: Ledger,
 }
 
@@ -47,18 +42,9 @@ pub(super) struct Seen {
 }
 
 impl Watch {
-    pub(super) fn new(
-        dispatch: Arc<Dispatch>,
-        id: WaiterId,
-        notices: Receiver<Notice>,
-        polls: bool,
-    ) -> Self {
-        let backoff = || Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    pub(super) fn new(subscription: Subscription) -> Self {
         Self {
-            dispatch,
-            id,
-            notices,
-            poll: polls.then(backoff),
+            subscription,
             ledger: Ledger::default(),
         }
     }
@@ -67,33 +53,15 @@ impl Watch {
     /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
     /// [`Notice::Resync`] after a pause of 1 to 50 ms.
     pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
-        let left = deadline.remaining();
-        let wait = match &mut self.poll {
-            Some(backoff) => left.min(backoff.pause()),
-            None => left,
-        };
-        let notice = match self.notices.recv_timeout(wait) {
-            Ok(notice) => notice,
-            Err(_) if left.is_zero() => return None,
-            Err(RecvTimeoutError::Timeout) if self.poll.is_some() => Notice::Resync,
-            Err(RecvTimeoutError::Timeout) => return None,
-            Err(RecvTimeoutError::Disconnected) => {
-                // The hub has ended before its watch: no event will come.
-                self.poll = Some(Backoff::new(
-                    Duration::from_millis(1),
-                    Duration::from_millis(50),
-                ));
-                Notice::Resync
-            }
-        };
-        self.record(&notice);
+        let notice = self.subscription.next(deadline)?;
+        self.ledger.take_in(&notice);
         Some(notice)
     }
 
     /// Takes in what has come already, without waiting.
     pub(super) fn drain(&mut self) {
-        while let Ok(notice) = self.notices.try_recv() {
-            self.record(&notice);
+        while let Some(notice) = self.subscription.try_next() {
+            self.ledger.take_in(&notice);
         }
     }
 
@@ -123,20 +91,18 @@ impl Watch {
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
-
-    fn record(&mut self, notice: &Notice) {
-        // A queue that was full has dropped the notices that followed.
-        self.ledger.missed |= self.dispatch.take_lost(self.id);
-        match notice {
-            Notice::Resync => self.ledger.missed = true,
-            Notice::Event(event) => self.ledger.record(event),
-        }
-    }
 }
 
 impl Ledger {
     pub(super) fn of(&self, devpath: &str) -> Option<&Seen> {
         self.paths.get(devpath)
+    }
+
+    fn take_in(&mut self, notice: &Notice) {
+        match notice {
+            Notice::Event(event) => self.record(event),
+            Notice::Resync => self.missed = true,
+        }
     }
 
     fn record(&mut self, event: &Arc<Event>) {
@@ -159,11 +125,5 @@ impl Ledger {
                 }
             }
         }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.dispatch.unsubscribe(self.id);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use lunbd::uevent::{Event, Mode, Notice};
+use lunbd::uevent::{Event, Mode, Notice, UnitAttention};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
@@ -21,6 +21,9 @@ enum Line<'a> {
         subsystem: &'a str,
         devtype: Option<&'a str>,
         devpath: &'a str,
+        /// What the target of a SCSI device has reported.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sdev_ua: Option<&'a UnitAttention>,
         links: &'a [String],
     },
     Lost {
@@ -84,6 +87,7 @@ fn event_line(event: &Event, start: Instant) -> Line<'_> {
         subsystem: &event.subsystem,
         devtype: event.devtype.as_deref(),
         devpath: &event.devpath,
+        sdev_ua: event.sdev_ua.as_ref(),
         links: &event.links,
     }
 }
@@ -98,6 +102,7 @@ fn write(out: &mut impl Write, line: &Line<'_>) -> io::Result<()> {
             subsystem,
             devtype,
             devpath,
+            sdev_ua,
             ..
         } => {
             let origin = match origin {
@@ -108,10 +113,14 @@ fn write(out: &mut impl Write, line: &Line<'_>) -> io::Result<()> {
                 || (*subsystem).to_owned(),
                 |devtype| format!("{subsystem}/{devtype}"),
             );
-            writeln!(
+            write!(
                 out,
                 "{seconds:10.6} {origin:6} {action:6} {seqnum:8} {kind:18} {devpath}"
-            )
+            )?;
+            match sdev_ua {
+                Some(report) => writeln!(out, ": {report}"),
+                None => writeln!(out),
+            }
         }
         Line::Lost { seconds, .. } => writeln!(out, "{seconds:10.6} events were lost here"),
     }

@@ -1,0 +1,145 @@
+//! What the hub counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a hub has counted since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Counters {
+    /// Events read, of the kernel's and of udev's.
+    pub events: u64,
+    /// Datagrams passed over: malformed, not from the kernel, or with a device
+    /// path longer than the kernel can send.
+    pub strangers: u64,
+    /// Events delivered of which something was left out, since it was longer or
+    /// more than anything the kernel or udev's own rules make.
+    pub cut: u64,
+    /// Looks at a socket that found its buffer had been full since the last.
+    pub overruns: u64,
+    /// Resyncs handed to watches. One that has not read its last is handed no
+    /// other.
+    pub resyncs: u64,
+    /// Watches there are now.
+    pub watches: u64,
+    /// Waits of watches that ended with a notice. Where the hub has no events
+    /// each pause between two looks at sysfs is one.
+    pub waits: u64,
+    /// Their time in all; `waited_seconds` when serialised.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "waited_seconds", serialize_with = "as_seconds")
+    )]
+    pub waited: Duration,
+    /// The longest of them; `longest_wait_seconds` when serialised.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "longest_wait_seconds", serialize_with = "as_seconds")
+    )]
+    pub longest_wait: Duration,
+    /// Waits of watches that their deadline ended.
+    pub waits_in_vain: u64,
+}
+
+#[cfg(feature = "serde")]
+fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
+/// The same, while it is counted.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    events: AtomicU64,
+    strangers: AtomicU64,
+    cut: AtomicU64,
+    overruns: AtomicU64,
+    resyncs: AtomicU64,
+    waits: AtomicU64,
+    /// In microseconds: ten thousand who always wait fill it in 58 years.
+    waited: AtomicU64,
+    longest_wait: AtomicU64,
+    waits_in_vain: AtomicU64,
+}
+
+fn one_more(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Counts {
+    pub(super) fn event(&self) {
+        one_more(&self.events);
+    }
+
+    pub(super) fn stranger(&self) {
+        one_more(&self.strangers);
+    }
+
+    pub(super) fn cut(&self) {
+        one_more(&self.cut);
+    }
+
+    pub(super) fn overrun(&self) {
+        one_more(&self.overruns);
+    }
+
+    pub(super) fn resyncs(&self, handed: u64) {
+        self.resyncs.fetch_add(handed, Ordering::Relaxed);
+    }
+
+    /// A wait ended with a notice.
+    pub(super) fn wait(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        one_more(&self.waits);
+        self.waited.fetch_add(micros, Ordering::Relaxed);
+        self.longest_wait.fetch_max(micros, Ordering::Relaxed);
+    }
+
+    /// A wait ended with its deadline.
+    pub(super) fn wait_in_vain(&self) {
+        one_more(&self.waits_in_vain);
+    }
+
+    pub(super) fn read(&self, watches: u64) -> Counters {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counters {
+            events: count(&self.events),
+            strangers: count(&self.strangers),
+            cut: count(&self.cut),
+            overruns: count(&self.overruns),
+            resyncs: count(&self.resyncs),
+            watches,
+            waits: count(&self.waits),
+            waited: Duration::from_micros(count(&self.waited)),
+            longest_wait: Duration::from_micros(count(&self.longest_wait)),
+            waits_in_vain: count(&self.waits_in_vain),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_counted_with_their_time_and_the_longest_of_them() {
+        let counts = Counts::default();
+        for millis in [5, 40, 3] {
+            counts.wait(Duration::from_millis(millis));
+        }
+        counts.wait_in_vain();
+        let read = counts.read(7);
+        assert_eq!((read.waits, read.waits_in_vain, read.watches), (3, 1, 7));
+        assert_eq!(read.waited, Duration::from_millis(48));
+        assert_eq!(read.longest_wait, Duration::from_millis(40));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn times_are_seconds_for_people_and_programs() {
+        let counts = Counts::default();
+        counts.wait(Duration::from_millis(1500));
+        let json = serde_json::to_value(counts.read(0)).unwrap();
+        assert_eq!(json["waited_seconds"], 1.5);
+        assert_eq!(json["longest_wait_seconds"], 1.5);
+    }
+}

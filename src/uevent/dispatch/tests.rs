@@ -1,0 +1,137 @@
+use std::time::Duration;
+
+use super::super::event::tests::event;
+use super::super::watch::Notice;
+use super::*;
+
+const PATH: &str = "/devices/x/host2/target2:0:0/2:0:0:3/scsi_disk/2:0:0:3";
+
+fn component(name: &str) -> Interest {
+    Interest::Component(name.into())
+}
+
+fn subscribe(dispatch: &Dispatch, interest: &Interest) -> Arc<Queue> {
+    dispatch.subscribe(interest).1
+}
+
+fn deliver(dispatch: &Dispatch, devpath: &str) {
+    dispatch.deliver(devpath, || false, || Some(event(devpath)));
+}
+
+fn read(queue: &Queue) -> Vec<Notice> {
+    std::iter::from_fn(|| queue.take(Duration::ZERO)).collect()
+}
+
+#[test]
+fn an_event_reaches_once_those_who_watch_a_component_of_its_path_and_no_others() {
+    let dispatch = Dispatch::default();
+    let mine = subscribe(&dispatch, &component("2:0:0:3"));
+    let other = subscribe(&dispatch, &component("2:0:0:30"));
+    let all = subscribe(&dispatch, &Interest::Everything);
+    let news = subscribe(&dispatch, &Interest::News);
+    deliver(&dispatch, PATH);
+    assert!(matches!(&read(&mine)[..], [Notice::Event(e)] if e.devpath == PATH));
+    assert_eq!(read(&all).len(), 1);
+    assert_eq!((read(&other).len(), read(&news).len()), (0, 0));
+}
+
+#[test]
+fn an_event_that_nobody_watches_is_not_copied() {
+    let dispatch = Dispatch::default();
+    let interest = component("nbd0");
+    let (id, _queue) = dispatch.subscribe(&interest);
+    dispatch.unsubscribe(&interest, id);
+    let path = "/devices/virtual/block/nbd0";
+    dispatch.deliver(path, || unreachable!(), || unreachable!());
+    assert_eq!(dispatch.counters().events, 1);
+}
+
+#[test]
+fn news_reaches_those_who_watch_news_and_is_looked_for_only_then() {
+    let dispatch = Dispatch::default();
+    let news = subscribe(&dispatch, &Interest::News);
+    dispatch.deliver(PATH, || true, || Some(event(PATH)));
+    dispatch.deliver(PATH, || false, || unreachable!());
+    assert_eq!(read(&news).len(), 1);
+}
+
+#[test]
+fn a_waiter_that_does_not_read_is_told_once_that_it_missed_something() {
+    let dispatch = Dispatch::default();
+    let queue = subscribe(&dispatch, &component("x"));
+    for _ in 0..10_000 {
+        deliver(&dispatch, "/x");
+    }
+    let notices = read(&queue);
+    assert_eq!(notices.len(), super::super::queue::LONGEST + 1);
+    assert!(matches!(notices.last(), Some(Notice::Resync)));
+    assert_eq!(dispatch.counters().resyncs, 1);
+}
+
+#[test]
+fn a_thousand_overruns_give_each_waiter_one_resync() {
+    let dispatch = Dispatch::default();
+    let one = subscribe(&dispatch, &component("a"));
+    let all = subscribe(&dispatch, &Interest::Everything);
+    let news = subscribe(&dispatch, &Interest::News);
+    for _ in 0..1000 {
+        dispatch.resync();
+    }
+    for queue in [one, all, news] {
+        assert!(matches!(read(&queue)[..], [Notice::Resync]));
+    }
+    let counters = dispatch.counters();
+    assert_eq!((counters.overruns, counters.resyncs), (1000, 3));
+}
+
+#[test]
+fn a_path_that_no_kernel_sends_is_passed_over_and_one_as_long_as_it_can_is_not() {
+    let dispatch = Dispatch::default();
+    let queue = subscribe(&dispatch, &component("x"));
+    let path = |length: usize| format!("/{}/x", "y".repeat(length - 3));
+    deliver(&dispatch, &path(LONGEST_TEXT));
+    deliver(&dispatch, &path(LONGEST_TEXT + 1));
+    assert_eq!(read(&queue).len(), 1);
+    let counters = dispatch.counters();
+    assert_eq!((counters.events, counters.strangers), (1, 1));
+}
+
+/// Ten thousand come to one component and go in the worst order for a list:
+/// what is left is as small as what was there before, at every step, and an
+/// event visits those who watch it and no other.
+#[test]
+fn ten_thousand_on_one_component_come_and_go_and_leave_nothing() {
+    let dispatch = Dispatch::default();
+    let (crowded, alone) = (component("host2"), component("nbd7"));
+    let other = subscribe(&dispatch, &alone);
+    let mut there: Vec<_> = (0..10_000).map(|_| dispatch.subscribe(&crowded)).collect();
+    deliver(&dispatch, "/devices/virtual/block/nbd7");
+    deliver(&dispatch, "/devices/x/host2");
+    assert!(there.iter().all(|(_, queue)| read(queue).len() == 1));
+    assert_eq!(read(&other).len(), 1);
+    while let Some((id, _)) = there.pop() {
+        dispatch.unsubscribe(&crowded, id);
+        let waiters = dispatch.lock();
+        let left = waiters.by_component.get("host2").map_or(0, Group::len);
+        assert_eq!(left, there.len());
+        assert_eq!(waiters.count, left as u64 + 1);
+    }
+    assert_eq!(dispatch.lock().by_component.len(), 1);
+}
+
+/// A flood of paths that nobody has heard of before is not remembered.
+#[test]
+fn a_flood_of_distinct_paths_leaves_nothing_behind() {
+    let dispatch = Dispatch::default();
+    let queue = subscribe(&dispatch, &component("nbd7"));
+    for number in 0..100_000 {
+        dispatch.deliver(
+            &format!("/devices/{number}"),
+            || unreachable!(),
+            || unreachable!(),
+        );
+    }
+    assert!(read(&queue).is_empty());
+    let waiters = dispatch.lock();
+    assert_eq!(waiters.by_component.len(), 1);
+}

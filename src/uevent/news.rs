@@ -1,0 +1,192 @@
+//! What arrays report by themselves.
+//!
+//! A target answers a command with a unit attention; the kernel reads it and
+//! sends a `change` of the SCSI device with `SDEV_UA`. It is reported, and
+//! nothing is done about it: no scan, no look at the device.
+
+use std::fmt;
+use std::time::Instant;
+
+use super::event::Event;
+use super::subscription::Subscription;
+use super::watch::Notice;
+use crate::deadline::Deadline;
+use crate::id::Hctl;
+
+/// What a unit attention says (`scsi_evt_emit` of `drivers/scsi/scsi_lib.c`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum UnitAttention {
+    /// The target has other logical units than before (asc 3Fh, ascq 0Eh).
+    /// One logical unit reports it for all of its target, in its next answer.
+    LunsChanged,
+    /// The capacity is another (asc 2Ah, ascq 09h). The kernel keeps the old
+    /// size until the device is rescanned.
+    CapacityChanged,
+    /// The INQUIRY data are others (asc 3Fh, ascq 03h). The kernel itself has
+    /// rescanned the device.
+    InquiryChanged,
+    /// Which paths are preferred has changed (ALUA: asc 2Ah, ascq 06h).
+    AccessStateChanged,
+    /// A thin volume fills up (asc 38h, ascq 07h).
+    SoftThresholdReached,
+    /// The mode parameters are others (asc 2Ah, ascq 01h).
+    ModeParametersChanged,
+    /// The unit was switched on or reset (asc 29h; Linux 5.3).
+    PoweredOnOrReset,
+    /// One that this version has no name for: the kernel's word.
+    Other(String),
+}
+
+impl UnitAttention {
+    pub(super) fn parse(sdev_ua: &str) -> Self {
+        match sdev_ua {
+            "REPORTED_LUNS_DATA_HAS_CHANGED" => Self::LunsChanged,
+            "CAPACITY_DATA_HAS_CHANGED" => Self::CapacityChanged,
+            "INQUIRY_DATA_HAS_CHANGED" => Self::InquiryChanged,
+            "ASYMMETRIC_ACCESS_STATE_CHANGED" => Self::AccessStateChanged,
+            "THIN_PROVISIONING_SOFT_THRESHOLD_REACHED" => Self::SoftThresholdReached,
+            "MODE_PARAMETERS_CHANGED" => Self::ModeParametersChanged,
+            "POWER_ON_RESET_OCCURRED" => Self::PoweredOnOrReset,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for UnitAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LunsChanged => "the target's logical units have changed",
+            Self::CapacityChanged => "the capacity has changed",
+            Self::InquiryChanged => "the INQUIRY data have changed",
+            Self::AccessStateChanged => "the access states of the paths have changed",
+            Self::SoftThresholdReached => "a thin volume fills up",
+            Self::ModeParametersChanged => "the mode parameters have changed",
+            Self::PoweredOnOrReset => "the unit was switched on or reset",
+            Self::Other(word) => word,
+        })
+    }
+}
+
+/// What a [`NewsWatch`] delivers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// A logical unit has reported something.
+    Attention {
+        /// What it was.
+        what: UnitAttention,
+        /// The logical unit that said so; `None` where the device path does not
+        /// end with an address.
+        unit: Option<Hctl>,
+        /// When the hub read it.
+        at: Instant,
+    },
+    /// News may be missing: whoever acts on news looks at all of its targets.
+    Lost,
+}
+
+impl News {
+    fn of(notice: &Notice) -> Self {
+        match notice {
+            Notice::Event(event) => match &event.sdev_ua {
+                Some(what) => Self::Attention {
+                    what: what.clone(),
+                    unit: unit(event),
+                    at: event.at,
+                },
+                // Longer than anything the kernel sends.
+                None => Self::Lost,
+            },
+            Notice::Resync => Self::Lost,
+        }
+    }
+}
+
+/// The device's own name is its address, below its target and also where the
+/// kernel reports before it has put the device there (Linux 6.12).
+fn unit(event: &Event) -> Option<Hctl> {
+    event.devpath.rsplit('/').next()?.parse().ok()
+}
+
+/// A subscription to what arrays report. Dropping it ends it.
+#[derive(Debug)]
+pub struct NewsWatch(Subscription);
+
+impl NewsWatch {
+    pub(super) fn new(subscription: Subscription) -> Self {
+        Self(subscription)
+    }
+
+    /// Waits for the next news; `None` when the deadline has passed. Where no
+    /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
+    /// [`News::Lost`] after a pause of 1 to 50 ms.
+    pub fn next(&mut self, deadline: Deadline) -> Option<News> {
+        self.0.next(deadline).as_ref().map(News::of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::Message;
+    use super::*;
+
+    fn news(devpath: &str, sdev_ua: &str) -> News {
+        let text = format!(
+            "change@{devpath}\0ACTION=change\0DEVPATH={devpath}\0SUBSYSTEM=scsi\0\
+             SDEV_UA={sdev_ua}\0DEVTYPE=scsi_device\0SEQNUM=9\0"
+        );
+        let message = Message::parse(text.as_bytes()).unwrap();
+        News::of(&Notice::Event(Event::of_kernel(&message).into()))
+    }
+
+    #[test]
+    fn each_word_of_the_kernels_has_its_name() {
+        let path = "/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7";
+        for (word, expected) in [
+            ("REPORTED_LUNS_DATA_HAS_CHANGED", UnitAttention::LunsChanged),
+            ("CAPACITY_DATA_HAS_CHANGED", UnitAttention::CapacityChanged),
+            ("INQUIRY_DATA_HAS_CHANGED", UnitAttention::InquiryChanged),
+            (
+                "ASYMMETRIC_ACCESS_STATE_CHANGED",
+                UnitAttention::AccessStateChanged,
+            ),
+            (
+                "THIN_PROVISIONING_SOFT_THRESHOLD_REACHED",
+                UnitAttention::SoftThresholdReached,
+            ),
+            (
+                "MODE_PARAMETERS_CHANGED",
+                UnitAttention::ModeParametersChanged,
+            ),
+            ("POWER_ON_RESET_OCCURRED", UnitAttention::PoweredOnOrReset),
+            ("FROM_2030", UnitAttention::Other("FROM_2030".to_owned())),
+        ] {
+            match news(path, word) {
+                News::Attention { what, unit, .. } => {
+                    assert_eq!(what, expected);
+                    assert_eq!(unit.unwrap().to_string(), "1:0:0:7");
+                }
+                News::Lost => panic!("{word}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_the_kernel_has_not_placed_yet_is_named_too() {
+        match news("/3:0:1:2", "POWER_ON_RESET_OCCURRED") {
+            News::Attention { unit, .. } => assert_eq!(unit.unwrap().to_string(), "3:0:1:2"),
+            News::Lost => panic!(),
+        }
+        assert!(matches!(
+            news("/devices/x", "POWER_ON_RESET_OCCURRED"),
+            News::Attention { unit: None, .. }
+        ));
+    }
+
+    #[test]
+    fn a_word_that_is_too_long_to_be_kept_is_news_that_is_lost() {
+        assert_eq!(news("/1:0:0:7", &"X".repeat(4096)), News::Lost);
+        assert_eq!(News::of(&Notice::Resync), News::Lost);
+    }
+}

@@ -1,0 +1,186 @@
+//! What waits to be read by one waiter: bounded, and nothing until something
+//! comes.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::event::Event;
+use super::watch::Notice;
+
+/// Events that a waiter may leave unread. The next becomes a resync, so a slow
+/// waiter costs bounded memory and loses nothing without being told.
+pub(super) const LONGEST: usize = 255;
+
+/// The hub's thread fills it and one waiter empties it. Neither holds its lock
+/// for longer than one notice takes; std's bounded channel would do the same
+/// with 256 slots allocated at once, about 6 KiB for each waiter.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    inner: Mutex<Inner>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    notices: VecDeque<Notice>,
+    /// A resync is among the notices: whoever reads it looks at everything that
+    /// was lost until then, so a second one would tell nothing.
+    resync_unread: bool,
+    /// Somebody sleeps; without that there is nobody to wake.
+    waiting: bool,
+    closed: bool,
+}
+
+impl Queue {
+    /// Appends an event. Returns whether it became a resync.
+    pub(super) fn push(&self, event: &Arc<Event>) -> bool {
+        let mut inner = self.lock();
+        if inner.notices.len() >= LONGEST {
+            return self.resync_in(inner);
+        }
+        inner.notices.push_back(Notice::Event(Arc::clone(event)));
+        self.wake(inner);
+        false
+    }
+
+    /// Appends a resync, unless one is unread. Returns whether it did.
+    pub(super) fn resync(&self) -> bool {
+        self.resync_in(self.lock())
+    }
+
+    /// Says, once and by a resync, that nothing will come any more.
+    pub(super) fn close(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        self.resync_in(inner);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// The next notice, waited for no longer than `wait`.
+    pub(super) fn take(&self, wait: Duration) -> Option<Notice> {
+        let mut inner = self.lock();
+        if inner.notices.is_empty() && !wait.is_zero() {
+            inner.waiting = true;
+            let filled = self
+                .filled
+                .wait_timeout_while(inner, wait, |inner| inner.notices.is_empty());
+            inner = filled.unwrap_or_else(PoisonError::into_inner).0;
+            inner.waiting = false;
+        }
+        let notice = inner.notices.pop_front();
+        if matches!(notice, Some(Notice::Resync)) {
+            inner.resync_unread = false;
+        }
+        notice
+    }
+
+    fn resync_in(&self, mut inner: MutexGuard<'_, Inner>) -> bool {
+        if inner.resync_unread {
+            return false;
+        }
+        inner.resync_unread = true;
+        inner.notices.push_back(Notice::Resync);
+        self.wake(inner);
+        true
+    }
+
+    /// Lets the lock go first, or the one who is woken would run into it.
+    fn wake(&self, inner: MutexGuard<'_, Inner>) {
+        let waiting = inner.waiting;
+        drop(inner);
+        if waiting {
+            self.filled.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code under this lock can leave the queue half changed.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::tests::event;
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+
+    fn kind(notice: Option<&Notice>) -> &'static str {
+        match notice {
+            Some(Notice::Event(_)) => "event",
+            Some(Notice::Resync) => "resync",
+            None => "nothing",
+        }
+    }
+
+    fn read(queue: &Queue) -> &'static str {
+        kind(queue.take(NOW).as_ref())
+    }
+
+    #[test]
+    fn a_queue_that_nothing_has_come_into_has_allocated_nothing() {
+        let queue = Queue::default();
+        assert_eq!(read(&queue), "nothing");
+        assert_eq!(queue.lock().notices.capacity(), 0);
+    }
+
+    #[test]
+    fn a_full_queue_keeps_what_it_has_and_ends_with_one_resync() {
+        let (queue, event) = (Queue::default(), Arc::new(event("/x")));
+        for _ in 0..LONGEST {
+            assert!(!queue.push(&event));
+        }
+        assert!(queue.push(&event));
+        assert!(!queue.push(&event));
+        assert!(!queue.resync());
+        for _ in 0..LONGEST {
+            assert_eq!(read(&queue), "event");
+        }
+        assert_eq!(read(&queue), "resync");
+        assert_eq!(read(&queue), "nothing");
+    }
+
+    #[test]
+    fn a_second_resync_comes_only_when_the_first_was_read() {
+        let queue = Queue::default();
+        let given = (0..1000).filter(|_| queue.resync()).count();
+        assert_eq!((given, queue.lock().notices.len()), (1, 1));
+        assert_eq!(read(&queue), "resync");
+        assert!(queue.resync());
+    }
+
+    #[test]
+    fn events_after_an_unread_resync_come_after_it() {
+        let queue = Queue::default();
+        queue.resync();
+        queue.push(&event("/x").into());
+        assert_eq!(read(&queue), "resync");
+        assert_eq!(read(&queue), "event");
+    }
+
+    #[test]
+    fn one_who_sleeps_is_woken_by_an_event_and_by_the_end() {
+        let queue = Queue::default();
+        let long = Duration::from_secs(600);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| (queue.take(long), queue.take(long)));
+            while !queue.lock().waiting {
+                std::thread::yield_now();
+            }
+            queue.push(&event("/x").into());
+            while !queue.lock().waiting {
+                std::thread::yield_now();
+            }
+            queue.close();
+            let (first, second) = sleeper.join().unwrap();
+            let read = (kind(first.as_ref()), kind(second.as_ref()));
+            assert_eq!(read, ("event", "resync"));
+        });
+        assert!(queue.is_closed());
+    }
+}

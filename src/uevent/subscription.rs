@@ -1,0 +1,132 @@
+//! One waiter's place at the hub.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::dispatch::{Dispatch, Interest, WaiterId};
+use super::queue::Queue;
+use super::watch::Notice;
+use crate::deadline::{Backoff, Deadline};
+
+/// A place in the dispatch and the queue that belongs to it. Dropping it gives
+/// both up.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    dispatch: Arc<Dispatch>,
+    interest: Interest,
+    id: WaiterId,
+    queue: Arc<Queue>,
+    /// Where no events come: how long until the next look at sysfs.
+    poll: Option<Backoff>,
+}
+
+fn pauses() -> Backoff {
+    Backoff::new(Duration::from_millis(1), Duration::from_millis(50))
+}
+
+impl Subscription {
+    pub(super) fn new(dispatch: &Arc<Dispatch>, interest: Interest, polls: bool) -> Self {
+        let (id, queue) = dispatch.subscribe(&interest);
+        Self {
+            dispatch: Arc::clone(dispatch),
+            interest,
+            id,
+            queue,
+            poll: polls.then(pauses),
+        }
+    }
+
+    /// As [`Watch::next`](super::Watch::next).
+    pub(super) fn next(&mut self, deadline: Deadline) -> Option<Notice> {
+        let start = Instant::now();
+        let left = deadline.remaining();
+        let wait = match &mut self.poll {
+            Some(pauses) => left.min(pauses.pause()),
+            None => left,
+        };
+        let mut notice = self.queue.take(wait);
+        if notice.is_none() && self.poll.is_some() && !left.is_zero() {
+            notice = Some(Notice::Resync);
+        }
+        match &notice {
+            // The hub may have ended before its watch: no event will come.
+            Some(Notice::Resync) if self.poll.is_none() && self.queue.is_closed() => {
+                self.poll = Some(pauses());
+            }
+            _ => {}
+        }
+        match notice {
+            Some(_) => self.dispatch.counts().wait(start.elapsed()),
+            None => self.dispatch.counts().wait_in_vain(),
+        }
+        notice
+    }
+
+    /// What has come already, without waiting.
+    pub(super) fn try_next(&mut self) -> Option<Notice> {
+        self.queue.take(Duration::ZERO)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.dispatch.unsubscribe(&self.interest, self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::tests::event;
+    use super::*;
+
+    fn subscribe(dispatch: &Arc<Dispatch>) -> Subscription {
+        Subscription::new(dispatch, Interest::Everything, false)
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(600))
+    }
+
+    #[test]
+    fn a_dropped_subscription_is_gone_from_the_dispatch() {
+        let dispatch = Arc::<Dispatch>::default();
+        let subscription = subscribe(&dispatch);
+        assert_eq!(dispatch.counters().watches, 1);
+        drop(subscription);
+        assert_eq!(dispatch.counters().watches, 0);
+    }
+
+    #[test]
+    fn the_hubs_end_turns_a_wait_into_looks_at_sysfs_with_pauses() {
+        let dispatch = Arc::<Dispatch>::default();
+        let mut before = subscribe(&dispatch);
+        dispatch.close();
+        let mut after = subscribe(&dispatch);
+        for subscription in [&mut before, &mut after] {
+            for _ in 0..4 {
+                let notice = subscription.next(soon());
+                assert!(matches!(notice, Some(Notice::Resync)), "{notice:?}");
+            }
+            // The pauses have grown: it does not spin.
+            let pauses = subscription.poll.as_mut().unwrap();
+            assert!(pauses.pause() >= Duration::from_millis(8));
+        }
+    }
+
+    #[test]
+    fn waits_are_counted_by_how_they_ended() {
+        let dispatch = Arc::<Dispatch>::default();
+        let mut subscription = subscribe(&dispatch);
+        dispatch.deliver("/x", || false, || Some(event("/x")));
+        assert!(subscription.next(soon()).is_some());
+        dispatch.resync();
+        assert!(subscription.next(soon()).is_some());
+        assert!(
+            subscription
+                .next(Deadline::after(Duration::from_millis(1)))
+                .is_none()
+        );
+        let counters = dispatch.counters();
+        assert_eq!((counters.waits, counters.waits_in_vain), (2, 1));
+    }
+}
