@@ -167,8 +167,12 @@ fn the_script_that_others_rescan_with_finds_the_lun() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let host = format!("--hosts={}", session.host);
-    // Without both numbers it looks only where a device is already.
-    let address = ["--channels=0", "--ids=0", "--luns=5"];
+    // Without `-a` it looks only at targets that have a device already; without
+    // the LUN it takes half a minute.
+    let address = ["-a", "--channels=0", "--ids=0", "--luns=5"];
     let said = guest::run(&[&["rescan-scsi-bus.sh", &host], &address[..]].concat());
+    assert!(said.contains("1 new or changed device(s) found"), "{said}");
+    // What it calls when it is to see to multipath maps.
+    guest::run(&["which", "multipath", "dmsetup", "sg_inq"]);
     assert!(session.disk(5).is_some(), "{said}");
 }

@@ -21,6 +21,8 @@ const PACKAGES: &[&str] = &[
     "bash",
     "coreutils",
     "dash",
+    // For `which`, by which rescan-scsi-bus.sh finds multipath.
+    "debianutils",
     "dmsetup",
     "e2fsprogs",
     "fdisk",
@@ -152,6 +154,7 @@ const LINKS: &[(&str, &str)] = &[
     ("etc/mtab", "/proc/self/mounts"),
     ("usr/bin/awk", "mawk"),
     ("usr/bin/sh", "dash"),
+    ("usr/bin/which", "which.debianutils"),
 ];
 
 const DIRECTORIES: &[&str] = &[
