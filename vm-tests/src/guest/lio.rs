@@ -136,14 +136,19 @@ impl Store {
 
     /// Has `lun`, a directory of a fabric's, present this volume.
     pub(super) fn present_at(&self, lun: &Path) {
-        fs::create_dir(lun).unwrap_or_else(|error| panic!("{}: {error}", lun.display()));
-        let link = lun.join("volume");
-        std::os::unix::fs::symlink(&self.0.directory, &link)
-            .unwrap_or_else(|error| panic!("{}: {error}", link.display()));
+        present(&self.0.directory, lun);
     }
 }
 
-/// Undoes [`Store::present_at`].
+/// Makes `lun`, a directory of a fabric's, that leads to `what`.
+pub(super) fn present(what: &Path, lun: &Path) {
+    fs::create_dir(lun).unwrap_or_else(|error| panic!("{}: {error}", lun.display()));
+    let link = lun.join("volume");
+    std::os::unix::fs::symlink(what, &link)
+        .unwrap_or_else(|error| panic!("{}: {error}", link.display()));
+}
+
+/// Undoes [`present`].
 pub(super) fn present_no_more(lun: &Path) -> std::io::Result<()> {
     fs::remove_file(lun.join("volume"))?;
     fs::remove_dir(lun)

@@ -3,6 +3,7 @@
 #[cfg(feature = "guest")]
 pub mod agent;
 pub mod daemon;
+pub mod fcoe;
 pub mod iscsi_target;
 pub mod iscsid;
 pub mod lio;

@@ -1,0 +1,276 @@
+//! Fibre Channel without hardware: `FCoE` between two ends of a veth pair, two
+//! ports that see each other (VN2VN), LIO's target on one of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::lio::{self, Store};
+
+const FABRIC: &str = "/sys/kernel/config/target/fc";
+const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
+/// The ends of the cable; the first is the initiator's.
+const LINKS: [&str; 2] = ["fcinit", "fctgt"];
+const ADDRESSES: [&str; 2] = ["02:00:00:00:00:10", "02:00:00:00:00:11"];
+/// A login between the ports takes some seconds of the protocol's own.
+const LOGIN: Duration = Duration::from_secs(60);
+
+/// One initiator port and one target port with a cable between them; dropping
+/// it takes everything away.
+#[derive(Debug)]
+pub struct FcFabric {
+    host: u32,
+    /// Both ports' names, as `0x2000020000000010`.
+    ports: [String; 2],
+    luns: BTreeMap<u64, Store>,
+}
+
+impl FcFabric {
+    /// Returns when the initiator has logged in to the target, which presents
+    /// nothing yet.
+    #[must_use]
+    pub fn up() -> Self {
+        super::enter();
+        lio::mount_configfs();
+        for module in ["veth", "fcoe", "tcm_fc"] {
+            super::modprobe(module, &[]);
+        }
+        let [initiator, target] = LINKS;
+        let [at, to] = ADDRESSES;
+        super::run(&[
+            "ip", "link", "add", initiator, "address", at, "type", "veth", "peer", "name", target,
+            "address", to,
+        ]);
+        let mut fabric = Self {
+            host: 0,
+            ports: [String::new(), String::new()],
+            luns: BTreeMap::new(),
+        };
+        for link in LINKS {
+            // A frame of FC is longer than one of Ethernet.
+            super::run(&["ip", "link", "set", link, "mtu", "2500", "up"]);
+        }
+        let controllers = LINKS.map(new_controller);
+        let hosts = controllers.each_ref().map(|controller| host_of(controller));
+        fabric.host = hosts[0];
+        fabric.ports = hosts.map(|host| fc_host(host, "port_name"));
+        fabric.make_target();
+        for controller in &controllers {
+            lio::write(&controller.join("enabled"), "1");
+        }
+        fabric.wait_for_rport("Online");
+        fabric
+    }
+
+    /// The target group, and what the initiator may see of it.
+    fn make_target(&self) {
+        for dir in [self.group(), self.access()] {
+            fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        }
+    }
+
+    /// The initiator's SCSI host.
+    #[must_use]
+    pub fn host(&self) -> u32 {
+        self.host
+    }
+
+    /// The target's port, as sysfs shows it: `0x2000020000000011`.
+    #[must_use]
+    pub fn target_wwpn(&self) -> &str {
+        &self.ports[1]
+    }
+
+    /// The initiator's port.
+    #[must_use]
+    pub fn initiator_wwpn(&self) -> &str {
+        &self.ports[0]
+    }
+
+    /// Presents a volume.
+    pub fn map(&mut self, lun: u64, store: &Store) {
+        let unit = self.unit(lun);
+        store.present_at(&unit);
+        lio::present(&unit, &self.mapped(lun));
+        self.luns.insert(lun, store.clone());
+    }
+
+    /// Presents it no more; the initiator is not told.
+    pub fn unmap(&mut self, lun: u64) {
+        let dirs = [self.mapped(lun), self.unit(lun)];
+        for dir in &dirs {
+            lio::present_no_more(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        }
+        self.luns.remove(&lun);
+    }
+
+    /// Takes the cable's initiator end down; returns when the rport is Blocked.
+    pub fn link_down(&self) {
+        super::run(&["ip", "link", "set", LINKS[0], "down"]);
+        self.wait_for_rport("Blocked");
+    }
+
+    /// Takes it up; returns when the rport is Online. Devices that were removed
+    /// meanwhile do not come back by themselves.
+    pub fn link_up(&self) {
+        super::run(&["ip", "link", "set", LINKS[0], "up"]);
+        self.wait_for_rport("Online");
+    }
+
+    /// The rport of the target's port (`rport-0:0-1`), when there is one.
+    #[must_use]
+    pub fn rport(&self) -> Option<String> {
+        let mut rports = super::entries("/sys/class/fc_remote_ports");
+        rports.retain(|rport| {
+            rport.starts_with(&format!("rport-{}:", self.host))
+                && rport_attribute(rport, "port_name") == self.ports[1]
+        });
+        rports.pop()
+    }
+
+    /// An attribute of the target's rport, such as `port_state`; empty without
+    /// one.
+    #[must_use]
+    pub fn of_rport(&self, attribute: &str) -> String {
+        let rport = self.rport().unwrap_or_default();
+        rport_attribute(&rport, attribute)
+    }
+
+    /// Sets one, such as `dev_loss_tmo` or `fast_io_fail_tmo`.
+    pub fn set_rport(&self, attribute: &str, value: &str) {
+        let rport = self.rport().expect("an rport");
+        let path = format!("/sys/class/fc_remote_ports/{rport}/{attribute}");
+        lio::write(Path::new(&path), value);
+    }
+
+    /// Waits until the rport is in that state.
+    pub fn wait_for_rport(&self, state: &str) {
+        let what = format!("the rport to be {state}");
+        super::wait_until(&what, LOGIN, || {
+            (self.of_rport("port_state") == state).then_some(())
+        });
+    }
+
+    /// The (channel, target) that the rport is for the SCSI layer.
+    #[must_use]
+    pub fn scsi_target(&self) -> (u32, u32) {
+        let rport = self.rport().expect("an rport");
+        let channel = rport
+            .split([':', '-'])
+            .nth(2)
+            .and_then(|text| text.parse().ok());
+        let target = self.of_rport("scsi_target_id").parse();
+        (
+            channel.expect("a channel"),
+            target.expect("a target's number"),
+        )
+    }
+
+    /// Writes `CHANNEL TARGET LUN` to the initiator's `scan`.
+    pub fn scan(&self, lun: u64) {
+        let (channel, target) = self.scsi_target();
+        let path = format!("/sys/class/scsi_host/host{}/scan", self.host);
+        lio::write(Path::new(&path), &format!("{channel} {target} {lun}"));
+    }
+
+    /// The sysfs directory of a LUN's SCSI device.
+    #[must_use]
+    pub fn device_dir(&self, lun: u64) -> PathBuf {
+        let (channel, target) = self.scsi_target();
+        let name = format!("{}:{channel}:{target}:{lun}", self.host);
+        Path::new("/sys/bus/scsi/devices").join(name)
+    }
+
+    fn group(&self) -> PathBuf {
+        let port = colons(&self.ports[1]);
+        PathBuf::from(format!("{FABRIC}/{port}/tpgt_1"))
+    }
+
+    fn access(&self) -> PathBuf {
+        self.group().join("acls").join(colons(&self.ports[0]))
+    }
+
+    fn unit(&self, lun: u64) -> PathBuf {
+        self.group().join(format!("lun/lun_{lun}"))
+    }
+
+    fn mapped(&self, lun: u64) -> PathBuf {
+        self.access().join(format!("lun_{lun}"))
+    }
+}
+
+impl Drop for FcFabric {
+    fn drop(&mut self) {
+        // While the ports still talk: a flush of a disk's cache is answered.
+        for device in super::entries("/sys/bus/scsi/devices") {
+            if device.starts_with(&format!("{}:", self.host)) {
+                let delete = format!("/sys/bus/scsi/devices/{device}/delete");
+                let _gone_already = fs::write(delete, "1");
+            }
+        }
+        for link in LINKS {
+            let _gone_already = fs::write("/sys/bus/fcoe/ctlr_destroy", link);
+        }
+        let luns = std::mem::take(&mut self.luns);
+        for lun in luns.keys() {
+            for dir in [self.mapped(*lun), self.unit(*lun)] {
+                if let Err(error) = lio::present_no_more(&dir) {
+                    eprintln!("{} stays: {error}", dir.display());
+                }
+            }
+        }
+        if !self.ports[1].is_empty() {
+            lio::remove_dir(&self.access());
+            lio::remove_dir(&self.group());
+            lio::remove_dir(self.group().parent().unwrap_or(Path::new(FABRIC)));
+        }
+        let _gone_already = std::process::Command::new("ip")
+            .args(["link", "delete", LINKS[0]])
+            .status();
+    }
+}
+
+/// An `FCoE` controller on `link`, not enabled yet.
+fn new_controller(link: &str) -> PathBuf {
+    let before = super::entries(CONTROLLERS);
+    lio::write(Path::new("/sys/bus/fcoe/ctlr_create"), link);
+    let mut new = super::entries(CONTROLLERS);
+    new.retain(|name| name.starts_with("ctlr_") && !before.contains(name));
+    assert_eq!(
+        new.len(),
+        1,
+        "{link} made other than one controller: {new:?}"
+    );
+    let controller = Path::new(CONTROLLERS).join(&new[0]);
+    // In capitals: later kernels refuse others.
+    lio::write(&controller.join("mode"), "VN2VN");
+    controller
+}
+
+/// The SCSI host that an `FCoE` controller is.
+fn host_of(controller: &Path) -> u32 {
+    let mut names = super::entries(controller).into_iter();
+    let host = names.find_map(|name| name.strip_prefix("host")?.parse().ok());
+    host.unwrap_or_else(|| panic!("no host in {}", controller.display()))
+}
+
+fn rport_attribute(rport: &str, attribute: &str) -> String {
+    read(format!("/sys/class/fc_remote_ports/{rport}/{attribute}"))
+}
+
+fn fc_host(host: u32, attribute: &str) -> String {
+    read(format!("/sys/class/fc_host/host{host}/{attribute}"))
+}
+
+/// `20:00:02:..`, as LIO writes `0x200002..`.
+fn colons(port: &str) -> String {
+    let digits = port.trim_start_matches("0x").as_bytes();
+    let pairs = digits.chunks(2).map(String::from_utf8_lossy);
+    pairs.collect::<Vec<_>>().join(":")
+}
+
+fn read(path: String) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.trim().to_owned()
+}
