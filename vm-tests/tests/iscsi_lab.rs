@@ -68,6 +68,7 @@ fn a_lun_scanned_on_two_portals_is_one_map_and_nothing_is_left_of_it() {
 
 #[test]
 fn a_portal_that_goes_down_fails_its_session_alone_and_it_comes_back() {
+    IscsiTarget::need_portals_that_go_down();
     let store = Store::file("2b", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(0, &store);

@@ -56,6 +56,19 @@ fn a_scsi_debug_host_has_no_device_until_it_is_scanned() {
 }
 
 #[test]
+fn two_hosts_are_two_paths_to_one_unit() {
+    let target = ScsiDebug::options().luns(2).paths(2).load();
+    let wwids = target.hosts().iter().map(|host| {
+        ScsiDebug::scan_on(*host, "0 0 1");
+        let disk = guest::wait_until("a disk", QUIET, || ScsiDebug::disk_on(*host, 1));
+        fs::read_to_string(format!("/sys/block/{disk}/device/wwid")).expect("a wwid")
+    });
+    let wwids: Vec<String> = wwids.collect();
+    assert_eq!(wwids.len(), 2);
+    assert_eq!(wwids[0], wwids[1]);
+}
+
+#[test]
 fn one_targeted_scan_and_one_delete_raise_the_kernels_own_minimum_of_uevents() {
     let minimum = Minimum::of_this_kernel();
     let target = ScsiDebug::with_luns(256);

@@ -39,6 +39,13 @@ impl ScsiDebugOptions {
         self.parameter("dev_size_mb", mib)
     }
 
+    /// Hosts that present the same units, as several paths to one target do:
+    /// a LUN has one identity on all of them, and one store.
+    #[must_use]
+    pub fn paths(self, count: u32) -> Self {
+        self.hosts(count).parameter("vpd_use_hostno", 0)
+    }
+
     /// Any other module parameter.
     #[must_use]
     #[expect(
@@ -131,7 +138,12 @@ impl ScsiDebug {
 
     /// Writes one line to the first host's `scan`: `"0 0 7"`, or `"- - -"`.
     pub fn scan(&self, line: &str) {
-        let path = format!("/sys/class/scsi_host/host{}/scan", self.host());
+        Self::scan_on(self.host(), line);
+    }
+
+    /// The same for another host of [`ScsiDebug::hosts`].
+    pub fn scan_on(host: u32, line: &str) {
+        let path = format!("/sys/class/scsi_host/host{host}/scan");
         fs::write(&path, line).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
@@ -139,7 +151,13 @@ impl ScsiDebug {
     /// below `/sys/block`, when its SCSI device has one.
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
-        let block = self.device_dir(lun).join("block");
+        Self::disk_on(self.host(), lun)
+    }
+
+    /// The same for another host of [`ScsiDebug::hosts`].
+    #[must_use]
+    pub fn disk_on(host: u32, lun: u64) -> Option<String> {
+        let block = device_dir(host, lun).join("block");
         // The disk's directory is there a moment before its link.
         super::entries(&block)
             .into_iter()
@@ -149,7 +167,7 @@ impl ScsiDebug {
     /// The sysfs directory of LUN `lun` of target 0 on the first host.
     #[must_use]
     pub fn device_dir(&self, lun: u64) -> PathBuf {
-        PathBuf::from(format!("/sys/bus/scsi/devices/{}:0:0:{lun}", self.host()))
+        device_dir(self.host(), lun)
     }
 
     /// Sets one of the driver's run-time attributes, such as `opts`,
@@ -201,6 +219,10 @@ impl Drop for ScsiDebug {
             }
         }
     }
+}
+
+fn device_dir(host: u32, lun: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/bus/scsi/devices/{host}:0:0:{lun}"))
 }
 
 fn scsi_debug_hosts() -> Vec<u32> {
