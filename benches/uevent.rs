@@ -18,6 +18,12 @@ const ADD: &[u8] = b"add@/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7/bl
     ACTION=add\0DEVPATH=/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7/block/sda\0\
     SUBSYSTEM=block\0MAJOR=8\0MINOR=0\0DEVNAME=sda\0DEVTYPE=disk\0DISKSEQ=9\0SEQNUM=1771\0";
 
+/// What the disk's target reports.
+const CHANGE: &[u8] = b"change@/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7\0\
+    ACTION=change\0DEVPATH=/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7\0\
+    SUBSYSTEM=scsi\0SDEV_UA=CAPACITY_DATA_HAS_CHANGED\0DEVTYPE=scsi_device\0DRIVER=sd\0\
+    MODALIAS=scsi:t-0x00\0SEQNUM=1772\0";
+
 fn parse(criterion: &mut Criterion) {
     criterion.bench_function("uevent/parse a disk's add", |bencher| {
         bencher.iter(|| Message::parse(black_box(ADD)));
@@ -57,8 +63,7 @@ fn dispatch(criterion: &mut Criterion) {
     }
 }
 
-/// One event that none of ten thousand waits for, which is what nearly all are;
-/// the second with somebody who watches news.
+/// One event that none of ten thousand waits for, which is what nearly all are.
 fn nobodys(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let hub = hub();
@@ -66,9 +71,21 @@ fn nobodys(criterion: &mut Criterion) {
     criterion.bench_function("uevent/to none of 10000", |bencher| {
         bencher.iter(|| hub.feed(black_box(&message)));
     });
-    let _news = hub.watch_news();
-    criterion.bench_function("uevent/to none of 10000, news watched", |bencher| {
-        bencher.iter(|| hub.feed(black_box(&message)));
+}
+
+/// One report of a target's, and its reading, while ten thousand wait for
+/// something else.
+fn news(criterion: &mut Criterion) {
+    let message = Message::parse(CHANGE).unwrap();
+    let hub = hub();
+    let _others = others(&hub, 10_000);
+    let mut news = hub.watch_news();
+    let now = Deadline::after(Duration::ZERO);
+    criterion.bench_function("uevent/news, 10000 others present", |bencher| {
+        bencher.iter(|| {
+            hub.feed(black_box(&message));
+            news.next(now).unwrap()
+        });
     });
 }
 
@@ -109,5 +126,5 @@ fn subscribe(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, parse, dispatch, nobodys, crowd, subscribe);
+criterion_group!(benches, parse, dispatch, nobodys, news, crowd, subscribe);
 criterion_main!(benches);
