@@ -117,3 +117,32 @@ impl serde::Serialize for Route {
         object.end()
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_one_object_with_an_address_or_a_reason() {
+        let via = Via::Iscsi {
+            portal: "10.0.0.1".parse().unwrap(),
+            session: Some(SessionId(3)),
+        };
+        let place = Ok("4:0:0:7".parse().unwrap());
+        let json = serde_json::to_value(Route { via, place }).unwrap();
+        let via = serde_json::json!(
+            {"transport": "iscsi", "portal": "10.0.0.1:3260", "session": "3"}
+        );
+        let expected = serde_json::json!({"via": via, "hctl": "4:0:0:7", "missing": null});
+        assert_eq!(json, expected);
+
+        let state = "Blocked".to_owned();
+        let reason = MissingReason::PortDown { state };
+        let missing = Missing::new(reason, "it is Blocked".to_owned());
+        let json = serde_json::to_value(missing).unwrap();
+        let expected = serde_json::json!(
+            {"reason": "port_down", "state": "Blocked", "text": "it is Blocked"}
+        );
+        assert_eq!(json, expected);
+    }
+}
