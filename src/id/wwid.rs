@@ -1,18 +1,18 @@
 //! The world-wide name of a logical unit.
 
+mod parse;
+
 use std::fmt::{self, Write as _};
-use std::str::FromStr;
 
-use super::ParseIdError;
-
-/// A world-wide unique identifier of a logical unit: one designator of VPD
-/// page 83h (SPC-5, 7.7.6).
+/// An identifier of a logical unit: one designator of VPD page 83h (SPC-5,
+/// 7.7.6).
 ///
-/// It prints as the kernel's `wwid` attribute does (`naa.6001405...`), and
-/// parses that as well as the spellings of others: `wwn-0x6001405...` (udev's
-/// by-id), `36001405...` (udev's `ID_SERIAL`, multipath) and `mpath-36001405...`
-/// (the map's uuid). Two are equal when they are the same name, however
-/// they were spelt.
+/// It prints as the kernel's `wwid` attribute does where the kernel has a
+/// spelling for it (`naa.6001405...`), and parses that as well as the spellings
+/// of others: `wwn-0x6001405...` and `scsi-36001405...` (udev's by-id),
+/// `36001405...` (udev's `ID_SERIAL`, multipath) and `mpath-36001405...` (the
+/// map's uuid). Two are equal when they are the same name, however they were
+/// spelt.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wwid(Name);
 
@@ -21,8 +21,11 @@ pub struct Wwid(Name);
 enum Name {
     Naa(Vec<u8>),
     Eui(Vec<u8>),
+    Uuid([u8; 16]),
     Iqn(String),
     T10(String),
+    Vendor(String),
+    Serial(String),
 }
 
 impl Wwid {
@@ -43,17 +46,43 @@ impl Wwid {
         matches!(bytes.len(), 8 | 12 | 16).then(|| Self(Name::Eui(bytes.to_vec())))
     }
 
+    /// A UUID as page 83h carries it: a byte that says that it is one, a
+    /// reserved one and the sixteen of the UUID.
+    #[must_use]
+    pub fn uuid(bytes: &[u8]) -> Option<Self> {
+        let [0x10, _, uuid @ ..] = bytes else {
+            return None;
+        };
+        uuid.try_into().ok().map(|uuid| Self(Name::Uuid(uuid)))
+    }
+
     /// A T10 vendor identification: the vendor's eight characters and what the
-    /// vendor appended. Runs of blanks count as one `_`, as udev spells them.
+    /// vendor appended, in udev's spelling (see [`Wwid::vendor`]).
     #[must_use]
     pub fn t10(bytes: &[u8]) -> Option<Self> {
-        let text = printable(bytes)?;
-        let joined = text
-            .split([' ', '_'])
-            .filter(|part| !part.is_empty())
-            .collect::<Vec<_>>()
-            .join("_");
-        (!joined.is_empty()).then_some(Self(Name::T10(joined)))
+        Some(Self(Name::T10(spelt_by_udev(printable(bytes)?)?)))
+    }
+
+    /// A vendor-specific designator, which is a name only beside the vendor and
+    /// the product of the standard INQUIRY (eight and sixteen characters, blanks
+    /// among them), and is not promised to be world-wide unique.
+    ///
+    /// It is kept as udev's `scsi_id` spells it: runs of blanks become one `_`,
+    /// and so does what udev allows in no link.
+    #[must_use]
+    pub fn vendor(vendor_and_product: &str, designator: &[u8]) -> Option<Self> {
+        let text = printable(designator).filter(|text| !text.is_empty())?;
+        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
+        told_from_hex(&joined).then_some(Self(Name::Vendor(joined)))
+    }
+
+    /// The unit serial number of page 80h after vendor and product: udev's name
+    /// for a unit without a page 83h. Spelt as [`Wwid::vendor`] is.
+    #[must_use]
+    pub fn serial(vendor_and_product: &str, serial: &[u8]) -> Option<Self> {
+        let text = printable(serial).filter(|text| !text.trim().is_empty())?;
+        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
+        told_from_hex(&joined).then_some(Self(Name::Serial(joined)))
     }
 
     /// A SCSI name string: `iqn.`, `naa.` or `eui.` and what follows.
@@ -68,6 +97,13 @@ impl Wwid {
             _ => None,
         }
     }
+
+    /// Whether the standard promises that no other unit has this name; of what
+    /// a vendor made up it promises nothing.
+    #[must_use]
+    pub fn is_world_wide(&self) -> bool {
+        !matches!(self.0, Name::Vendor(_) | Name::Serial(_))
+    }
 }
 
 /// The text up to the padding; `None` if it holds anything but printable ASCII.
@@ -80,6 +116,25 @@ fn printable(bytes: &[u8]) -> Option<&str> {
     text.bytes()
         .all(|b| b.is_ascii_graphic() || b == b' ')
         .then_some(text)
+}
+
+/// As udev puts a text into a link, with runs of `_` counted as one; `None`
+/// where nothing is left.
+fn spelt_by_udev(text: &str) -> Option<String> {
+    // systemd, src/shared/udev-util.c, allow_listed_char_for_devnode.
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@".contains(c);
+    let joined = text
+        .split(|c| !allowed(c))
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join("_");
+    (!joined.is_empty()).then_some(joined)
+}
+
+/// Whether a text cannot be taken for bare hexadecimal digits, which may be
+/// anything's.
+fn told_from_hex(text: &str) -> bool {
+    !text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
 fn hex_bytes(hex: &str) -> Option<Vec<u8>> {
@@ -96,101 +151,27 @@ fn hex_bytes(hex: &str) -> Option<Vec<u8>> {
 
 impl fmt::Display for Wwid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (prefix, bytes) = match &self.0 {
-            Name::Naa(bytes) => ("naa.", bytes),
-            Name::Eui(bytes) => ("eui.", bytes),
-            Name::T10(text) => return write!(f, "t10.{text}"),
-            Name::Iqn(text) => return f.write_str(text),
+        let hex = |bytes: &[u8]| {
+            bytes.iter().fold(String::new(), |mut hex, byte| {
+                let _ = write!(hex, "{byte:02x}");
+                hex
+            })
         };
-        let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        });
-        write!(f, "{prefix}{hex}")
-    }
-}
-
-impl FromStr for Wwid {
-    type Err = ParseIdError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        let parse = || {
-            let bare = text.strip_prefix("mpath-").unwrap_or(text);
-            if let Some(hex) = bare.strip_prefix("wwn-0x") {
-                return Self::naa(&hex_bytes(hex)?);
+        match &self.0 {
+            Name::Naa(bytes) => write!(f, "naa.{}", hex(bytes)),
+            Name::Eui(bytes) => write!(f, "eui.{}", hex(bytes)),
+            Name::Uuid(bytes) => {
+                let (a, rest) = bytes.split_at(4);
+                let (b, rest) = rest.split_at(2);
+                let (c, rest) = rest.split_at(2);
+                let (d, e) = rest.split_at(2);
+                let parts = [a, b, c, d, e].map(hex).join("-");
+                write!(f, "uuid.{parts}")
             }
-            if let Some(vendor) = bare.strip_prefix("t10.") {
-                return Self::t10(vendor.as_bytes());
-            }
-            if let Some(name) = Self::scsi_name(bare.as_bytes()) {
-                return Some(name);
-            }
-            // udev's scsi_id puts the designator's type in front.
-            match bare.as_bytes().split_first()? {
-                (b'3', hex) => Self::naa(&hex_bytes(std::str::from_utf8(hex).ok()?)?),
-                (b'2', hex) => Self::eui(&hex_bytes(std::str::from_utf8(hex).ok()?)?),
-                _ => None,
-            }
-        };
-        parse().ok_or_else(|| {
-            ParseIdError::new(
-                "a world-wide name",
-                "naa.HEX, eui.HEX, t10.TEXT, iqn.TEXT, wwn-0xHEX, or udev's 3HEX",
-                text,
-            )
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wwid(text: &str) -> Wwid {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn every_spelling_of_an_naa_name_is_the_same_name() {
-        let name = wwid("naa.60014051234567890abcdef012345678");
-        for spelling in [
-            "NAA.60014051234567890ABCDEF012345678",
-            "wwn-0x60014051234567890abcdef012345678",
-            "360014051234567890abcdef012345678",
-            "mpath-360014051234567890abcdef012345678",
-        ] {
-            assert_eq!(wwid(spelling), name, "{spelling}");
+            Name::Iqn(text) => f.write_str(text),
+            Name::T10(text) => write!(f, "t10.{text}"),
+            Name::Vendor(text) => write!(f, "0{text}"),
+            Name::Serial(text) => write!(f, "S{text}"),
         }
-        assert_eq!(name.to_string(), "naa.60014051234567890abcdef012345678");
-    }
-
-    #[test]
-    fn a_bare_hex_string_is_not_guessed_to_be_a_name() {
-        for text in [
-            "60014051234567890abcdef012345678",
-            "sda",
-            "",
-            "naa.",
-            "naa.6001",
-            "naa.f0014051234567890abcdef012345678",
-            "eui.12",
-            "t10.",
-        ] {
-            assert!(text.parse::<Wwid>().is_err(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn a_t10_name_compares_in_udevs_spelling_too() {
-        let name = Wwid::t10(b"Linux   scsi_debug      20  \0").unwrap();
-        assert_eq!(name.to_string(), "t10.Linux_scsi_debug_20");
-        assert_eq!(wwid("t10.Linux   scsi_debug      20"), name);
-        assert_eq!(Wwid::t10(b"bad\xff"), None);
-    }
-
-    #[test]
-    fn a_scsi_name_string_that_holds_an_naa_name_is_that_name() {
-        let bytes = b"naa.5000c500a1b2c3d4\0\0\0\0";
-        assert_eq!(Wwid::scsi_name(bytes), Some(wwid("naa.5000c500a1b2c3d4")));
     }
 }
