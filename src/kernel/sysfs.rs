@@ -17,12 +17,21 @@ const LONGEST: u64 = 64 * 1024;
 /// # Errors
 /// `Vanished` where it is not there; else by the errno.
 pub fn read(path: &Path) -> Result<String> {
+    let bytes = read_bytes(path)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.trim_end_matches(['\n', '\0']).to_owned())
+}
+
+/// Reads an attribute that holds no text, as it is.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(LONGEST).read_to_end(&mut bytes))
         .map_err(|error| Error::io("cannot read", path, &error))?;
-    let text = String::from_utf8_lossy(&bytes);
-    Ok(text.trim_end_matches(['\n', '\0']).to_owned())
+    Ok(bytes)
 }
 
 /// Reads an attribute that may be absent, as attributes of another kernel

@@ -1,0 +1,76 @@
+//! INQUIRY (SPC-5, 6.7).
+
+use std::fs::File;
+use std::time::Duration;
+
+use super::{LONGEST, command, page};
+use crate::error::{Error, ErrorKind, Result};
+
+const INQUIRY: u8 = 0x12;
+/// The first try asks for what every device since SCSI-2 can answer.
+const SHORT: u16 = 255;
+/// A VPD page's header: type, page code, length.
+const HEADER: usize = 4;
+
+/// Reads a page of vital product data, header and all; `None` where the device
+/// does not have it. **Blocks** for up to `timeout` and the kernel's error
+/// recovery: call it on a worker.
+///
+/// # Errors
+/// `Io` where the command failed or the answer is malformed; `NotReady` where
+/// the path to the device is down.
+pub(crate) fn read_vpd(device: &File, code: u8, timeout: Duration) -> Result<Option<Vec<u8>>> {
+    const EVPD: u8 = 1;
+    let name = format!("INQUIRY for page {code:#04x}");
+    let mut memory = page()?;
+    let mut allocation = SHORT;
+    loop {
+        let [high, low] = allocation.to_be_bytes();
+        let cdb = [INQUIRY, EVPD, code, high, low, 0];
+        let length = usize::from(allocation).min(memory.len());
+        let (buffer, _) = memory.split_at_mut(length);
+        let Some(answer) = command(device, &name, &cdb, buffer, timeout)? else {
+            return Ok(None);
+        };
+        let [_, found, high, low, ..] = *answer else {
+            return Err(malformed(code, "it is shorter than its header"));
+        };
+        if found != code {
+            let how = format!("it says that it is page {found:#04x}");
+            return Err(malformed(code, &how));
+        }
+        let whole = usize::from(u16::from_be_bytes([high, low])) + HEADER;
+        if whole <= answer.len() {
+            return Ok(answer.get(..whole).map(<[u8]>::to_vec));
+        }
+        let needed = u16::try_from(whole).unwrap_or(LONGEST).min(LONGEST);
+        if needed <= allocation {
+            return Err(malformed(code, "it is cut short"));
+        }
+        allocation = needed;
+    }
+}
+
+/// Reads vendor and product of the standard data: eight and sixteen characters,
+/// padded with blanks. **Blocks** as [`read_vpd`].
+///
+/// # Errors
+/// As [`read_vpd`].
+pub(crate) fn read_product(device: &File, timeout: Duration) -> Result<String> {
+    /// Up to and with the product's revision, as every device answers.
+    const LENGTH: u8 = 36;
+    let mut memory = page()?;
+    let (buffer, _) = memory.split_at_mut(usize::from(LENGTH));
+    let cdb = [INQUIRY, 0, 0, 0, LENGTH, 0];
+    let answer = command(device, "INQUIRY", &cdb, buffer, timeout)?;
+    let product = answer.and_then(|answer| answer.get(8..32)).ok_or_else(|| {
+        let message = "the device's standard INQUIRY data names no product";
+        Error::new(ErrorKind::Io, message)
+    })?;
+    Ok(String::from_utf8_lossy(product).into_owned())
+}
+
+fn malformed(code: u8, how: &str) -> Error {
+    let message = format!("the device's page {code:#04x} is malformed: {how}");
+    Error::new(ErrorKind::Io, message)
+}
