@@ -33,6 +33,7 @@ use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
 use crate::nbd::Link;
+use crate::scsi::{Lanes, StuckCall};
 use crate::uevent::{Hub, HubOptions};
 
 /// A machine and the thread that listens to its kernel. One serves a whole
@@ -41,6 +42,8 @@ use crate::uevent::{Hub, HubOptions};
 pub struct Engine {
     roots: Roots,
     hub: Hub,
+    /// The blocking calls of SCSI hosts and devices.
+    lanes: Lanes,
     /// Our ends of the links of the NBD devices that this process connected.
     links: Mutex<BTreeMap<NbdIndex, Link>>,
 }
@@ -58,14 +61,28 @@ impl Engine {
     pub fn with_options(roots: Roots, options: &HubOptions) -> Result<Self> {
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
+        let lanes = Lanes::new(&roots);
         let links = Mutex::default();
-        Ok(Self { roots, hub, links })
+        Ok(Self {
+            roots,
+            hub,
+            lanes,
+            links,
+        })
     }
 
     /// Where this machine's file systems are.
     #[must_use]
     pub fn roots(&self) -> &Roots {
         &self.roots
+    }
+
+    /// The kernel calls for SCSI hosts and devices whose callers have given up
+    /// and that have not come back: what is quarantined, and why. Empty on a
+    /// machine in order.
+    #[must_use]
+    pub fn stuck_calls(&self) -> Vec<StuckCall> {
+        self.lanes.stuck()
     }
 
     fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {

@@ -1,15 +1,27 @@
 //! One SCSI logical unit, one attempt, verified by reading back.
 
+mod ask;
 mod delete;
+mod designators;
 mod device;
 mod identity;
+mod lanes;
 mod probe;
+mod rescan;
 mod scan;
+mod state;
 
+#[expect(unused_imports, reason = "for the resize to come")]
+pub(crate) use ask::read_capacity;
+pub(crate) use ask::read_identity;
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
 pub(crate) use device::require_host;
 pub use identity::Identity;
-pub(crate) use identity::read_identity;
+pub(crate) use lanes::Lanes;
+pub use lanes::StuckCall;
 pub(crate) use probe::wait_for_disk;
+#[expect(unused_imports, reason = "for the resize to come")]
+pub(crate) use rescan::rescan;
 pub(crate) use scan::scan;
+pub use state::State;

@@ -36,7 +36,7 @@ impl Engine {
             device
         } else {
             phases.enter(Stage::Scan);
-            scsi::scan(roots, hctl, deadline)?
+            scsi::scan(roots, &self.lanes, hctl, deadline)?
         };
         let found = Found {
             engine: self,
@@ -93,11 +93,12 @@ impl Found<'_> {
     ) -> Result<Attachment> {
         let roots = self.engine.roots();
         phases.enter(Stage::Probe);
-        let disk = scsi::wait_for_disk(self.device, self.changed, roots, watch, deadline)?;
+        let lanes = &self.engine.lanes;
+        let disk = scsi::wait_for_disk(self.device, self.changed, roots, lanes, watch, deadline)?;
         let diskseq = disk.diskseq()?;
 
         phases.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, &disk, deadline)?;
+        let identity = scsi::read_identity(roots, lanes, self.device, &disk, deadline)?;
         self.compare(&identity)?;
 
         phases.enter(Stage::Settle);

@@ -9,8 +9,10 @@ use super::phases::Phases;
 use super::{Engine, in_use};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Hctl;
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::{Roots, worker};
+use crate::scsi::{Lanes, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
 /// What became of a claim.
@@ -37,7 +39,7 @@ impl Engine {
     ) -> Result<(Flush, Option<Arc<File>>)> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         phases.enter(Stage::Claim);
-        let file = match claim(disk, abandon, roots, mode, watch, deadline)? {
+        let file = match claim(&self.lanes, disk, abandon, roots, mode, watch, deadline)? {
             Claim::Held(file) => Arc::new(file),
             Claim::Unreachable(why) => return Ok((Flush::Unreachable(why.to_string()), None)),
             Claim::Stuck(why) => return Ok((Flush::Abandoned(why.to_string()), None)),
@@ -48,7 +50,7 @@ impl Engine {
         } else {
             deadline
         };
-        match flush(&file, disk, roots, limit) {
+        match flush(lane_of(&self.lanes, disk), &file, disk, roots, limit) {
             Ok(()) => Ok((Flush::Done, Some(file))),
             Err(error) if abandon => Ok((Flush::Abandoned(error.to_string()), Some(file))),
             Err(error) => Err(error),
@@ -56,9 +58,38 @@ impl Engine {
     }
 }
 
-fn flush(file: &Arc<File>, disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<()> {
+/// Where the calls for a SCSI disk run; other disks have no lane.
+type Lane<'a> = Option<(&'a Lanes, Hctl)>;
+
+fn lane_of<'a>(lanes: &'a Lanes, disk: &BlockDevice) -> Lane<'a> {
+    let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+    Some((lanes, device.hctl()))
+}
+
+fn run<T: Send + 'static>(
+    lane: Lane,
+    stage: Stage,
+    what: &str,
+    deadline: Deadline,
+    last_seen: impl FnOnce() -> String,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match lane {
+        Some((lanes, hctl)) => lanes.on_device(hctl, stage, what, deadline, last_seen, call),
+        None => worker::run(stage, what, deadline, last_seen, call),
+    }
+}
+
+fn flush(
+    lane: Lane,
+    file: &Arc<File>,
+    disk: &BlockDevice,
+    roots: &Roots,
+    deadline: Deadline,
+) -> Result<()> {
     let (file, node) = (Arc::clone(file), disk.node(roots));
-    worker::run(
+    run(
+        lane,
         Stage::Flush,
         &format!("{} to write back", disk.name()),
         deadline,
@@ -75,8 +106,9 @@ fn flush(file: &Arc<File>, disk: &BlockDevice, roots: &Roots, deadline: Deadline
 ///
 /// # Errors
 /// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
-/// `NotPermitted`.
+/// `Quarantined`; `NotPermitted`.
 fn claim(
+    lanes: &Lanes,
     disk: &BlockDevice,
     abandon: bool,
     roots: &Roots,
@@ -84,7 +116,11 @@ fn claim(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<Claim> {
-    let refused = match try_claim(disk, roots, deadline) {
+    // A flush that hangs has the claim, so the kernel refuses another at once;
+    // whoever abandons what it would write goes on from that refusal.
+    let beside_flush = |(lanes, hctl): &(&Lanes, Hctl)| lanes.is_stuck_at(*hctl, Stage::Flush);
+    let lane = lane_of(lanes, disk).filter(|lane| !(abandon && beside_flush(lane)));
+    let refused = match try_claim(lane, disk, roots, deadline) {
         Ok(file) => return Ok(Claim::Held(file)),
         Err(error) => error,
     };
@@ -110,7 +146,7 @@ fn claim(
         return Err(in_use::refuse(disk, &holders).caused_by(refused));
     }
     uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
-    match try_claim(disk, roots, deadline) {
+    match try_claim(lane, disk, roots, deadline) {
         Ok(file) => Ok(Claim::Held(file)),
         Err(error) if error.kind() == ErrorKind::InUse => {
             let mut holders = in_use::find_holders(roots, disk)?;
@@ -121,10 +157,11 @@ fn claim(
     }
 }
 
-fn try_claim(disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<File> {
+fn try_claim(lane: Lane, disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
-    worker::run(
+    run(
+        lane,
         Stage::Claim,
         &what,
         deadline,

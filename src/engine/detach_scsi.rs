@@ -58,14 +58,14 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let Some(disk) = device.disk()? else {
             phases.enter(Stage::Delete);
-            scsi::delete(device, watch, deadline)?;
+            scsi::delete(device, &self.lanes, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
         let devpath = uevent::devpath(roots, disk.dir())?;
         let (flush, held) = self.claim_and_flush(&disk, abandon, watch, phases, deadline)?;
 
         phases.enter(Stage::Delete);
-        scsi::delete(device, watch, deadline)?;
+        scsi::delete(device, &self.lanes, watch, deadline)?;
         drop(held);
 
         phases.enter(Stage::Settle);

@@ -122,7 +122,7 @@ impl Engine {
             devno: None,
             diskseq: None,
             size: None,
-            state: device.state()?,
+            state: device.state()?.map(|state| state.to_string()),
             kind: DiskKind::Scsi {
                 hctl: device.hctl(),
                 cached_wwid: device.cached_wwid()?,

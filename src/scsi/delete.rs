@@ -1,9 +1,10 @@
 //! Taking one SCSI device down.
 
 use super::device::ScsiDevice;
+use super::lanes::Lanes;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::{sysfs, worker};
+use crate::kernel::sysfs;
 use crate::uevent::Watch;
 
 /// Deletes the device and waits until sysfs shows it no more.
@@ -18,11 +19,19 @@ use crate::uevent::Watch;
 /// by itself, or stays in state `cancel` until its I/O ends.
 ///
 /// # Errors
-/// `NotPermitted`; `TimedOut` at stage `delete` or `confirm`.
-pub(crate) fn delete(device: &ScsiDevice, watch: &mut Watch, deadline: Deadline) -> Result<()> {
+/// `NotPermitted`; `Quarantined` where an earlier call on the host hangs;
+/// `TimedOut` at stage `queue`, and then nothing was deleted, `delete` or
+/// `confirm`.
+pub(crate) fn delete(
+    device: &ScsiDevice,
+    lanes: &Lanes,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
     let attribute = device.dir().join("delete");
     let hctl = device.hctl();
-    let written = worker::run(
+    let written = lanes.on_host(
+        hctl,
         Stage::Delete,
         &format!("the kernel to delete {hctl}"),
         deadline,

@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::identity::{Identity, Pages};
+use super::state::State;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, HostNo};
 use crate::kernel::blockdev::BlockDevice;
@@ -101,10 +103,13 @@ impl ScsiDevice {
         fs::metadata(&self.dir).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
-    /// The kernel's state: `running`, `blocked`, `offline`, `transport-offline`,
-    /// `cancel` and others; `None` where the device is gone.
-    pub fn state(&self) -> Result<Option<String>> {
-        sysfs::read_if_there(&self.dir.join("state"))
+    /// The kernel's state; `None` where the device is gone.
+    pub fn state(&self) -> Result<Option<State>> {
+        let word = sysfs::read_if_there(&self.dir.join("state"))?;
+        Ok(word.map(|word| {
+            let Ok(state) = word.parse();
+            state
+        }))
     }
 
     /// The peripheral device type (SPC-5, 6.6.2).
@@ -128,6 +133,13 @@ impl ScsiDevice {
         }
     }
 
+    /// The names in the kernel's copies of pages 83h and 80h: as old as the last
+    /// scan or rescan, and no proof of identity. Empty where the kernel has read
+    /// neither.
+    pub fn cached_identity(&self) -> Result<Identity> {
+        Identity::read(self)
+    }
+
     /// Its block device; `None` where the driver has not brought it yet.
     pub fn disk(&self) -> Result<Option<BlockDevice>> {
         let parent = self.dir.join("block");
@@ -143,7 +155,7 @@ impl ScsiDevice {
             return "the SCSI device is gone".to_owned();
         }
         let state = self.state().ok().flatten();
-        let state = state.as_deref().unwrap_or("unreadable");
+        let state = state.as_ref().map_or("unreadable", State::as_str);
         let driver = fs::read_link(self.dir.join("driver")).ok();
         let driver = driver
             .as_deref()
@@ -153,6 +165,26 @@ impl ScsiDevice {
         let disk = self.disk().ok().flatten();
         let disk = disk.as_ref().map_or("none", BlockDevice::name);
         format!("SCSI state={state}, driver {driver}, disk {disk}")
+    }
+}
+
+/// The kernel's copies.
+impl Pages for ScsiDevice {
+    fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
+        match sysfs::read_bytes(&self.dir.join(format!("vpd_pg{code:x}"))) {
+            Ok(page) => Ok(Some(page)),
+            // Absent where the device had no such page when it was added, EINVAL
+            // where it has lost it since.
+            Err(error) if matches!(error.kind(), ErrorKind::Vanished | ErrorKind::Refused) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn product(&self) -> Result<String> {
+        let text = |name| sysfs::read(&self.dir.join(name));
+        Ok(format!("{:<8}{:<16}", text("vendor")?, text("model")?))
     }
 }
 

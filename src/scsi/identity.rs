@@ -1,30 +1,56 @@
-//! Who a logical unit says it is, asked of the unit itself.
+//! Who a logical unit says it is.
 
-use std::time::Duration;
+use std::fmt;
 
-use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use super::designators;
+use crate::error::Result;
 use crate::id::Wwid;
-use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, sg, worker};
 
-const UNIT_SERIAL_NUMBER: u8 = 0x80;
-const DEVICE_IDENTIFICATION: u8 = 0x83;
+/// The unit serial number page's code.
+const SERIAL: u8 = 0x80;
 
-/// The names of a logical unit, read live.
+/// The names of a logical unit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Identity {
-    /// Every name of the unit itself in VPD page 83h, the strongest first:
-    /// NAA, EUI-64, SCSI name string, T10 vendor identification.
+    /// Every name of the unit itself in VPD page 83h, the strongest first: NAA,
+    /// EUI-64, UUID, SCSI name string, T10 vendor identification, the vendor's
+    /// own. Where it has none, the one that udev makes of vendor, product and
+    /// serial number.
     pub names: Vec<Wwid>,
     /// The unit serial number of VPD page 80h: unique for one vendor's product
     /// at best, so it is shown and not compared.
     pub serial: Option<String>,
 }
 
+/// Where the pages are read: the device itself, or the kernel's copies.
+pub(super) trait Pages {
+    /// A page of vital product data; `None` where there is none.
+    fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>>;
+
+    /// Vendor and product of the standard INQUIRY data, padded with blanks.
+    fn product(&self) -> Result<String>;
+}
+
 impl Identity {
+    /// Reads page 83h, page 80h, and the standard data where a name is made of
+    /// it.
+    pub(super) fn read(pages: &impl Pages) -> Result<Self> {
+        let page_83 = pages.vpd(designators::PAGE)?.unwrap_or_default();
+        let page_80 = pages.vpd(SERIAL)?.unwrap_or_default();
+        let number = page_80.get(4..).unwrap_or_default();
+        let mut names = designators::names(&page_83, || pages.product())?;
+        let serial = String::from_utf8_lossy(number)
+            .trim_matches([' ', '\0'])
+            .to_owned();
+        if names.is_empty() && !serial.is_empty() {
+            names.extend(Wwid::serial(&pages.product()?, number));
+        }
+        let serial = Some(serial).filter(|serial| !serial.is_empty());
+        Ok(Self { names, serial })
+    }
+
     /// The strongest name.
     #[must_use]
     pub fn wwid(&self) -> Option<&Wwid> {
@@ -37,142 +63,118 @@ impl Identity {
         self.names.contains(wwid)
     }
 
-    fn parse(page_83: Option<&[u8]>, page_80: Option<&[u8]>) -> Self {
-        let mut names: Vec<Wwid> = designators(page_83.unwrap_or_default()).collect();
-        names.sort();
-        names.dedup();
-        let serial = page_80
-            .and_then(|page| page.get(4..))
-            .map(|text| {
-                String::from_utf8_lossy(text)
-                    .trim_matches([' ', '\0'])
-                    .to_owned()
-            })
-            .filter(|serial| !serial.is_empty());
-        Self { names, serial }
+    /// Whether both are one unit, as two paths to it are: they have the same
+    /// names, and at least one. Names that only a vendor vouches for count where
+    /// there are no others, since arrays put what differs from port to port into
+    /// them. What has no name at all is never the same as anything.
+    #[must_use]
+    pub fn is_same_unit(&self, other: &Self) -> bool {
+        let (ours, theirs) = (self.to_compare(), other.to_compare());
+        !ours.is_empty() && ours == theirs
+    }
+
+    /// Whether the two cannot be one unit: both have names and share none. An
+    /// identity with no name contradicts nothing and proves nothing.
+    #[must_use]
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let shared = self.names.iter().any(|name| other.is(name));
+        !self.names.is_empty() && !other.names.is_empty() && !shared
+    }
+
+    fn to_compare(&self) -> Vec<&Wwid> {
+        let (world_wide, others): (Vec<_>, Vec<_>) =
+            self.names.iter().partition(|name| name.is_world_wide());
+        if world_wide.is_empty() {
+            others
+        } else {
+            world_wide
+        }
     }
 }
 
-/// The names of the logical unit among the designators of page 83h (SPC-5,
-/// 7.7.6). What is malformed, or names the port or the target, is passed over.
-fn designators(page: &[u8]) -> impl Iterator<Item = Wwid> {
-    const LOGICAL_UNIT: u8 = 0;
-    let mut rest = page.get(4..).unwrap_or_default();
-    std::iter::from_fn(move || {
-        let [_, kind, _, length, after @ ..] = rest else {
-            return None;
-        };
-        let (designator, next) = after.split_at_checked(usize::from(*length))?;
-        rest = next;
-        Some((*kind, designator))
-    })
-    .filter(|(kind, _)| kind >> 4 & 0x3 == LOGICAL_UNIT)
-    .filter_map(|(kind, designator)| match kind & 0x0f {
-        1 => Wwid::t10(designator),
-        2 => Wwid::eui(designator),
-        3 => Wwid::naa(designator),
-        8 => Wwid::scsi_name(designator),
-        _ => None,
-    })
+/// All names, for a message.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.names.iter().map(ToString::to_string).collect();
+        if names.is_empty() {
+            return f.write_str("no name of its own");
+        }
+        f.write_str(&names.join(", "))
+    }
 }
-
-/// Reads the identity of the disk with INQUIRY, through a node that is proven
-/// to be this life of it.
-///
-/// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
-/// the unit does not answer; `TimedOut` at stage `identify`.
-pub(crate) fn read_identity(
-    roots: &Roots,
-    disk: &BlockDevice,
-    deadline: Deadline,
-) -> Result<Identity> {
-    let (roots, disk) = (roots.clone(), disk.clone());
-    let name = disk.name().to_owned();
-    worker::run(
-        Stage::Identify,
-        &format!("{name} to answer INQUIRY"),
-        deadline,
-        || "no answer".to_owned(),
-        move || {
-            let file = disk.open(&roots, false)?;
-            let expected = disk.diskseq()?;
-            // ENOTTY before 5.15, where sysfs has none either.
-            let found = lunbd_sys::block::disk_sequence(&file).ok();
-            if found != expected.map(|sequence| sequence.0) {
-                let message = "the node belongs to another life of this disk";
-                return Err(Error::new(ErrorKind::Vanished, message).with_path(disk.node(&roots)));
-            }
-            let timeout = || {
-                deadline
-                    .remaining()
-                    .clamp(Duration::from_millis(1), INQUIRY_LIMIT)
-            };
-            let page_83 = sg::read_vpd(&file, DEVICE_IDENTIFICATION, timeout())?;
-            let page_80 = sg::read_vpd(&file, UNIT_SERIAL_NUMBER, timeout())?;
-            Ok(Identity::parse(page_83.as_deref(), page_80.as_deref()))
-        },
-    )
-}
-
-/// As long as the kernel's own scan gives an INQUIRY (`scsi_scan.c`,
-/// `scsi_inq_timeout`).
-const INQUIRY_LIMIT: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Error, ErrorKind};
 
-    /// A page 83h of these designators: (association and type, bytes).
-    fn page(designators: &[(u8, &[u8])]) -> Vec<u8> {
-        let mut page = vec![0, 0x83, 0, 0];
-        for (kind, bytes) in designators {
-            page.extend([1, *kind, 0, u8::try_from(bytes.len()).unwrap()]);
-            page.extend(*bytes);
+    /// Pages 83h and 80h of a device that has a standard answer.
+    struct Device(Option<&'static [u8]>, Option<&'static [u8]>);
+
+    impl Pages for Device {
+        fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
+            let page = match code {
+                designators::PAGE => self.0,
+                SERIAL => self.1,
+                _ => return Err(Error::new(ErrorKind::Io, "another page was asked for")),
+            };
+            Ok(page.map(<[u8]>::to_vec))
         }
-        page
-    }
 
-    const NAA: &[u8] = &[0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
-
-    #[test]
-    fn all_names_of_the_unit_are_read_and_the_strongest_is_first() {
-        let page = page(&[
-            (1, b"LIO-ORG disk-a"),
-            (3, NAA),
-            (8, b"iqn.2003-01.org.x:a\0"),
-        ]);
-        let identity = Identity::parse(Some(&page), Some(b"\0\x80\0\x04 s1 "));
-        let names: Vec<_> = identity.names.iter().map(ToString::to_string).collect();
-        assert_eq!(
-            names,
-            [
-                "naa.5000c500a1b2c3d4",
-                "iqn.2003-01.org.x:a",
-                "t10.LIO-ORG_disk-a"
-            ]
-        );
-        assert_eq!(identity.serial.as_deref(), Some("s1"));
-    }
-
-    #[test]
-    fn the_name_of_a_target_port_is_no_name_of_the_unit() {
-        let identity = Identity::parse(Some(&page(&[(0x13, NAA), (0x23, NAA)])), None);
-        assert_eq!(identity, Identity::default());
-    }
-
-    #[test]
-    fn a_designator_that_runs_past_the_page_is_passed_over() {
-        let mut cut = page(&[(3, NAA), (1, b"x vendor")]);
-        cut.truncate(cut.len() - 1);
-        let identity = Identity::parse(Some(&cut), None);
-        assert_eq!(identity.names.len(), 1);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_page_panics(page_83: Vec<u8>, page_80: Vec<u8>) {
-            let _ = Identity::parse(Some(&page_83), Some(&page_80));
+        fn product(&self) -> Result<String> {
+            Ok("LIO-ORG disk-a          ".to_owned())
         }
+    }
+
+    const NAA: &[u8] = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
+
+    fn identity(names: &[&str]) -> Identity {
+        Identity {
+            names: names.iter().map(|name| name.parse().unwrap()).collect(),
+            serial: None,
+        }
+    }
+
+    #[test]
+    fn a_serial_number_is_a_name_only_where_there_is_no_other() {
+        let read = |page_83| {
+            let device = Device(page_83, Some(b"\0\x80\0\x04 s1 "));
+            Identity::read(&device).unwrap()
+        };
+        assert_eq!(read(Some(NAA)).to_string(), "naa.5000c500a1b2c3d4");
+        assert_eq!(read(Some(NAA)).serial.as_deref(), Some("s1"));
+        assert_eq!(read(None).to_string(), "SLIO-ORG_disk-a_s1");
+        assert!(read(None).is(&"SLIO-ORG_disk-a_s1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_device_without_pages_has_no_identity() {
+        let none = Identity::read(&Device(None, None)).unwrap();
+        assert_eq!(none, Identity::default());
+        assert_eq!(none.to_string(), "no name of its own");
+        let blank = Identity::read(&Device(None, Some(b"\0\x80\0\x02  "))).unwrap();
+        assert_eq!(blank, Identity::default());
+    }
+
+    #[test]
+    fn one_unit_has_the_same_names_and_what_has_none_is_nobody() {
+        let one = identity(&["naa.5000c500a1b2c3d4", "t10.x", "0V_port_1"]);
+        let path = identity(&["naa.5000c500a1b2c3d4", "t10.x", "0V_port_2"]);
+        let fewer = identity(&["naa.5000c500a1b2c3d4"]);
+        let other = identity(&["naa.5000c500a1b2c3d5", "0V_port_1"]);
+        assert!(one.is_same_unit(&path));
+        assert!(!one.is_same_unit(&fewer));
+        assert!(!one.is_same_unit(&other));
+        assert!(!identity(&["0V_port_1"]).is_same_unit(&identity(&["0V_port_2"])));
+        assert!(!Identity::default().is_same_unit(&Identity::default()));
+    }
+
+    #[test]
+    fn two_identities_contradict_each_other_only_where_both_say_something() {
+        let one = identity(&["naa.5000c500a1b2c3d4", "t10.x"]);
+        assert!(one.contradicts(&identity(&["naa.5000c500a1b2c3d5"])));
+        assert!(!one.contradicts(&identity(&["t10.x"])));
+        assert!(!one.contradicts(&Identity::default()));
+        assert!(!Identity::default().contradicts(&one));
     }
 }

@@ -1,12 +1,14 @@
 //! The disk driver comes after the scan, on a thread of the kernel's own.
 
-use super::device::ScsiDevice;
 use std::time::Duration;
 
+use super::device::ScsiDevice;
+use super::lanes::Lanes;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Hctl;
+use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, worker};
 use crate::uevent::{self, Watch};
 
 /// Waits until the disk of `device` is there: for a `fresh` device when the
@@ -15,12 +17,13 @@ use crate::uevent::{self, Watch};
 ///
 /// # Errors
 /// `NotSupported` where the device is no disk; `NotReady` where the kernel has
-/// it in a state in which it serves no I/O; `Vanished`; `TimedOut` at stage
-/// `probe`: the SCSI device stands.
+/// it in a state in which it serves no I/O; `Vanished`; `Quarantined`; `TimedOut`
+/// at stage `probe`: the SCSI device stands.
 pub(crate) fn wait_for_disk(
     device: &ScsiDevice,
     fresh: bool,
     roots: &Roots,
+    lanes: &Lanes,
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<BlockDevice> {
@@ -33,8 +36,8 @@ pub(crate) fn wait_for_disk(
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     loop {
         let mut turn = deadline;
-        match device.state()?.as_deref() {
-            Some("running" | "created") => {}
+        match device.state()? {
+            Some(state) if state.is_usable() => {}
             Some(state) => {
                 let message = format!("{hctl} is in state {state} and serves no I/O");
                 return Err(Error::new(ErrorKind::NotReady, message)
@@ -49,7 +52,7 @@ pub(crate) fn wait_for_disk(
                 return Ok(disk);
             }
             if !fresh || watch.has_missed() {
-                if is_live(&disk, roots, deadline)? {
+                if is_live(hctl, &disk, roots, lanes, deadline)? {
                     return Ok(disk);
                 }
                 turn = Deadline::after(deadline.remaining().min(pauses.pause()));
@@ -63,11 +66,17 @@ pub(crate) fn wait_for_disk(
     }
 }
 
-fn is_live(disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<bool> {
+fn is_live(
+    hctl: Hctl,
+    disk: &BlockDevice,
+    roots: &Roots,
+    lanes: &Lanes,
+    deadline: Deadline,
+) -> Result<bool> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     let seen = || "not returned".to_owned();
-    worker::run(Stage::Probe, &what, deadline, seen, move || {
+    lanes.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
         disk.is_live(&roots)
     })
 }

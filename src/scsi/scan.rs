@@ -1,10 +1,11 @@
 //! A scan of one LUN, and of nothing else.
 
 use super::device::ScsiDevice;
+use super::lanes::Lanes;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl};
-use crate::kernel::{Roots, sysfs, worker};
+use crate::kernel::{Roots, sysfs};
 
 /// Has the host look at one LUN and returns the device that it found.
 ///
@@ -18,8 +19,14 @@ use crate::kernel::{Roots, sysfs, worker};
 /// # Errors
 /// `NotFound` where the target does not present the LUN; `Refused` where the
 /// host cannot address it; `NotSupported` where the kernel's interface cannot
-/// carry it; `NotPermitted`; `TimedOut` at stage `scan`.
-pub(crate) fn scan(roots: &Roots, hctl: Hctl, deadline: Deadline) -> Result<ScsiDevice> {
+/// carry it; `NotPermitted`; `Quarantined`; `TimedOut` at stage `queue`, and then
+/// nothing was scanned, or `scan`.
+pub(crate) fn scan(
+    roots: &Roots,
+    lanes: &Lanes,
+    hctl: Hctl,
+    deadline: Deadline,
+) -> Result<ScsiDevice> {
     let Hctl {
         host,
         channel,
@@ -35,17 +42,19 @@ pub(crate) fn scan(roots: &Roots, hctl: Hctl, deadline: Deadline) -> Result<Scsi
     let line = format!("{channel} {target} {token}");
     tracing::debug!(%line, path = %path.display(), "scan");
     let state = path.with_file_name("state");
-    worker::run(
-        Stage::Scan,
-        &format!("host {host} to scan {hctl}"),
-        deadline,
-        || {
-            let state = sysfs::read_if_there(&state).ok().flatten();
-            format!("host state={}", state.as_deref().unwrap_or("unreadable"))
-        },
-        move || sysfs::write(&path, &line),
-    )
-    .map_err(|error| explain(error, hctl))?;
+    lanes
+        .on_host(
+            hctl,
+            Stage::Scan,
+            &format!("host {host} to scan {hctl}"),
+            deadline,
+            || {
+                let state = sysfs::read_if_there(&state).ok().flatten();
+                format!("host state={}", state.as_deref().unwrap_or("unreadable"))
+            },
+            move || sysfs::write(&path, &line),
+        )
+        .map_err(|error| explain(error, hctl))?;
     ScsiDevice::find(roots, hctl)?.ok_or_else(|| not_found(hctl))
 }
 

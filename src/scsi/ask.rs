@@ -1,0 +1,106 @@
+//! Commands to the unit itself, through a node that is proven to be this life of
+//! the disk. The identity is read here, and the size.
+
+use std::fs::File;
+use std::time::Duration;
+
+use super::device::ScsiDevice;
+use super::identity::{Identity, Pages};
+use super::lanes::Lanes;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sg};
+
+/// As long as the kernel's own scan gives an INQUIRY (`scsi_scan.c`,
+/// `scsi_inq_timeout`).
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Reads the identity of the device's disk with INQUIRY.
+///
+/// # Errors
+/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
+/// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
+pub(crate) fn read_identity(
+    roots: &Roots,
+    lanes: &Lanes,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<Identity> {
+    let what = format!("{} to answer INQUIRY", disk.name());
+    let (roots, disk) = (roots.clone(), disk.clone());
+    lanes.on_device(
+        device.hctl(),
+        Stage::Identify,
+        &what,
+        deadline,
+        || format!("no answer; {}", device.describe()),
+        move || Identity::read(&Unit::open(&roots, &disk, deadline)?),
+    )
+}
+
+/// Asks the unit for its size in bytes, with READ CAPACITY: what the kernel
+/// shows is as old as its last look.
+///
+/// # Errors
+/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
+/// the unit does not answer; `Quarantined`; `TimedOut` at stage `rescan`.
+#[expect(dead_code, reason = "for the resize to come")]
+pub(crate) fn read_capacity(
+    roots: &Roots,
+    lanes: &Lanes,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<u64> {
+    let what = format!("{} to answer READ CAPACITY", disk.name());
+    let (roots, disk) = (roots.clone(), disk.clone());
+    lanes.on_device(
+        device.hctl(),
+        Stage::Rescan,
+        &what,
+        deadline,
+        || format!("no answer; {}", device.describe()),
+        move || {
+            let unit = Unit::open(&roots, &disk, deadline)?;
+            sg::read_capacity(&unit.file, unit.limit())
+        },
+    )
+}
+
+/// A unit's open node.
+struct Unit {
+    file: File,
+    deadline: Deadline,
+}
+
+impl Unit {
+    fn open(roots: &Roots, disk: &BlockDevice, deadline: Deadline) -> Result<Self> {
+        let file = disk.open(roots, false)?;
+        let expected = disk.diskseq()?;
+        // ENOTTY before 5.15, where sysfs has none either.
+        let found = lunbd_sys::block::disk_sequence(&file).ok();
+        if found != expected.map(|sequence| sequence.0) {
+            let message = "the node belongs to another life of this disk";
+            return Err(Error::new(ErrorKind::Vanished, message).with_path(disk.node(roots)));
+        }
+        Ok(Self { file, deadline })
+    }
+
+    fn limit(&self) -> Duration {
+        self.deadline
+            .remaining()
+            .clamp(Duration::from_millis(1), LIMIT)
+    }
+}
+
+impl Pages for Unit {
+    fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
+        sg::read_vpd(&self.file, code, self.limit())
+    }
+
+    fn product(&self) -> Result<String> {
+        sg::read_product(&self.file, self.limit())
+    }
+}

@@ -1,0 +1,248 @@
+//! Which kernel calls are under way for which host, who waits for whom, and
+//! which have not come back.
+
+mod register;
+mod stuck;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use register::{Call, Register, Ticket};
+pub use stuck::StuckCall;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Hctl;
+use crate::kernel::{Roots, worker};
+
+/// The way of every blocking call to the kernel's SCSI layer.
+///
+/// The kernel does scans and deletes one after the other for each host
+/// (`scan_mutex`), so here each host has a queue, and hosts know nothing of each
+/// other. A call that does not come back by its caller's deadline quarantines
+/// its host, or its device where the kernel serialises nothing: what comes next
+/// is refused at once and told why, until the call returns. So at most one
+/// thread is lost to a host, and to a device at most those that were under way
+/// together.
+#[derive(Debug, Clone)]
+pub(crate) struct Lanes(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    proc: PathBuf,
+    register: Mutex<Register>,
+    /// A call has returned or is given up.
+    changed: Condvar,
+}
+
+impl Lanes {
+    /// With nothing under way.
+    pub(crate) fn new(roots: &Roots) -> Self {
+        Self(Arc::new(Shared {
+            proc: roots.proc.clone(),
+            register: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// Runs what the kernel serialises for each host: a scan or a delete. Calls
+    /// on one host run in the order in which they came.
+    ///
+    /// A call that is not back by `deadline` goes on by itself, and its host is
+    /// quarantined until it returns. `last_seen` is asked for the error of a
+    /// timeout.
+    ///
+    /// # Errors
+    /// Those of `call`; `Quarantined`, and nothing was begun; `TimedOut` at
+    /// stage `queue`, and nothing was begun, or at `stage`.
+    pub(crate) fn on_host<T: Send + 'static>(
+        &self,
+        hctl: Hctl,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut register = self.register();
+        let slot = self.enter(&mut register, hctl, true, stage, what);
+        loop {
+            if let Some(stuck) = register.against_host(hctl.host).cloned() {
+                drop(register);
+                return Err(refusal(&stuck, stage));
+            }
+            let Some((first, ahead, waiting)) = register.running(hctl.host) else {
+                break;
+            };
+            if first == slot.ticket {
+                break;
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                let what = format!("the calls before it on host {}", hctl.host);
+                let seen = format!(
+                    "{waiting} waiting behind a call at stage {} that was begun {:.1} s ago ({})",
+                    ahead.stage,
+                    ahead.begun.elapsed().as_secs_f64(),
+                    ahead.what
+                );
+                drop(register);
+                let error = Error::timed_out(Stage::Queue, deadline.elapsed(), &what);
+                return Err(error.with_last_seen(seen));
+            }
+            (register, _) = self
+                .0
+                .changed
+                .wait_timeout(register, left)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(register);
+        slot.run(stage, what, deadline, last_seen, call)
+    }
+
+    /// Runs what the kernel does not serialise: an open, a command, a rescan, a
+    /// flush. Nothing waits here for anything else.
+    ///
+    /// A call that is not back by `deadline` goes on by itself, and its device
+    /// is quarantined until it returns. `last_seen` is asked for the error of a
+    /// timeout.
+    ///
+    /// # Errors
+    /// Those of `call`; `Quarantined`, for the device or its host, and nothing
+    /// was begun; `TimedOut` at `stage`.
+    pub(crate) fn on_device<T: Send + 'static>(
+        &self,
+        hctl: Hctl,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut register = self.register();
+        if let Some(stuck) = register.against_device(hctl).cloned() {
+            drop(register);
+            return Err(refusal(&stuck, stage));
+        }
+        let slot = self.enter(&mut register, hctl, false, stage, what);
+        drop(register);
+        slot.run(stage, what, deadline, last_seen, call)
+    }
+
+    /// What has not come back.
+    pub(crate) fn stuck(&self) -> Vec<StuckCall> {
+        let calls: Vec<Call> = self.register().stuck().cloned().collect();
+        calls.iter().map(Call::describe).collect()
+    }
+
+    /// Whether a call at `stage` on the device has not come back.
+    pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
+        let register = self.register();
+        let mut stuck = register.stuck();
+        stuck.any(|call| call.hctl == hctl && call.stage == stage)
+    }
+
+    fn register(&self) -> MutexGuard<'_, Register> {
+        // No code under this lock can leave it half changed.
+        self.0
+            .register
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(
+        &self,
+        register: &mut Register,
+        hctl: Hctl,
+        on_host: bool,
+        stage: Stage,
+        what: &str,
+    ) -> Slot {
+        let ticket = register.enter(Call {
+            hctl,
+            on_host,
+            stage,
+            what: what.to_owned(),
+            begun: Instant::now(),
+            stack: None,
+            stuck: false,
+        });
+        Slot {
+            lanes: self.clone(),
+            ticket,
+        }
+    }
+
+    /// Notes that the call runs, on this thread.
+    fn begin(&self, ticket: Ticket) {
+        // As this /proc counts processes, which may be that of another
+        // namespace: `PID/task/TID`.
+        let thread = fs::read_link(self.0.proc.join("thread-self")).ok();
+        let stack = thread.map(|thread| self.0.proc.join(thread).join("stack"));
+        if let Some(call) = self.register().call(ticket) {
+            call.begun = Instant::now();
+            call.stack = stack;
+        }
+    }
+
+    fn quarantine(&self, ticket: Ticket) {
+        if let Some(call) = self.register().call(ticket) {
+            call.stuck = true;
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+/// A place in a lane. The call's thread has it while it runs, so that its return
+/// frees the place whether anybody waits for it or not.
+struct Slot {
+    lanes: Lanes,
+    ticket: Ticket,
+}
+
+impl Slot {
+    fn run<T: Send + 'static>(
+        self,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (lanes, ticket) = (self.lanes.clone(), self.ticket);
+        let given_up = || {
+            lanes.quarantine(ticket);
+            last_seen()
+        };
+        worker::run(stage, what, deadline, given_up, move || {
+            let slot = self;
+            slot.lanes.begin(slot.ticket);
+            call()
+        })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let call = self.lanes.register().leave(self.ticket);
+        self.lanes.0.changed.notify_all();
+        if let Some(call) = call.filter(|call| call.stuck) {
+            let seconds = call.begun.elapsed().as_secs_f64();
+            let Call {
+                hctl, stage, what, ..
+            } = call;
+            tracing::info!(%hctl, %stage, what, seconds, "a call that was given up has returned");
+        }
+    }
+}
+
+fn refusal(stuck: &Call, stage: Stage) -> Error {
+    let stuck = stuck.describe();
+    Error::new(ErrorKind::Quarantined, stuck.to_string())
+        .at(stage)
+        .with_last_seen(stuck.place())
+}

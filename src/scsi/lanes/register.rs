@@ -1,0 +1,105 @@
+//! The calls that are under way and those that wait for one of them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::stuck::{StuckCall, read_stack};
+use crate::error::Stage;
+use crate::id::{Hctl, HostNo};
+
+/// One call, from the moment that it queues.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    pub(super) hctl: Hctl,
+    pub(super) on_host: bool,
+    pub(super) stage: Stage,
+    pub(super) what: String,
+    pub(super) begun: Instant,
+    /// The `stack` file of its thread, once it runs.
+    pub(super) stack: Option<PathBuf>,
+    /// Its caller has given up.
+    pub(super) stuck: bool,
+}
+
+/// A call's key; later calls have larger ones.
+pub(super) type Ticket = u64;
+
+/// All of it. Its size is that of what is under way.
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    next: Ticket,
+    calls: BTreeMap<Ticket, Call>,
+    /// The calls of each host in the order in which they came; the first runs.
+    queues: BTreeMap<HostNo, VecDeque<Ticket>>,
+}
+
+impl Register {
+    pub(super) fn enter(&mut self, call: Call) -> Ticket {
+        let ticket = self.next;
+        self.next += 1;
+        if call.on_host {
+            let queue = self.queues.entry(call.hctl.host).or_default();
+            queue.push_back(ticket);
+        }
+        self.calls.insert(ticket, call);
+        ticket
+    }
+
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Option<Call> {
+        let call = self.calls.remove(&ticket)?;
+        if call.on_host
+            && let Some(queue) = self.queues.get_mut(&call.hctl.host)
+        {
+            queue.retain(|other| *other != ticket);
+            if queue.is_empty() {
+                self.queues.remove(&call.hctl.host);
+            }
+        }
+        Some(call)
+    }
+
+    pub(super) fn call(&mut self, ticket: Ticket) -> Option<&mut Call> {
+        self.calls.get_mut(&ticket)
+    }
+
+    /// The call that runs on the host, and how many wait behind it.
+    pub(super) fn running(&self, host: HostNo) -> Option<(Ticket, &Call, usize)> {
+        let queue = self.queues.get(&host)?;
+        let first = *queue.front()?;
+        Some((first, self.calls.get(&first)?, queue.len() - 1))
+    }
+
+    /// The stuck call for which a call on the host is refused.
+    pub(super) fn against_host(&self, host: HostNo) -> Option<&Call> {
+        let (_, call, _) = self.running(host)?;
+        call.stuck.then_some(call)
+    }
+
+    /// The stuck call for which a call on the device is refused.
+    pub(super) fn against_device(&self, hctl: Hctl) -> Option<&Call> {
+        let of_device = |call: &&Call| !call.on_host && call.hctl == hctl;
+        self.stuck()
+            .find(of_device)
+            .or_else(|| self.against_host(hctl.host))
+    }
+
+    pub(super) fn stuck(&self) -> impl Iterator<Item = &Call> {
+        self.calls.values().filter(|call| call.stuck)
+    }
+}
+
+impl Call {
+    /// Reads its thread's stack: not for under the lock.
+    pub(super) fn describe(&self) -> StuckCall {
+        StuckCall {
+            host: self.hctl.host,
+            hctl: self.hctl,
+            whole_host: self.on_host,
+            stage: self.stage,
+            what: self.what.clone(),
+            age: self.begun.elapsed(),
+            stack: self.stack.as_deref().map(read_stack).unwrap_or_default(),
+        }
+    }
+}

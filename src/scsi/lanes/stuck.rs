@@ -1,0 +1,107 @@
+//! A kernel call that has not come back, for people.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::error::Stage;
+use crate::id::{Hctl, HostNo};
+use crate::kernel::sysfs;
+
+/// A kernel call whose caller has given up and that has not come back. Its host,
+/// or its device alone, takes no more calls until it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StuckCall {
+    /// The host of the device.
+    pub host: HostNo,
+    /// The device that the call is about.
+    pub hctl: Hctl,
+    /// Whether the whole host is quarantined, and not this device alone.
+    pub whole_host: bool,
+    /// What it does.
+    pub stage: Stage,
+    /// What its caller waited for.
+    pub what: String,
+    /// How long ago it was begun; `seconds` when serialised.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "seconds", serialize_with = "as_seconds")
+    )]
+    pub age: Duration,
+    /// The kernel's functions that its thread is in now, the innermost first;
+    /// empty where they may not be read (`CAP_SYS_ADMIN`).
+    pub stack: Vec<String>,
+}
+
+#[cfg(feature = "serde")]
+fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(age.as_secs_f64())
+}
+
+impl StuckCall {
+    /// Where in the kernel it is, in one line.
+    pub(super) fn place(&self) -> String {
+        if self.stack.is_empty() {
+            return "its kernel stack may not be read".to_owned();
+        }
+        format!("the kernel is in {}", self.stack.join(" < "))
+    }
+}
+
+impl fmt::Display for StuckCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            host,
+            hctl,
+            stage,
+            what,
+            ..
+        } = self;
+        if self.whole_host {
+            write!(f, "host {host}")?;
+        } else {
+            write!(f, "device {hctl}")?;
+        }
+        let seconds = self.age.as_secs_f64();
+        write!(
+            f,
+            " is quarantined: a call at stage {stage} has not returned for {seconds:.1} s ({what})"
+        )
+    }
+}
+
+/// The functions in a task's `stack` file; none where it may not be read.
+pub(super) fn read_stack(file: &Path) -> Vec<String> {
+    sysfs::read(file).map_or_else(|_| Vec::new(), |text| functions(&text))
+}
+
+/// The innermost of `[<0>] scsi_execute_cmd+0x1a/0x2b [scsi_mod]`, one a line.
+fn functions(text: &str) -> Vec<String> {
+    /// The way in from the system call fills the rest.
+    const INNERMOST: usize = 12;
+    text.lines()
+        .filter_map(|line| line.split_once("] ")?.1.split(['+', ' ']).next())
+        .take(INNERMOST)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_is_condensed_to_the_innermost_functions() {
+        let text = "[<0>] blk_execute_rq+0xd4/0x1b0\n\
+                    [<0>] __scsi_execute+0x10b/0x280 [scsi_mod]\n\
+                    [<0>] 0xffffffffc0000000\n\
+                    garbage\n";
+        assert_eq!(
+            functions(text),
+            ["blk_execute_rq", "__scsi_execute", "0xffffffffc0000000"]
+        );
+        assert_eq!(functions(&"[<0>] f+0x1/0x2\n".repeat(100)).len(), 12);
+    }
+}

@@ -1,0 +1,56 @@
+//! Having the kernel look at a device again.
+
+use super::device::ScsiDevice;
+use super::lanes::Lanes;
+use super::state::State;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::sysfs;
+
+/// Has the kernel read the device's identity pages and its size again, and
+/// returns when it has.
+///
+/// The write succeeds as well where the kernel did nothing, because the device
+/// was not running (`scsi_scan.c`, `scsi_rescan_device`), so the state is looked
+/// at before and after. That the size is the unit's is still to be read back:
+/// see `read_capacity`.
+///
+/// After a timeout the kernel may still be reading.
+///
+/// # Errors
+/// `NotReady`, naming the state; `Vanished`; `Quarantined`; `NotPermitted`;
+/// `TimedOut` at stage `rescan`.
+#[expect(dead_code, reason = "for the resize to come")]
+pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
+    require_running(device)?;
+    let attribute = device.dir().join("rescan");
+    let hctl = device.hctl();
+    lanes.on_device(
+        hctl,
+        Stage::Rescan,
+        &format!("the kernel to rescan {hctl}"),
+        deadline,
+        || device.describe(),
+        move || sysfs::write(&attribute, "1"),
+    )?;
+    require_running(device)
+}
+
+fn require_running(device: &ScsiDevice) -> Result<()> {
+    let hctl = device.hctl();
+    let (kind, message) = match device.state()?.filter(|_| device.is_there()) {
+        Some(State::Running) => return Ok(()),
+        Some(state) => {
+            let message =
+                format!("{hctl} is in state {state}, in which the kernel rescans nothing");
+            (ErrorKind::NotReady, message)
+        }
+        None => (
+            ErrorKind::Vanished,
+            format!("the SCSI device {hctl} went away"),
+        ),
+    };
+    Err(Error::new(kind, message)
+        .at(Stage::Rescan)
+        .with_path(device.dir()))
+}

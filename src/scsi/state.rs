@@ -1,0 +1,102 @@
+//! The kernel's state of a SCSI device.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+/// What the kernel lets a SCSI device do (`drivers/scsi/scsi_sysfs.c`,
+/// `sdev_states`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// The scan has made it and not yet shown it.
+    Created,
+    /// It serves I/O.
+    Running,
+    /// It is being deleted.
+    Cancel,
+    /// It has been deleted, and somebody holds what is left of it.
+    Deleted,
+    /// It takes no I/O but its driver's own, for a suspend or a domain
+    /// validation.
+    Quiesce,
+    /// The kernel has given it up after errors, or somebody has said so. Only a
+    /// write of `running` brings it back.
+    Offline,
+    /// Its transport has given it up; a path that returns brings it back.
+    TransportOffline,
+    /// Its transport lost the path a moment ago, and I/O waits.
+    Blocked,
+    /// Blocked before it was running.
+    CreatedBlocked,
+    /// One of a newer kernel.
+    Other(String),
+}
+
+impl State {
+    /// Whether it serves I/O, or is about to.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        matches!(self, Self::Running | Self::Created)
+    }
+
+    /// The kernel's word for it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Cancel => "cancel",
+            Self::Deleted => "deleted",
+            Self::Quiesce => "quiesce",
+            Self::Offline => "offline",
+            Self::TransportOffline => "transport-offline",
+            Self::Blocked => "blocked",
+            Self::CreatedBlocked => "created-blocked",
+            Self::Other(text) => text,
+        }
+    }
+}
+
+impl FromStr for State {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let known = [
+            Self::Created,
+            Self::Running,
+            Self::Cancel,
+            Self::Deleted,
+            Self::Quiesce,
+            Self::Offline,
+            Self::TransportOffline,
+            Self::Blocked,
+            Self::CreatedBlocked,
+        ];
+        let found = known.into_iter().find(|state| state.as_str() == text);
+        Ok(found.unwrap_or_else(|| Self::Other(text.to_owned())))
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_comes_back_from_the_kernels_word_for_it() {
+        let Ok(state) = "transport-offline".parse::<State>();
+        assert_eq!(state, State::TransportOffline);
+        assert!(!state.is_usable());
+        let Ok(state) = "resting".parse::<State>();
+        assert_eq!(state.to_string(), "resting");
+        assert!(!state.is_usable());
+        let Ok(state) = "running".parse::<State>();
+        assert!(state.is_usable());
+    }
+}
