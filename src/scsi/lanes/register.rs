@@ -59,6 +59,12 @@ impl Register {
         Some(call)
     }
 
+    /// Whether nothing is under way and nothing is kept.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.queues.is_empty()
+    }
+
     pub(super) fn call(&mut self, ticket: Ticket) -> Option<&mut Call> {
         self.calls.get_mut(&ticket)
     }

@@ -1,1 +1,218 @@
+//! A call that hangs is one that waits for a channel.
 
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::error::Retry;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(30);
+
+fn lanes() -> Lanes {
+    Lanes::new(&Roots::default())
+}
+
+fn at(hctl: &str) -> Hctl {
+    hctl.parse().unwrap()
+}
+
+/// What lets a hanging call go, and the call.
+fn hanging() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
+    let (release, hang): (Sender<()>, Receiver<()>) = mpsc::channel();
+    let call = move || {
+        let _ = hang.recv();
+        Ok(())
+    };
+    (release, call)
+}
+
+fn on_host<T: Send + 'static>(
+    lanes: &Lanes,
+    hctl: &str,
+    limit: Duration,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (what, seen) = (format!("the scan of {hctl}"), || "state=running".to_owned());
+    let deadline = Deadline::after(limit);
+    lanes.on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
+}
+
+fn on_device<T: Send + 'static>(
+    lanes: &Lanes,
+    hctl: &str,
+    limit: Duration,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (what, seen) = (format!("the flush of {hctl}"), || {
+        "state=running".to_owned()
+    });
+    let deadline = Deadline::after(limit);
+    lanes.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
+}
+
+/// Looks again until it is so.
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Deadline::after(LONG);
+    while !so() {
+        assert!(!deadline.has_passed(), "{what}");
+        thread::yield_now();
+    }
+}
+
+fn queued(lanes: &Lanes, host: u32) -> usize {
+    let register = lanes.register();
+    let running = register.running(crate::id::HostNo(host));
+    running.map_or(0, |(_, _, waiting)| waiting)
+}
+
+fn is_idle(lanes: &Lanes) -> bool {
+    lanes.register().is_empty()
+}
+
+#[test]
+fn calls_on_one_host_run_one_at_a_time_in_the_order_in_which_they_came() {
+    let lanes = lanes();
+    let (release, first) = hanging();
+    let (done, order) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| on_host(&lanes, "3:0:0:0", LONG, first));
+        until("the first runs", || {
+            lanes.register().running(crate::id::HostNo(3)).is_some()
+        });
+        for number in 1..=5 {
+            let (lanes, done) = (&lanes, done.clone());
+            scope.spawn(move || {
+                on_host(lanes, "3:0:0:9", LONG, move || {
+                    Ok(done.send(number).unwrap())
+                })
+            });
+            until("it queues", || queued(lanes, 3) == number);
+        }
+        assert!(order.try_recv().is_err());
+        drop(release);
+    });
+    drop(done);
+    assert_eq!(order.iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert!(is_idle(&lanes));
+}
+
+#[test]
+fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
+    let lanes = lanes();
+    let (release, call) = hanging();
+    let error = on_host(&lanes, "3:0:0:7", SHORT, call).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.stage(), Some(Stage::Scan));
+    assert_eq!(error.last_seen(), Some("state=running"));
+
+    for refused in [
+        on_host(&lanes, "3:0:0:8", LONG, || Ok(())),
+        on_device(&lanes, "3:0:0:9", LONG, || Ok(())),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Quarantined);
+        assert_eq!(error.retry(), Retry::Again);
+        let text = error.to_string();
+        assert!(text.contains("host 3 is quarantined"), "{text}");
+        assert!(text.contains("stage scan"), "{text}");
+        assert!(text.contains("the scan of 3:0:0:7"), "{text}");
+        assert!(text.contains("kernel"), "{text}");
+    }
+    on_host(&lanes, "4:0:0:7", LONG, || Ok(())).unwrap();
+    on_device(&lanes, "4:0:0:7", LONG, || Ok(())).unwrap();
+
+    let stuck = lanes.stuck();
+    assert_eq!(stuck.len(), 1);
+    assert_eq!(stuck[0].hctl, at("3:0:0:7"));
+    assert!(stuck[0].whole_host && stuck[0].age >= SHORT);
+
+    // The return alone lifts it: nobody asks in between.
+    drop(release);
+    until("the quarantine lifts", || is_idle(&lanes));
+    assert_eq!(lanes.stuck(), []);
+    on_host(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap();
+}
+
+#[test]
+fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
+    let lanes = lanes();
+    let (release, call) = hanging();
+    let (error, waited) = thread::scope(|scope| {
+        let first = scope.spawn(|| on_host(&lanes, "3:0:0:7", Duration::from_millis(300), call));
+        until("the first runs", || {
+            lanes.register().running(crate::id::HostNo(3)).is_some()
+        });
+        let start = Instant::now();
+        let error = on_host(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap_err();
+        assert!(first.join().unwrap().is_err());
+        (error, start.elapsed())
+    });
+    assert_eq!(error.kind(), ErrorKind::Quarantined);
+    assert!(waited < LONG / 2, "{waited:?}");
+    drop(release);
+}
+
+#[test]
+fn a_wait_in_the_queue_ends_at_its_own_deadline_and_names_what_is_ahead() {
+    let lanes = lanes();
+    let (release, call) = hanging();
+    thread::scope(|scope| {
+        scope.spawn(|| on_host(&lanes, "3:0:0:7", LONG, call));
+        until("the first runs", || {
+            lanes.register().running(crate::id::HostNo(3)).is_some()
+        });
+        let error = on_host(&lanes, "3:0:0:8", SHORT, || Ok(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.stage(), Some(Stage::Queue));
+        assert!(error.to_string().contains("the scan of 3:0:0:7"), "{error}");
+        // It has left the queue, and what merely waited quarantines nothing.
+        assert_eq!(queued(&lanes, 3), 0);
+        assert_eq!(lanes.stuck(), []);
+        drop(release);
+    });
+    assert!(is_idle(&lanes));
+}
+
+#[test]
+fn a_device_that_hangs_stops_neither_its_hosts_other_devices_nor_its_delete() {
+    let lanes = lanes();
+    let (release, call) = hanging();
+    let error = on_device(&lanes, "3:0:0:7", SHORT, call).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let error = on_device(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Quarantined);
+    assert!(error.to_string().contains("device 3:0:0:7"), "{error}");
+    assert!(lanes.is_stuck_at(at("3:0:0:7"), Stage::Flush));
+    assert!(!lanes.is_stuck_at(at("3:0:0:8"), Stage::Flush));
+
+    on_device(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap();
+    // As the delete of an abandoned device runs.
+    on_host(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+    drop(release);
+    until("the quarantine lifts", || is_idle(&lanes));
+    on_device(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+}
+
+#[test]
+fn a_call_that_dies_frees_its_host() {
+    let lanes = lanes();
+    let result = on_host(&lanes, "3:0:0:7", LONG, || -> Result<()> {
+        std::panic::resume_unwind(Box::new("dies"))
+    });
+    assert!(result.is_err());
+    on_host(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+}
+
+#[test]
+fn nothing_is_begun_after_the_deadline_and_the_place_is_free_again() {
+    let lanes = lanes();
+    let (began, seen) = mpsc::channel();
+    let result = on_host(&lanes, "3:0:0:7", Duration::ZERO, move || {
+        Ok(began.send(()).is_ok())
+    });
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert!(seen.recv().is_err());
+    assert!(is_idle(&lanes));
+}

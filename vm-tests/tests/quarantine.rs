@@ -1,0 +1,168 @@
+//! Kernel calls that do not come back: the caller does, and the rest goes on.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test panics to fail"
+)]
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use lunbd::error::Stage;
+use lunbd::id::HostNo;
+use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
+use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
+use vm_tests::guest::{self, ScsiDebug};
+
+/// What a caller gives; the commands below take longer.
+const LIMIT: Duration = Duration::from_secs(1);
+/// The caller's own work and a busy machine.
+const TOLERANCE: Duration = Duration::from_secs(1);
+
+/// `scsi_debug` swallows every command while this lives. What it has swallowed
+/// stays lost, also when the others are answered again.
+struct Swallowing<'a>(&'a ScsiDebug);
+
+impl<'a> Swallowing<'a> {
+    fn by(target: &'a ScsiDebug) -> Self {
+        target.set("every_nth", -1);
+        // SDEBUG_OPT_TIMEOUT
+        target.set("opts", 4);
+        Self(target)
+    }
+}
+
+impl Drop for Swallowing<'_> {
+    fn drop(&mut self) {
+        self.0.set("opts", 0);
+        self.0.set("every_nth", 0);
+    }
+}
+
+/// The kernel's limit of a scan's INQUIRY, for as long as this lives.
+struct InquiryLimit(String);
+
+const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
+
+impl InquiryLimit {
+    fn of(seconds: u32) -> Self {
+        let before = fs::read_to_string(INQUIRY_LIMIT).unwrap();
+        fs::write(INQUIRY_LIMIT, seconds.to_string()).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for InquiryLimit {
+    fn drop(&mut self) {
+        let _ = fs::write(INQUIRY_LIMIT, &self.0);
+    }
+}
+
+fn in_a_second(engine: &Engine, source: Source) -> lunbd::Error {
+    let start = Instant::now();
+    let error = engine
+        .attach(&AttachRequest::new(source), Deadline::after(LIMIT))
+        .unwrap_err();
+    let took = start.elapsed();
+    assert!(took < LIMIT + TOLERANCE, "{took:?}: {error}");
+    error
+}
+
+fn until_lifted(engine: &Engine) {
+    guest::wait_until("the call to return", Duration::from_secs(60), || {
+        engine.stuck_calls().is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_another_host_attaches() {
+    let engine = engine();
+    let target = ScsiDebug::options().luns(4).hosts(2).load();
+    let (hung, other) = (target.hosts()[0], target.hosts()[1]);
+    let _limit = InquiryLimit::of(8);
+
+    let swallowing = Swallowing::by(&target);
+    let error = in_a_second(&engine, unit(&target, 1));
+    drop(swallowing);
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Scan), "{error}");
+
+    let stuck = engine.stuck_calls();
+    println!("{stuck:#?}");
+    assert_eq!(stuck.len(), 1);
+    assert_eq!(stuck[0].host, HostNo(hung));
+    assert_eq!(stuck[0].stage, Stage::Scan);
+    assert!(stuck[0].whole_host);
+    assert!(
+        stuck[0].stack.iter().any(|name| name.contains("scsi")),
+        "{stuck:?}"
+    );
+
+    // At once, and it says why.
+    let start = Instant::now();
+    let request = AttachRequest::new(unit(&target, 2));
+    let error = engine.attach(&request, soon()).unwrap_err();
+    println!("{error}");
+    assert!(start.elapsed() < TOLERANCE, "{:?}", start.elapsed());
+    assert_eq!(error.kind(), ErrorKind::Quarantined);
+    assert!(error.to_string().contains("stage scan"), "{error}");
+    assert!(error.last_seen().unwrap().contains("scsi"), "{error}");
+
+    let elsewhere: Source = format!("scsi:{other}:0:0:1").parse().unwrap();
+    let attached = engine
+        .attach(&AttachRequest::new(elsewhere.clone()), soon())
+        .unwrap();
+    assert!(attached.changed);
+    // Or the other host has proven nothing.
+    assert_eq!(engine.stuck_calls().len(), 1);
+
+    until_lifted(&engine);
+    // The scan that was given up has found its unit after all.
+    assert!(attach(&engine, &target, 2).changed);
+    for lun in [1, 2] {
+        detach(&engine, &target, lun).unwrap();
+    }
+    engine.detach(elsewhere, soon()).unwrap();
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_its_host() {
+    let engine = engine();
+    let target = ScsiDebug::with_luns(4);
+    attach(&engine, &target, 1);
+    guest::udevd::settle();
+    // A flush gets twice this (`drivers/scsi/sd.c`, SD_FLUSH_TIMEOUT_MULTIPLIER).
+    fs::write(target.device_dir(1).join("timeout"), "5").unwrap();
+
+    let swallowing = Swallowing::by(&target);
+    let start = Instant::now();
+    let error = engine
+        .detach(unit(&target, 1), Deadline::after(LIMIT))
+        .unwrap_err();
+    let took = start.elapsed();
+    drop(swallowing);
+    assert!(took < LIMIT + TOLERANCE, "{took:?}: {error}");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
+
+    let stuck = engine.stuck_calls();
+    println!("{stuck:#?}");
+    assert_eq!(stuck.len(), 1);
+    assert_eq!(stuck[0].stage, Stage::Flush);
+    assert!(!stuck[0].whole_host);
+    assert!(!stuck[0].stack.is_empty());
+
+    let error = in_a_second(&engine, unit(&target, 1));
+    println!("{error}");
+    assert_eq!(error.kind(), ErrorKind::Quarantined, "{error}");
+    assert!(error.to_string().contains("stage flush"), "{error}");
+    assert!(attach(&engine, &target, 2).changed);
+    assert_eq!(engine.stuck_calls().len(), 1);
+
+    until_lifted(&engine);
+    for lun in [1, 2] {
+        assert!(detach(&engine, &target, lun).unwrap().changed);
+    }
+}
