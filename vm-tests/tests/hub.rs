@@ -211,10 +211,15 @@ fn next(news: &mut NewsWatch) -> (UnitAttention, String) {
 #[test]
 fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(4));
-    let attachment = attach(&engine, &target, 1);
-    udevd::settle();
-    let address = format!("{}:0:0:1", target.host());
     let mut news = engine.hub().watch_news();
+    let attachment = attach(&engine, &target, 1);
+    let address = format!("{}:0:0:1", target.host());
+    // A new unit begins with that.
+    assert_eq!(
+        next(&mut news),
+        (UnitAttention::PoweredOnOrReset, address.clone())
+    );
+    udevd::settle();
     let mut others = engine.hub().watch("nbd0");
     let counter = UeventCounter::start();
 
