@@ -105,6 +105,8 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::super::event::tests::event;
     use super::*;
 
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn one_who_sleeps_is_woken_by_an_event_and_by_the_end() {
         let queue = Queue::default();
-        let long = Duration::from_secs(600);
+        let (start, long) = (Instant::now(), Duration::from_secs(20));
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| (queue.take(long), queue.take(long)));
             while !queue.lock().waiting {
@@ -182,5 +184,7 @@ mod tests {
             assert_eq!(read, ("event", "resync"));
         });
         assert!(queue.is_closed());
+        // By us, and not by the end of its wait.
+        assert!(start.elapsed() < long);
     }
 }

@@ -84,7 +84,7 @@ mod tests {
     }
 
     fn soon() -> Deadline {
-        Deadline::after(Duration::from_secs(600))
+        Deadline::after(Duration::from_secs(10))
     }
 
     #[test]
