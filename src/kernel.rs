@@ -10,6 +10,7 @@ pub mod process;
 pub(crate) mod sg;
 pub(crate) mod stream;
 pub mod sysfs;
+pub(crate) mod udev_record;
 pub(crate) mod unix_socket;
 pub(crate) mod worker;
 

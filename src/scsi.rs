@@ -11,7 +11,6 @@ mod rescan;
 mod scan;
 mod state;
 
-#[expect(unused_imports, reason = "for the resize to come")]
 pub(crate) use ask::read_capacity;
 pub(crate) use ask::read_identity;
 pub(crate) use delete::delete;
@@ -21,7 +20,6 @@ pub use identity::Identity;
 pub(crate) use lanes::Lanes;
 pub use lanes::StuckCall;
 pub(crate) use probe::wait_for_disk;
-#[expect(unused_imports, reason = "for the resize to come")]
 pub(crate) use rescan::rescan;
 pub(crate) use scan::scan;
 pub use state::State;

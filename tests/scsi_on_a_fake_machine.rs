@@ -5,7 +5,7 @@ mod machine;
 
 use std::time::{Duration, Instant};
 
-use lunbd::engine::DiskKind;
+use lunbd::engine::{DetachFailure, DiskKind};
 use lunbd::error::{Retry, Stage};
 use lunbd::uevent::Mode;
 use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
@@ -20,7 +20,7 @@ fn attach(machine: &Machine, source: &str, limit: Duration) -> Error {
         .unwrap_err()
 }
 
-fn detach(machine: &Machine, target: &str) -> lunbd::Result<lunbd::Detachment> {
+fn detach(machine: &Machine, target: &str) -> Result<lunbd::Detachment, DetachFailure> {
     let engine = Engine::start(machine.roots()).unwrap();
     let target: DetachTarget = target.parse()?;
     engine.detach(target, Deadline::after(Duration::from_secs(5)))

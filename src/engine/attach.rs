@@ -1,22 +1,27 @@
 //! What an attach is asked and what it answers. The way itself is in
 //! `attach_scsi` and `attach_nbd`.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::Engine;
 use super::nbd_options::NbdOptions;
 use super::phases::{Phase, Phases, StageObserver};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::Identity;
+use crate::transport::{Missing, Via};
 use crate::uevent::{self, Proof, Settled, Watch};
 
 /// What to attach, and what to expect.
 #[derive(Debug, Clone)]
 pub struct AttachRequest {
     pub(super) source: Source,
+    pub(super) more: Vec<Source>,
+    pub(super) min_paths: usize,
+    pub(super) multipath: Multipath,
     pub(super) expected: Option<Wwid>,
     pub(super) nbd: NbdOptions,
     observer: Option<StageObserver>,
@@ -27,6 +32,9 @@ impl AttachRequest {
     pub fn new(source: impl Into<Source>) -> Self {
         Self {
             source: source.into(),
+            more: Vec::new(),
+            min_paths: 1,
+            multipath: Multipath::default(),
             expected: None,
             nbd: NbdOptions::default(),
             observer: None,
@@ -39,6 +47,33 @@ impl AttachRequest {
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
         self
+    }
+
+    /// Another source of the same unit: further paths of one attach, where one
+    /// source does not name them all (an array with a target name a port).
+    #[must_use]
+    pub fn path(mut self, source: impl Into<Source>) -> Self {
+        self.more.push(source.into());
+        self
+    }
+
+    /// How many paths must lead to a SCSI unit for the attach to succeed; 1 by
+    /// default. Those that are missing are in [`Unit::Scsi`] with why.
+    #[must_use]
+    pub fn min_paths(mut self, count: usize) -> Self {
+        self.min_paths = count;
+        self
+    }
+
+    /// Whether the device that is handed out is a multipath map.
+    #[must_use]
+    pub fn multipath(mut self, multipath: Multipath) -> Self {
+        self.multipath = multipath;
+        self
+    }
+
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+        std::iter::once(&self.source).chain(&self.more)
     }
 
     /// How an NBD source is attached; other sources have no use for it.
@@ -54,6 +89,20 @@ impl AttachRequest {
         self.observer = Some(observer);
         self
     }
+}
+
+/// Whether a SCSI unit is used through a multipath map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Multipath {
+    /// The map must be there and hold every path of the attach: waits for it.
+    Require,
+    /// The map where multipathd makes one of these paths, else the first path.
+    #[default]
+    Prefer,
+    /// The first path; multipathd is not asked.
+    Off,
 }
 
 /// An attached device. Everything here was read back.
@@ -95,10 +144,14 @@ pub struct Attachment {
 pub enum Unit {
     /// A SCSI logical unit.
     Scsi {
-        /// Its address.
-        hctl: Hctl,
-        /// Its names, read from the unit with INQUIRY.
+        /// Its names, read from the unit with INQUIRY, on every path.
         identity: Identity,
+        /// Its paths, in the order of the sources; at least one.
+        paths: Vec<UnitPath>,
+        /// The paths that were asked for and are not there.
+        missing: Vec<MissingPath>,
+        /// The name of the multipath map, where the attached device is one.
+        map: Option<String>,
     },
     /// An export of an NBD server.
     Nbd {
@@ -112,13 +165,67 @@ pub enum Unit {
     },
 }
 
+/// One path of an attached SCSI unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct UnitPath {
+    /// How it is reached.
+    pub via: Via,
+    /// Its address.
+    pub hctl: Hctl,
+    /// The disk's node.
+    pub node: PathBuf,
+    /// The disk's number.
+    pub devno: DevNo,
+    /// The disk's life (Linux 5.15).
+    pub diskseq: Option<DiskSeq>,
+    /// Whether this call brought it.
+    pub changed: bool,
+}
+
+/// A path that was asked for and is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct MissingPath {
+    /// How it would be reached.
+    pub via: Via,
+    /// Why it is missing.
+    pub why: String,
+}
+
+impl MissingPath {
+    pub(super) fn of_route(via: Via, why: &Missing) -> Self {
+        let why = why.to_string();
+        Self { via, why }
+    }
+
+    pub(super) fn of_error(via: Via, error: &Error) -> Self {
+        let why = format!("{error:#}");
+        Self { via, why }
+    }
+}
+
+impl fmt::Display for MissingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.via, self.why)
+    }
+}
+
 impl Attachment {
-    /// The SCSI address, where it is a SCSI disk.
+    /// The SCSI address of the first path, where it is a SCSI disk.
     #[must_use]
     pub fn hctl(&self) -> Option<Hctl> {
+        self.paths().first().map(|path| path.hctl)
+    }
+
+    /// The paths, where it is a SCSI disk; none where it is not.
+    #[must_use]
+    pub fn paths(&self) -> &[UnitPath] {
         match &self.unit {
-            Unit::Scsi { hctl, .. } => Some(*hctl),
-            Unit::Nbd { .. } => None,
+            Unit::Scsi { paths, .. } => paths,
+            Unit::Nbd { .. } => &[],
         }
     }
 
@@ -144,10 +251,13 @@ impl Attachment {
 impl Engine {
     /// Attaches one device and returns when it has settled.
     ///
-    /// **SCSI**: scans for one logical unit and for nothing else, waits for its
-    /// disk, proves its identity where one is expected. What is attached
-    /// already is proven again. Linux 5.10 or later; needs write access to the
-    /// host's `scan` attribute (root) and `CAP_SYS_ADMIN`.
+    /// **SCSI**: finds where the sources lead, scans for one logical unit on each
+    /// path and for nothing else, waits for the disks, asks each who it is: all
+    /// must be one unit, and the expected one. A device that is there already is
+    /// asked too; where the array has given its address to another unit since it
+    /// was scanned, it is replaced if nobody uses it, and never handed out. With
+    /// multipathd the map is handed out. Linux 5.10 or later; needs write access
+    /// to the hosts' `scan` attribute (root) and `CAP_SYS_ADMIN`.
     ///
     /// **NBD**: shakes hands with the server, hands the sockets to the kernel's
     /// driver over netlink under a backend id, and reads size, access and id
@@ -161,17 +271,19 @@ impl Engine {
     /// attach goes on with it.
     ///
     /// # Errors
-    /// `NoSuchHost`, `NotFound`, `IdentityMismatch`, `InUse` (no NBD index that
-    /// is free), `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
+    /// `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`, `InUse` (a
+    /// stale disk that somebody holds; no NBD index that is free), `Quarantined`,
+    /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
     /// or offline), `Unreachable` and `Protocol` (the NBD server), `Refused`,
     /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
         let mut phases = Phases::new(request.observer.as_ref());
         let mut attachment = match &request.source {
-            Source::Scsi(hctl) => self.attach_scsi(*hctl, request, &mut phases, deadline)?,
+            Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
+                self.attach_scsi(request, &mut phases, deadline)?
+            }
             Source::Nbd(uri) => self.attach_nbd(uri, request, &mut phases, deadline)?,
-            source @ (Source::Iscsi(_) | Source::Fc(_)) => return Err(no_transport_yet(source)),
         };
         attachment.phases = phases.finish();
         Ok(attachment)
@@ -195,10 +307,4 @@ impl Engine {
         }
         Ok(proof)
     }
-}
-
-pub(super) fn no_transport_yet(source: &Source) -> Error {
-    let message =
-        format!("{source}: sources by transport are not supported yet; name scsi:H:C:T:L");
-    Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve)
 }

@@ -1,156 +1,339 @@
 //! The way of one SCSI attach, from top to bottom.
 
-use super::Engine;
-use super::attach::{AttachRequest, Attachment, Unit};
+use std::collections::BTreeSet;
+
+use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitPath};
+use super::bring::{Brought, Lost};
 use super::lease::Lease;
 use super::phases::Phases;
+use super::{Engine, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{DiskSeq, Hctl};
+use crate::id::{Hctl, Source};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity, ScsiDevice};
-use crate::uevent::Watch;
+use crate::transport::{self, Route};
+use crate::uevent::Settled;
 
 impl Engine {
     pub(super) fn attach_scsi(
         &self,
-        hctl: Hctl,
         request: &AttachRequest,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        let roots = self.roots();
-
         phases.enter(Stage::Resolve);
-        scsi::require_host(roots, hctl.host)?;
+        let mut ways = Vec::new();
+        let mut missing = Vec::new();
+        for Route { via, place } in self.routes(request.sources())? {
+            match place {
+                Ok(hctl) => ways.push((via, hctl)),
+                Err(why) => missing.push(MissingPath::of_route(via, &why)),
+            }
+        }
+        // Two sources may name one path.
+        let mut seen = BTreeSet::new();
+        ways.retain(|(_, hctl)| seen.insert(*hctl));
+        require_paths(request, ways.len(), &missing, None)?;
 
         phases.enter(Stage::Lock);
-        let _lease = Lease::take(roots, &format!("scsi-{hctl}"), deadline)?;
-
-        // Before the scan, or its answer could be missed.
-        let mut watch = self.hub().watch(&hctl.to_string());
-
-        let there = ScsiDevice::find(roots, hctl)?;
-        let changed = there.is_none();
-        let device = if let Some(device) = there {
-            device
-        } else {
-            phases.enter(Stage::Scan);
-            scsi::scan(roots, &self.lanes, hctl, deadline)?
-        };
-        let found = Found {
-            engine: self,
-            request,
-            device: &device,
-            changed,
-        };
-        match found.prove(&mut watch, phases, deadline) {
-            Err(error) if changed && error.kind() != ErrorKind::TimedOut => {
-                Err(self.undo(error, &device, &mut watch, phases, deadline))
+        let _leases = self.lease_addresses(seen, deadline)?;
+        let alone = ways.len() == 1 && missing.is_empty();
+        let mut unit = Gathered::default();
+        let mut cause = None;
+        for path in self.bring_all(ways, request, phases, deadline) {
+            match path {
+                Ok(path) => unit.paths.push(path),
+                Err(Lost { error, .. }) if alone => return Err(error),
+                Err(Lost { via, error }) => {
+                    missing.push(MissingPath::of_error(via, &error));
+                    cause = Some(worse(cause, error));
+                }
+            }
+        }
+        unit.missing = missing;
+        match self.prove(&mut unit, request, cause, phases, deadline) {
+            Err(error) if error.kind() != ErrorKind::TimedOut => {
+                let mut error = error;
+                for path in unit.paths.iter_mut().filter(|path| path.changed) {
+                    let (device, watch) = (&path.device, &mut path.watch);
+                    error = undo::device(self, error, device, watch, phases, deadline);
+                }
+                Err(error)
             }
             result => result,
         }
     }
 
-    /// Takes down what this attach brought in; the error says so where that
-    /// failed too.
-    fn undo(
+    /// Where sources lead on this machine.
+    pub(super) fn routes<'a>(
         &self,
-        error: Error,
-        device: &ScsiDevice,
-        watch: &mut Watch,
-        phases: &mut Phases,
-        deadline: Deadline,
-    ) -> Error {
-        tracing::info!(%error, "taking the device down again");
-        match self.take_down(device, false, watch, phases, deadline) {
-            Ok(_) => error,
-            Err(failure) => {
-                let stands = format!(
-                    "the device {} was brought in and could not be taken down again: {failure}",
-                    device.hctl()
-                );
-                error.with_last_seen(stands)
+        sources: impl Iterator<Item = &'a Source>,
+    ) -> Result<Vec<Route>> {
+        let roots = self.roots();
+        let mut routes = Vec::new();
+        for source in sources {
+            match source {
+                Source::Scsi(hctl) => {
+                    scsi::require_host(roots, hctl.host)?;
+                    routes.push(Route::by_address(*hctl));
+                }
+                Source::Iscsi(uri) => routes.extend(transport::iscsi_routes(roots, uri)?),
+                Source::Fc(uri) => routes.extend(transport::fc_routes(roots, uri)?),
+                Source::Nbd(uri) => {
+                    let message = format!("{uri} is no path of a SCSI unit");
+                    return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+                }
             }
         }
+        Ok(routes)
     }
-}
 
-/// A SCSI device that is there and of which nothing is proven yet.
-struct Found<'a> {
-    engine: &'a Engine,
-    request: &'a AttachRequest,
-    device: &'a ScsiDevice,
-    changed: bool,
-}
+    /// The rights to work on these addresses, taken in their order, so that two
+    /// that want the same ones do not wait for each other.
+    pub(super) fn lease_addresses(
+        &self,
+        addresses: BTreeSet<Hctl>,
+        deadline: Deadline,
+    ) -> Result<Vec<Lease>> {
+        let take = |hctl| Lease::take(self.roots(), &format!("scsi-{hctl}"), deadline);
+        addresses.into_iter().map(take).collect()
+    }
 
-impl Found<'_> {
+    /// From paths that have each said who they are to an attached unit.
     fn prove(
         &self,
-        watch: &mut Watch,
+        unit: &mut Gathered,
+        request: &AttachRequest,
+        cause: Option<Error>,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        let roots = self.engine.roots();
-        phases.enter(Stage::Probe);
-        let lanes = &self.engine.lanes;
-        let disk = scsi::wait_for_disk(self.device, self.changed, roots, lanes, watch, deadline)?;
-        let diskseq = disk.diskseq()?;
+        let roots = self.roots();
+        require_paths(request, unit.paths.len(), &unit.missing, cause)?;
+        let identity = unit.agree()?;
 
-        phases.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, lanes, self.device, &disk, deadline)?;
-        self.compare(&identity)?;
+        phases.enter(Stage::Lock);
+        let _unit = self.lease_unit(&identity.names, deadline)?;
+        self.adopt_aliases(unit, phases, deadline)?;
 
         phases.enter(Stage::Settle);
-        let proof = self.engine.settle(&disk, watch, deadline)?;
+        let mut settled = self.settle_paths(unit, request, deadline)?;
 
-        self.look_again(&disk, diskseq)?;
+        let map = self.gather_map(&unit.paths, &identity, request, phases, deadline)?;
+        for path in &unit.paths {
+            path.look_again()?;
+        }
+        let first = unit.first()?;
+        let mut disk = first.disk.clone();
+        if let Some((map, proof)) = &map {
+            disk = map.disk().clone();
+            settled = (proof.how, proof.links.clone());
+        }
+        let (how, links) = settled;
         Ok(Attachment {
-            source: self.request.source.clone(),
+            source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
-            diskseq,
-            unit: Unit::Scsi {
-                hctl: self.device.hctl(),
-                identity,
-            },
+            diskseq: disk.diskseq()?,
             size: disk.size()?,
             read_only: disk.read_only()?,
-            links: blockdev::links_to(roots, disk.devno(), &proof.links),
-            settled: proof.how,
+            links: blockdev::links_to(roots, disk.devno(), &links),
+            settled: how,
             phases: Vec::new(),
-            changed: self.changed,
+            changed: unit.paths.iter().any(|path| path.changed),
+            unit: Unit::Scsi {
+                identity,
+                paths: unit.paths.iter().map(|path| path.facts(roots)).collect(),
+                missing: std::mem::take(&mut unit.missing),
+                map: map.map(|(map, _)| map.name().to_owned()),
+            },
         })
     }
 
-    fn compare(&self, identity: &Identity) -> Result<()> {
-        let Some(expected) = &self.request.expected else {
-            return Ok(());
-        };
-        if identity.is(expected) {
-            return Ok(());
+    /// Where a unit that this attach scanned is there at another LUN of the same
+    /// target already (an array may present LUN 1 as 16385 too), that device is
+    /// the one: two disks of one unit on one path would have a page cache each.
+    fn adopt_aliases(
+        &self,
+        unit: &mut Gathered,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        for path in unit.paths.iter_mut().filter(|path| path.changed) {
+            let Some(other) = Self::alias_of(&path.device, &path.identity)? else {
+                continue;
+            };
+            tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
+            self.take_down(&path.device, &mut path.watch, phases, deadline)?;
+            path.changed = false;
+            let hctl = other.hctl();
+            let mut watch = self.hub().watch(&hctl.to_string());
+            phases.enter(Stage::Identify);
+            let disk = scsi::wait_for_disk(
+                &other,
+                false,
+                self.roots(),
+                &self.lanes,
+                &mut watch,
+                deadline,
+            )?;
+            let identity = scsi::read_identity(self.roots(), &self.lanes, &other, &disk, deadline)?;
+            if !identity.is_same_unit(&path.identity) {
+                let message = format!("{hctl} was scanned as the unit of another LUN and is not");
+                return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
+            }
+            (path.device, path.watch, path.identity) = (other, watch, identity);
+            path.diskseq = disk.diskseq()?;
+            path.disk = disk;
         }
-        let names: Vec<String> = identity.names.iter().map(ToString::to_string).collect();
-        let names = match names.as_slice() {
-            [] => "says no name of its own".to_owned(),
-            names => format!("says that it is {}", names.join(", ")),
-        };
-        let message = format!(
-            "expected {expected} at {}, which {names}",
-            self.device.hctl()
-        );
-        Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+        Ok(())
     }
 
+    fn alias_of(device: &ScsiDevice, identity: &Identity) -> Result<Option<ScsiDevice>> {
+        for other in device.siblings()? {
+            if other.is_disk()? && other.cached_identity()?.is_same_unit(identity) {
+                return Ok(Some(other));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until udev is done with each path. One that goes away, or that udev
+    /// does not answer for, is missing, as long as enough are left.
+    fn settle_paths(
+        &self,
+        unit: &mut Gathered,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<(Settled, Vec<String>)> {
+        let mut proof = None;
+        let mut kept = Vec::new();
+        let mut failures = Vec::new();
+        for mut path in std::mem::take(&mut unit.paths) {
+            match self.settle(&path.disk, &mut path.watch, deadline) {
+                Ok(settled) => {
+                    proof.get_or_insert((settled.how, settled.links));
+                    kept.push(path);
+                }
+                Err(error) => failures.push((path, error)),
+            }
+        }
+        let enough = kept.len() >= request.min_paths.max(1);
+        let mut first = None;
+        for (path, error) in failures {
+            if enough {
+                let missing = MissingPath::of_error(path.via.clone(), &error);
+                unit.missing.push(missing);
+            } else {
+                // It is taken down with the others.
+                kept.push(path);
+            }
+            first.get_or_insert(error);
+        }
+        unit.paths = kept;
+        match (first, proof) {
+            (Some(error), _) if !enough => Err(error),
+            (_, Some(proof)) => Ok(proof),
+            (_, None) => unit.first().map(|_| (Settled::KernelOnly, Vec::new())),
+        }
+    }
+}
+
+/// The paths of one attach so far.
+#[derive(Default)]
+struct Gathered {
+    paths: Vec<Brought>,
+    missing: Vec<MissingPath>,
+}
+
+impl Gathered {
+    fn first(&self) -> Result<&Brought> {
+        let none = || Error::new(ErrorKind::TooFewPaths, "no path is left");
+        self.paths.first().ok_or_else(none)
+    }
+
+    /// Who the unit is, by the word of every path.
+    fn agree(&self) -> Result<Identity> {
+        let first = self.first()?;
+        for path in self.paths.iter().skip(1) {
+            if !path.identity.is_same_unit(&first.identity) {
+                let message = format!(
+                    "the paths lead to different units: {} says that it is {}, {} that it is {}",
+                    first.via, first.identity, path.via, path.identity
+                );
+                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+            }
+        }
+        Ok(first.identity.clone())
+    }
+}
+
+impl Brought {
     /// The device that is handed out is the one that was proven.
-    fn look_again(&self, disk: &BlockDevice, diskseq: Option<DiskSeq>) -> Result<()> {
+    fn look_again(&self) -> Result<()> {
         let same = self.device.is_there()
-            && BlockDevice::at(disk.dir())?.as_ref() == Some(disk)
-            && disk.diskseq()? == diskseq;
+            && BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk)
+            && self.disk.diskseq()? == self.diskseq;
         if same {
             return Ok(());
         }
         let message = format!("{} was replaced while it was attached", self.device.hctl());
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
     }
+
+    fn facts(&self, roots: &crate::kernel::Roots) -> UnitPath {
+        UnitPath {
+            via: self.via.clone(),
+            hctl: self.device.hctl(),
+            node: self.disk.node(roots),
+            devno: self.disk.devno(),
+            diskseq: self.diskseq,
+            changed: self.changed,
+        }
+    }
+}
+
+/// Of two failures the one that weighs more: another unit at a path's end is
+/// no outage.
+fn worse(earlier: Option<Error>, later: Error) -> Error {
+    match earlier {
+        Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
+        _ => later,
+    }
+}
+
+/// # Errors
+/// `TooFewPaths`, naming those that are missing; a path that leads to another
+/// unit is an error however many others there are.
+fn require_paths(
+    request: &AttachRequest,
+    found: usize,
+    missing: &[MissingPath],
+    cause: Option<Error>,
+) -> Result<()> {
+    let other_unit = |error: &Error| error.kind() == ErrorKind::IdentityMismatch;
+    if cause.as_ref().is_some_and(other_unit)
+        && let Some(error) = cause
+    {
+        return Err(error);
+    }
+    let wanted = request.min_paths.max(1);
+    if found >= wanted {
+        return Ok(());
+    }
+    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let message = format!(
+        "{wanted} {} wanted and {found} there; missing: {}",
+        if wanted == 1 { "path is" } else { "paths are" },
+        missing.join("; ")
+    );
+    let error = Error::new(ErrorKind::TooFewPaths, message);
+    Err(match cause {
+        Some(cause) => {
+            let stage = cause.stage().unwrap_or(Stage::Resolve);
+            error.at(stage).caused_by(cause)
+        }
+        None => error.at(Stage::Resolve),
+    })
 }

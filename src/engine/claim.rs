@@ -4,11 +4,11 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::detach::Flush;
 use super::phases::Phases;
+use super::receipt::Flush;
 use super::{Engine, in_use};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{ErrorKind, Result, Stage};
 use crate::id::Hctl;
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::{Roots, worker};
@@ -16,19 +16,19 @@ use crate::scsi::{Lanes, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
 /// What became of a claim.
-enum Claim {
+#[derive(Debug)]
+pub(super) enum Claim {
     /// The disk is ours alone until the file is closed.
-    Held(File),
+    Held(Arc<File>),
     /// The device serves no opens any more (offline, path lost), and nobody
     /// mounts, stacks on, swaps on or has it open: there is nothing to flush.
-    Unreachable(Error),
+    Unreachable(String),
     /// A flush of our own that never returned has it still.
-    Stuck(Error),
+    Stuck(String),
 }
 
 impl Engine {
-    /// Claims the disk and writes it back. The claim holds until the file is
-    /// closed.
+    /// Claims the disk and writes it back. The claim holds until it is dropped.
     pub(super) fn claim_and_flush(
         &self,
         disk: &BlockDevice,
@@ -36,38 +36,146 @@ impl Engine {
         watch: &mut Watch,
         phases: &mut Phases,
         deadline: Deadline,
-    ) -> Result<(Flush, Option<Arc<File>>)> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
+    ) -> Result<(Flush, Claim)> {
         phases.enter(Stage::Claim);
-        let file = match claim(&self.lanes, disk, abandon, roots, mode, watch, deadline)? {
-            Claim::Held(file) => Arc::new(file),
-            Claim::Unreachable(why) => return Ok((Flush::Unreachable(why.to_string()), None)),
-            Claim::Stuck(why) => return Ok((Flush::Abandoned(why.to_string()), None)),
-        };
+        let claim = self.claim(disk, abandon, watch, deadline)?;
         phases.enter(Stage::Flush);
+        let flush = self.write_back(&claim, disk, abandon, deadline)?;
+        Ok((flush, claim))
+    }
+
+    /// Claims the disk exclusively.
+    ///
+    /// A claim that is refused while udevd alone has the disk open may be udevd's,
+    /// which rereads a partition table: then udev is waited for and the claim
+    /// tried once more.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
+    /// `Quarantined`; `NotPermitted`.
+    pub(super) fn claim(
+        &self,
+        disk: &BlockDevice,
+        abandon: bool,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<Claim> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        // A flush that hangs has the claim, so the kernel refuses another at once;
+        // whoever abandons what it would write goes on from that refusal.
+        let beside_flush = |(lanes, hctl): &(&Lanes, Hctl)| lanes.is_stuck_at(*hctl, Stage::Flush);
+        let lane = self.lane_of(disk);
+        let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
+        let refused = match try_claim(lane, disk, roots, deadline) {
+            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+            Err(error) => error,
+        };
+        // The kernel's own refusal (EBUSY; ENXIO, ENODEV), not a node that is
+        // another's.
+        let busy = refused.kind() == ErrorKind::InUse;
+        if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
+            return Err(refused);
+        }
+        let mut holders = in_use::find_holders(roots, disk)?;
+        if !holders.is_empty() {
+            return Err(in_use::refuse(disk, &holders).caused_by(refused));
+        }
+        let openers = in_use::find_openers(roots, disk)?;
+        if !busy && openers.is_empty() {
+            return Ok(Claim::Unreachable(refused.to_string()));
+        }
+        if abandon && in_use::is_a_flush_of_ours(&openers) {
+            return Ok(Claim::Stuck(refused.to_string()));
+        }
+        if !busy || mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
+            holders.extend(openers);
+            return Err(in_use::refuse(disk, &holders).caused_by(refused));
+        }
+        uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
+        match try_claim(lane, disk, roots, deadline) {
+            Ok(file) => Ok(Claim::Held(Arc::new(file))),
+            Err(error) if error.kind() == ErrorKind::InUse => {
+                let mut holders = in_use::find_holders(roots, disk)?;
+                holders.extend(in_use::find_openers(roots, disk)?);
+                Err(in_use::refuse(disk, &holders).caused_by(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the disk back under its claim.
+    ///
+    /// # Errors
+    /// `Io` where a write failed, and then its pages are lost: a second flush
+    /// would succeed and prove nothing. With `abandon` that is no error, nor is
+    /// a flush that takes half of the time.
+    pub(super) fn write_back(
+        &self,
+        claim: &Claim,
+        disk: &BlockDevice,
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let file = match claim {
+            Claim::Held(file) => Arc::clone(file),
+            Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
+            Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
+        };
         let limit = if abandon {
             Deadline::after(deadline.remaining() / 2)
         } else {
             deadline
         };
-        match flush(lane_of(&self.lanes, disk), &file, disk, roots, limit) {
-            Ok(()) => Ok((Flush::Done, Some(file))),
-            Err(error) if abandon => Ok((Flush::Abandoned(error.to_string()), Some(file))),
+        let node = disk.node(self.roots());
+        let flushed = run(
+            self.lane_of(disk),
+            Stage::Flush,
+            &format!("{} to write back", disk.name()),
+            limit,
+            || disk.describe(),
+            move || blockdev::flush(&file, &node),
+        );
+        match flushed {
+            Ok(()) => Ok(Flush::Done),
+            Err(error) if abandon => Ok(Flush::Abandoned(error.to_string())),
             Err(error) => Err(error),
         }
+    }
+
+    fn lane_of(&self, disk: &BlockDevice) -> Lane<'_> {
+        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+        Some((&self.lanes, device.hctl()))
+    }
+
+    /// Claims a disk at whose address another unit answers now. Nothing may be
+    /// written there, so nobody may have it open either: an open file could hold
+    /// pages that were never written.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom.
+    pub(super) fn claim_replaced(
+        &self,
+        disk: &BlockDevice,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<Claim> {
+        let openers = in_use::find_openers(self.roots(), disk)?;
+        let others: Vec<_> = openers
+            .into_iter()
+            .filter(|opener| !in_use::is_udevs(opener))
+            .collect();
+        if !others.is_empty() {
+            return Err(in_use::refuse(disk, &others));
+        }
+        self.claim(disk, false, watch, deadline)
     }
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.
 type Lane<'a> = Option<(&'a Lanes, Hctl)>;
 
-fn lane_of<'a>(lanes: &'a Lanes, disk: &BlockDevice) -> Lane<'a> {
-    let device = ScsiDevice::of_disk(disk).ok().flatten()?;
-    Some((lanes, device.hctl()))
-}
-
 fn run<T: Send + 'static>(
-    lane: Lane,
+    lane: Lane<'_>,
     stage: Stage,
     what: &str,
     deadline: Deadline,
@@ -80,84 +188,12 @@ fn run<T: Send + 'static>(
     }
 }
 
-fn flush(
-    lane: Lane,
-    file: &Arc<File>,
+fn try_claim(
+    lane: Lane<'_>,
     disk: &BlockDevice,
     roots: &Roots,
     deadline: Deadline,
-) -> Result<()> {
-    let (file, node) = (Arc::clone(file), disk.node(roots));
-    run(
-        lane,
-        Stage::Flush,
-        &format!("{} to write back", disk.name()),
-        deadline,
-        || disk.describe(),
-        move || blockdev::flush(&file, &node),
-    )
-}
-
-/// Claims the disk exclusively.
-///
-/// A claim that is refused while udevd alone has the disk open may be udevd's,
-/// which rereads a partition table: then udev is waited for and the claim tried
-/// once more.
-///
-/// # Errors
-/// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
-/// `Quarantined`; `NotPermitted`.
-fn claim(
-    lanes: &Lanes,
-    disk: &BlockDevice,
-    abandon: bool,
-    roots: &Roots,
-    mode: Mode,
-    watch: &mut Watch,
-    deadline: Deadline,
-) -> Result<Claim> {
-    // A flush that hangs has the claim, so the kernel refuses another at once;
-    // whoever abandons what it would write goes on from that refusal.
-    let beside_flush = |(lanes, hctl): &(&Lanes, Hctl)| lanes.is_stuck_at(*hctl, Stage::Flush);
-    let lane = lane_of(lanes, disk).filter(|lane| !(abandon && beside_flush(lane)));
-    let refused = match try_claim(lane, disk, roots, deadline) {
-        Ok(file) => return Ok(Claim::Held(file)),
-        Err(error) => error,
-    };
-    // The kernel's own refusal (EBUSY; ENXIO, ENODEV), not a node that is
-    // another's.
-    let busy = refused.kind() == ErrorKind::InUse;
-    if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
-        return Err(refused);
-    }
-    let mut holders = in_use::find_holders(roots, disk)?;
-    if !holders.is_empty() {
-        return Err(in_use::refuse(disk, &holders).caused_by(refused));
-    }
-    let openers = in_use::find_openers(roots, disk)?;
-    if !busy && openers.is_empty() {
-        return Ok(Claim::Unreachable(refused));
-    }
-    if abandon && in_use::is_a_flush_of_ours(&openers) {
-        return Ok(Claim::Stuck(refused));
-    }
-    if !busy || mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
-        holders.extend(openers);
-        return Err(in_use::refuse(disk, &holders).caused_by(refused));
-    }
-    uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
-    match try_claim(lane, disk, roots, deadline) {
-        Ok(file) => Ok(Claim::Held(file)),
-        Err(error) if error.kind() == ErrorKind::InUse => {
-            let mut holders = in_use::find_holders(roots, disk)?;
-            holders.extend(in_use::find_openers(roots, disk)?);
-            Err(in_use::refuse(disk, &holders).caused_by(error))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn try_claim(lane: Lane, disk: &BlockDevice, roots: &Roots, deadline: Deadline) -> Result<File> {
+) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     run(

@@ -1,17 +1,20 @@
 //! What a detach is asked and what it answers. The way itself is in
 //! `detach_scsi` and `detach_nbd`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::Engine;
-use super::attach::no_transport_yet;
+use super::detach_scsi::Wanted;
 use super::phases::{Phase, Phases, StageObserver};
+use super::receipt::{DetachFailure, Flush, Receipt};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, Source};
+use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, Source, Wwid};
 use crate::kernel::blockdev::{self, BlockDevice};
+use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
@@ -20,8 +23,10 @@ use crate::scsi::ScsiDevice;
 pub enum DetachTarget {
     /// What an attach of this source brought.
     Source(Source),
-    /// A disk's node, or a link to it.
+    /// A node, or a link to it: of a disk or of a multipath map.
     Device(PathBuf),
+    /// A SCSI unit, by one of its names.
+    Unit(Wwid),
 }
 
 impl From<Source> for DetachTarget {
@@ -33,15 +38,18 @@ impl From<Source> for DetachTarget {
 impl FromStr for DetachTarget {
     type Err = Error;
 
-    /// A path from the root, or a source.
+    /// A path from the root, the name of a unit, or a source.
     fn from_str(text: &str) -> Result<Self> {
         if text.starts_with('/') {
             return Ok(Self::Device(PathBuf::from(text)));
         }
+        if let Ok(name) = text.parse() {
+            return Ok(Self::Unit(name));
+        }
         text.parse()
             .map(Self::Source)
             .map_err(|error: ParseIdError| {
-                let message = format!("{error}, or the path of a disk's node");
+                let message = format!("{error}, the path of a disk's node, or a unit's name");
                 Error::new(ErrorKind::InvalidInput, message)
             })
     }
@@ -52,6 +60,7 @@ impl fmt::Display for DetachTarget {
         match self {
             Self::Source(source) => source.fmt(f),
             Self::Device(path) => path.display().fmt(f),
+            Self::Unit(name) => name.fmt(f),
         }
     }
 }
@@ -60,6 +69,7 @@ impl fmt::Display for DetachTarget {
 #[derive(Debug, Clone)]
 pub struct DetachRequest {
     pub(super) target: DetachTarget,
+    pub(super) expected: Option<Wwid>,
     pub(super) backend: Option<BackendId>,
     pub(super) abandon: bool,
     observer: Option<StageObserver>,
@@ -70,10 +80,19 @@ impl DetachRequest {
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
+            expected: None,
             backend: None,
             abandon: false,
             observer: None,
         }
+    }
+
+    /// Detaches only the SCSI unit that has this name, and finds its paths by it
+    /// where the source leads nowhere any more.
+    #[must_use]
+    pub fn expect(mut self, wwid: Wwid) -> Self {
+        self.expected = Some(wwid);
+        self
     }
 
     /// The id that an NBD source was attached under, where it was given one.
@@ -133,6 +152,11 @@ pub struct Detachment {
     pub phases: Vec<Phase>,
     /// Whether this call took it down; `false` where it was gone already.
     pub changed: bool,
+    /// All was flushed and nothing of it is left on this machine: each was read
+    /// back. Where it is `false`, the receipt's notes say what is not proven.
+    pub safe_to_unmap: bool,
+    /// What was read back of a SCSI unit, path by path.
+    pub receipt: Option<Receipt>,
 }
 
 /// Where a device was.
@@ -141,10 +165,13 @@ pub struct Detachment {
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Place {
-    /// A SCSI address.
+    /// A SCSI unit.
     Scsi {
-        /// The address.
-        hctl: Hctl,
+        /// The address of its first path; `None` where none was there and the
+        /// caller named none.
+        hctl: Option<Hctl>,
+        /// Its strongest name, where somebody could say it.
+        name: Option<Wwid>,
     },
     /// The kernel's NBD driver.
     Nbd {
@@ -158,7 +185,13 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Scsi { hctl } => write!(f, "scsi:{hctl}"),
+            Self::Scsi {
+                hctl: Some(hctl), ..
+            } => write!(f, "scsi:{hctl}"),
+            Self::Scsi {
+                name: Some(name), ..
+            } => name.fmt(f),
+            Self::Scsi { .. } => f.write_str("scsi"),
             Self::Nbd {
                 backend: Some(id), ..
             } => id.fmt(f),
@@ -168,24 +201,6 @@ impl fmt::Display for Place {
             Self::Nbd { .. } => f.write_str("nbd"),
         }
     }
-}
-
-/// What became of the dirty pages and of the device's cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Flush {
-    /// `fsync` and `BLKFLSBUF` both succeeded, under an exclusive claim.
-    Done,
-    /// The device served no opens any more and nobody had it open, so nothing
-    /// was left to write; the text is the kernel's refusal.
-    Unreachable(String),
-    /// It failed, and the caller had said to go on: what was not written is
-    /// lost; the text is the failure.
-    Abandoned(String),
-    /// The device had no disk.
-    NoDisk,
 }
 
 impl Detachment {
@@ -199,19 +214,24 @@ impl Detachment {
             flush: None,
             phases: Vec::new(),
             changed: false,
+            safe_to_unmap: false,
+            receipt: None,
         }
     }
 }
 
 impl Engine {
-    /// Detaches one disk: proves that nobody uses it by claiming it
-    /// exclusively, writes its pages and its cache back, and takes it down. A
-    /// source of which nothing is attached is detached already: `changed:
-    /// false`.
+    /// Detaches one device: proves that nobody uses it by claiming it
+    /// exclusively, writes its pages and its cache back, and takes it down. What
+    /// is not there is detached already: `changed: false`.
     ///
-    /// **SCSI**: deletes the device and returns when sysfs shows it no more and
-    /// udev has handled its removal. Linux 5.10 or later; needs write access to
-    /// the device's `delete` attribute (root) and `CAP_SYS_ADMIN`.
+    /// **SCSI**: all paths of the unit, found by its identity at that moment,
+    /// those that come late included, after its multipath map. The order is that
+    /// which loses nothing: claim and flush the map, remove it, claim and flush
+    /// each path, delete each; a flush that fails stops the deletes. Returns when
+    /// sysfs shows none of them, udev has handled their removal and multipathd
+    /// has forgotten them. Linux 5.10 or later; needs write access to the
+    /// devices' `delete` attribute (root) and `CAP_SYS_ADMIN`.
     ///
     /// **NBD**: disconnects, and returns when the device is free: no `pid`, no
     /// size, nothing in flight, no holder. A source is found by its backend id,
@@ -221,55 +241,95 @@ impl Engine {
     /// A refusal leaves the device as it was. After a timeout at stage `delete`,
     /// `disconnect` or `confirm` the kernel goes on by itself; at stage `settle`
     /// the device is gone and udev has not handled that yet. A repeated detach
-    /// is safe.
+    /// is safe. What may pass by itself is tried again until the deadline.
     ///
     /// # Errors
-    /// `InUse`, naming by whom; `NotFound` where a path leads nowhere (which
-    /// does not prove that the disk is gone: name the source); `InvalidInput`
-    /// for a partition; `NotSupported` for a disk that is neither; `Io` where
-    /// the flush failed, and then nothing is taken down; `NotPermitted`;
-    /// `TimedOut` at the stage that it names.
+    /// Each with the receipt of what was done. `InUse`, naming by whom; `NotFound`
+    /// where a path leads nowhere (which does not prove that the disk is gone:
+    /// name the source or the unit); `IdentityMismatch` where another unit is
+    /// there than the expected one; `InvalidInput` for a partition;
+    /// `NotSupported` for a disk that is neither; `Io` where the flush failed,
+    /// and then nothing is taken down; `NotPermitted`; `TimedOut` at the stage
+    /// that it names.
     #[tracing::instrument(skip_all, fields(target))]
     pub fn detach(
         &self,
         request: impl Into<DetachRequest>,
         deadline: Deadline,
-    ) -> Result<Detachment> {
+    ) -> Result<Detachment, DetachFailure> {
         let request = request.into();
         tracing::Span::current().record("target", request.target.to_string());
         let mut phases = Phases::new(request.observer.as_ref());
         phases.enter(Stage::Resolve);
-        let found = match &request.target {
-            DetachTarget::Source(Source::Scsi(hctl)) => Found::ScsiAddress(*hctl),
-            DetachTarget::Source(source @ Source::Nbd(_)) => {
-                let derived = || BackendId::derived(&source.to_string());
-                Found::NbdBackend(request.backend.clone().unwrap_or_else(derived))
+        let backend = request.backend.clone();
+        let mut detachment = match self.find(&request.target, backend)? {
+            Found::Scsi(wanted) => self.detach_scsi(&wanted, &request, &mut phases, deadline)?,
+            Found::NbdBackend(id) => {
+                self.detach_nbd_backend(id, &request, &mut phases, deadline)?
             }
-            DetachTarget::Source(source @ (Source::Iscsi(_) | Source::Fc(_))) => {
-                return Err(no_transport_yet(source));
+            Found::Nbd(device) => {
+                self.detach_nbd_device(&device, &request, &mut phases, deadline)?
             }
-            DetachTarget::Device(path) => self.behind(path)?,
         };
-        let mut detachment = match found {
-            Found::ScsiAddress(hctl) => {
-                self.detach_scsi(hctl, None, &request, &mut phases, deadline)
-            }
-            Found::Scsi(device) => {
-                let hctl = device.hctl();
-                self.detach_scsi(hctl, Some(&device), &request, &mut phases, deadline)
-            }
-            Found::NbdBackend(id) => self.detach_nbd_backend(id, &request, &mut phases, deadline),
-            Found::Nbd(device) => self.detach_nbd_device(&device, &request, &mut phases, deadline),
-        }?;
         detachment.phases = phases.finish();
         Ok(detachment)
+    }
+
+    /// The SCSI unit that a target names.
+    pub(super) fn find_scsi(&self, target: &DetachTarget) -> Result<Wanted> {
+        match self.find(target, None)? {
+            Found::Scsi(wanted) => Ok(wanted),
+            Found::NbdBackend(_) | Found::Nbd(_) => {
+                let message = format!("{target} is no SCSI unit");
+                Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve))
+            }
+        }
+    }
+
+    fn find(&self, target: &DetachTarget, backend: Option<BackendId>) -> Result<Found> {
+        match target {
+            DetachTarget::Source(source @ Source::Nbd(_)) => {
+                let derived = || BackendId::derived(&source.to_string());
+                let id = backend.unwrap_or_else(derived);
+                Ok(Found::NbdBackend(id))
+            }
+            DetachTarget::Source(source) => {
+                let addresses = self.addresses_of(source)?;
+                Ok(Found::Scsi(Wanted {
+                    addresses,
+                    ..Wanted::default()
+                }))
+            }
+            DetachTarget::Device(path) => self.behind(path),
+            DetachTarget::Unit(name) => Ok(Found::Scsi(Wanted {
+                name: Some(name.clone()),
+                ..Wanted::default()
+            })),
+        }
+    }
+
+    /// Where a source leads, also where its session or port is down: the kernel
+    /// keeps the devices.
+    fn addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
+        if let Source::Scsi(hctl) = source {
+            return Ok(BTreeSet::from([*hctl]));
+        }
+        let routes = self.routes(std::iter::once(source))?;
+        Ok(routes
+            .into_iter()
+            .filter_map(|route| match route.place {
+                Ok(hctl) => Some(hctl),
+                Err(missing) => missing.hctl,
+            })
+            .collect())
     }
 
     /// The device behind a node.
     fn behind(&self, path: &Path) -> Result<Found> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
-            let message = "no device is there: to prove that a disk is gone, name its source";
+            let message = "no device is there: to prove that a disk is gone, name its source or \
+                           its unit";
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };
         let devno = blockdev::devno_at(path).map_err(at)?;
@@ -284,15 +344,23 @@ impl Engine {
             let device = NbdDevice::find(self.roots(), index)?;
             return device.map(Found::Nbd).ok_or_else(not_found);
         }
+        if let Some(map) = Map::of_disk(&disk)? {
+            return Ok(Found::Scsi(Wanted {
+                map: Some(map),
+                ..Wanted::default()
+            }));
+        }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;
-        device.map(Found::Scsi).ok_or_else(not_found)
+        Ok(Found::Scsi(Wanted {
+            device: Some(device.ok_or_else(not_found)?),
+            ..Wanted::default()
+        }))
     }
 }
 
 /// What the target of a detach leads to.
 enum Found {
-    ScsiAddress(Hctl),
-    Scsi(ScsiDevice),
+    Scsi(Wanted),
     NbdBackend(BackendId),
     Nbd(NbdDevice),
 }

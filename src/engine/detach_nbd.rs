@@ -2,9 +2,10 @@
 
 use super::Engine;
 use super::attach_nbd::lease_of;
-use super::detach::{DetachRequest, Detachment, Flush, Place};
+use super::detach::{DetachRequest, Detachment, Place};
 use super::lease::Lease;
 use super::phases::Phases;
+use super::receipt::Flush;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::BackendId;
@@ -103,6 +104,7 @@ impl Engine {
             node: Some(disk.node(roots)),
             devno: Some(disk.devno()),
             diskseq: disk.diskseq()?,
+            safe_to_unmap: flush == Flush::Done,
             flush: Some(flush),
             changed: true,
             ..Detachment::unchanged(place)

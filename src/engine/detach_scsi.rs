@@ -1,75 +1,226 @@
-//! The way of one SCSI detach: claim, flush, delete, confirm, in the order that
-//! loses nothing.
+//! The way of one SCSI detach: the map, then every path, in the order that loses
+//! nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::Engine;
-use super::detach::{DetachRequest, Detachment, Flush, Place};
-use super::lease::Lease;
+use super::detach::{DetachRequest, Detachment, Place};
+use super::detach_paths::Way;
 use super::phases::Phases;
-use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
-use crate::id::Hctl;
-use crate::kernel::blockdev::BlockDevice;
-use crate::scsi::{self, ScsiDevice};
-use crate::uevent::{self, Watch};
+use super::receipt::{DetachFailure, Receipt};
+use super::unit::{KnownPath, mismatch};
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Addressing, Hctl, Lun, Wwid};
+use crate::multipath::{Daemon, Map};
+use crate::scsi::ScsiDevice;
+
+/// What a detach was told to take down.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Where the sources lead.
+    pub(super) addresses: BTreeSet<Hctl>,
+    /// The one life of a device that was named by its node.
+    pub(super) device: Option<ScsiDevice>,
+    /// The map that was named by its node.
+    pub(super) map: Option<Map>,
+    /// A name of the unit.
+    pub(super) name: Option<Wwid>,
+}
+
+impl Wanted {
+    /// The addresses that nobody else may work on meanwhile.
+    pub(super) fn leased(&self) -> BTreeSet<Hctl> {
+        let mut addresses = self.addresses.clone();
+        addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
+        addresses
+    }
+}
 
 impl Engine {
-    /// Detaches what is at `hctl`, or `named` alone where that is given.
+    /// Detaches the unit with all its paths.
     pub(super) fn detach_scsi(
         &self,
-        hctl: Hctl,
-        named: Option<&ScsiDevice>,
+        wanted: &Wanted,
         request: &DetachRequest,
         phases: &mut Phases,
         deadline: Deadline,
-    ) -> Result<Detachment> {
-        let roots = self.roots();
+    ) -> Result<Detachment, DetachFailure> {
         phases.enter(Stage::Lock);
-        let _lease = Lease::take(roots, &format!("scsi-{hctl}"), deadline)?;
-        let mut watch = self.hub().watch(&hctl.to_string());
+        let _leases = self.lease_addresses(wanted.leased(), deadline)?;
 
-        let found = ScsiDevice::find(roots, hctl)?;
-        // Gone, or what was named is gone and another life is there.
-        let Some(device) = found.filter(|found| named.is_none_or(|named| named == found)) else {
-            return Ok(Detachment::unchanged(Place::Scsi { hctl }));
+        phases.enter(Stage::Identify);
+        let seeds = self.seeds(wanted, request.expected.as_ref())?;
+        let known = self.paths_of(&BTreeSet::new(), &seeds, deadline)?;
+        let names = names_of(wanted, &known, request.expected.as_ref())?;
+        self.refuse_unproven_alias(wanted, &known, &names)?;
+
+        phases.enter(Stage::Lock);
+        let strongest: Vec<Wwid> = names.iter().cloned().collect();
+        let _unit = self.lease_unit(&strongest, deadline)?;
+
+        let mut way = Way {
+            engine: self,
+            request,
+            seeds,
+            map: wanted.map.clone(),
+            maps: self.hub().watch("virtual"),
+            daemon: Daemon::find(self.roots())?,
+            receipt: Receipt {
+                names: strongest,
+                ..Receipt::default()
+            },
+            names,
         };
-        let disk = device.disk()?;
-        let diskseq = disk.as_ref().map(BlockDevice::diskseq).transpose()?;
-        let flush = self.take_down(&device, request.abandon, &mut watch, phases, deadline)?;
-        Ok(Detachment {
-            node: disk.as_ref().map(|disk| disk.node(roots)),
-            devno: disk.as_ref().map(BlockDevice::devno),
-            diskseq: diskseq.flatten(),
-            flush: Some(flush),
-            changed: true,
-            ..Detachment::unchanged(Place::Scsi { hctl })
-        })
+        match go(&mut way, phases, deadline) {
+            Ok(()) => Ok(detachment(way.receipt, wanted)),
+            Err(error) => Err(DetachFailure::new(error, way.receipt)),
+        }
     }
 
-    /// Takes the device down. The claim is held until the delete has returned,
-    /// so that nobody can mount it in between.
-    pub(super) fn take_down(
+    /// The devices that were named and are there.
+    pub(super) fn seeds(
         &self,
-        device: &ScsiDevice,
-        abandon: bool,
-        watch: &mut Watch,
-        phases: &mut Phases,
-        deadline: Deadline,
-    ) -> Result<Flush> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let Some(disk) = device.disk()? else {
-            phases.enter(Stage::Delete);
-            scsi::delete(device, &self.lanes, watch, deadline)?;
-            return Ok(Flush::NoDisk);
-        };
-        let devpath = uevent::devpath(roots, disk.dir())?;
-        let (flush, held) = self.claim_and_flush(&disk, abandon, watch, phases, deadline)?;
+        wanted: &Wanted,
+        expected: Option<&Wwid>,
+    ) -> Result<Vec<ScsiDevice>> {
+        let mut seeds = Vec::new();
+        for &hctl in &wanted.addresses {
+            seeds.extend(ScsiDevice::find(self.roots(), hctl)?);
+        }
+        // Gone, or another life is there: then nothing was named.
+        seeds.extend(wanted.device.clone().filter(ScsiDevice::is_there));
+        if let Some(map) = &wanted.map {
+            for disk in map.paths()? {
+                seeds.extend(ScsiDevice::of_disk(&disk)?);
+            }
+        }
+        let name = wanted.name.as_ref().or(expected);
+        if let Some(name) = name.filter(|_| seeds.is_empty()) {
+            seeds = self.devices_named(name)?;
+        }
+        Ok(seeds)
+    }
 
-        phases.enter(Stage::Delete);
-        scsi::delete(device, &self.lanes, watch, deadline)?;
-        drop(held);
+    /// A unit may be there under another LUN of the same target (1 and 16385).
+    /// Where nothing is at the address and nobody says the unit's name, "it is
+    /// gone" would be a guess.
+    fn refuse_unproven_alias(
+        &self,
+        wanted: &Wanted,
+        known: &[KnownPath],
+        names: &BTreeSet<Wwid>,
+    ) -> Result<()> {
+        if !known.is_empty() || !names.is_empty() {
+            return Ok(());
+        }
+        for &hctl in &wanted.addresses {
+            let Some(lun) = alias(hctl.lun) else {
+                continue;
+            };
+            let other = Hctl { lun, ..hctl };
+            if ScsiDevice::find(self.roots(), other)?.is_some() {
+                let message = format!(
+                    "nothing is at {hctl}, and {other}, which is attached, may be the same unit: \
+                     name that one, or say the unit's name (--expect)"
+                );
+                return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+            }
+        }
+        Ok(())
+    }
+}
 
-        phases.enter(Stage::Settle);
-        uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)?;
-        Ok(flush)
+/// The other address of a unit below 256.
+fn alias(lun: Lun) -> Option<Lun> {
+    match lun.addressing() {
+        Addressing::Peripheral { bus: 0, lun } => Lun::flat(u16::from(lun)),
+        Addressing::Flat(number) if number < 256 => Some(Lun::from_kernel(u64::from(number))),
+        _ => None,
+    }
+}
+
+/// The unit's names, by the word of all who know it.
+///
+/// # Errors
+/// `IdentityMismatch` where what was named are devices of several units, or of
+/// another one than the caller expects: nothing is touched.
+pub(super) fn names_of(
+    wanted: &Wanted,
+    known: &[KnownPath],
+    expected: Option<&Wwid>,
+) -> Result<BTreeSet<Wwid>> {
+    let mut names: BTreeSet<Wwid> = wanted.name.iter().cloned().collect();
+    names.extend(wanted.map.as_ref().and_then(Map::wwid));
+    let mut first: Option<&KnownPath> = None;
+    for path in known {
+        let identity = path.standing.of();
+        let hctl = path.device.hctl();
+        if let Some(expected) = expected
+            && !identity.is(expected)
+        {
+            return Err(mismatch(expected, &hctl.to_string(), identity));
+        }
+        if let Some(first) = first
+            && !identity.is_same_unit(first.standing.of())
+        {
+            let message = format!(
+                "{} is {} and {hctl} is {identity}: these are two units; name one",
+                first.device.hctl(),
+                first.standing.of()
+            );
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+        }
+        first.get_or_insert(path);
+        names.extend(identity.names.iter().cloned());
+    }
+    names.extend(expected.cloned());
+    Ok(names)
+}
+
+/// Repeats what may pass by itself (multipathd that takes a path again, udev that
+/// looks at a disk, a device that somebody else deletes) until nothing of the unit
+/// is left or the deadline passes.
+fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> {
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    loop {
+        match way.take_down_what_is_there(phases, deadline) {
+            Ok(false) => break,
+            Ok(true) => {}
+            Err(error) if way.may_pass(&error) && !deadline.has_passed() => {
+                tracing::debug!(%error, "once more");
+                let pause = pauses.pause().min(deadline.remaining());
+                way.maps.next(Deadline::after(pause));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    way.wait_until_forgotten(phases, deadline)
+}
+
+fn detachment(mut receipt: Receipt, wanted: &Wanted) -> Detachment {
+    receipt.conclude();
+    let first = receipt.paths.first();
+    let address = first.map(|path| path.hctl);
+    let place = Place::Scsi {
+        hctl: address.or_else(|| wanted.addresses.first().copied()),
+        name: receipt.names.first().cloned(),
+    };
+    let through_map = receipt.map.as_ref();
+    let flush = through_map
+        .and_then(|map| map.flush.clone())
+        .or_else(|| first.and_then(|path| path.flush.clone()));
+    Detachment {
+        node: through_map
+            .map(|map| map.node.clone())
+            .or_else(|| first.and_then(|path| path.node.clone())),
+        devno: first.and_then(|path| path.devno),
+        diskseq: first.and_then(|path| path.diskseq),
+        flush,
+        changed: !receipt.paths.is_empty() || receipt.map.is_some(),
+        safe_to_unmap: receipt.safe_to_unmap,
+        receipt: Some(receipt),
+        ..Detachment::unchanged(place)
     }
 }

@@ -103,6 +103,13 @@ pub(super) fn is_udevs(holder: &Holder) -> bool {
     matches!(holder, Holder::Open { command, .. } if command.contains("udev"))
 }
 
+/// Whether it is a program that opens every disk that comes and lets go of it.
+pub(super) fn looks_at_disks(holder: &Holder) -> bool {
+    let passing = ["multipathd", "multipath", "blkid", "kpartx"];
+    let is_passing = |command: &str| passing.contains(&command);
+    is_udevs(holder) || matches!(holder, Holder::Open { command, .. } if is_passing(command))
+}
+
 /// Whether only this process, or the command, has the disk open: a flush that
 /// hangs has it until the kernel lets go. Where nobody is to be seen it is
 /// somebody else.

@@ -10,6 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
+use crate::id::Wwid;
 use crate::kernel::{Roots, sysfs, worker};
 
 /// The right to work on one device. The kernel takes it back when the process
@@ -47,6 +48,18 @@ impl Lease {
                 }
             },
         )
+    }
+
+    /// The name of the right to work on a unit, by whatever address. It is taken
+    /// after those of addresses, so that two never wait for each other.
+    pub(super) fn of_unit(name: &Wwid) -> String {
+        /// A file's name has 255 characters at most; two units that share the
+        /// first of a vendor's long text only wait for each other.
+        const LONGEST: usize = 200;
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let name = name.to_string();
+        let name: String = name.chars().take(LONGEST).map(plain).collect();
+        format!("unit-{name}")
     }
 
     /// Takes the right to work on `name` if nobody has it.

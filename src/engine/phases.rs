@@ -34,7 +34,8 @@ pub(super) fn as_seconds_if_any<S: serde::Serializer>(
     serde::Serialize::serialize(&left.map(|left| left.as_secs_f64()), serializer)
 }
 
-/// Is told each stage as a call enters it, on the caller's thread.
+/// Is told each stage as a call enters it; where paths are brought in beside
+/// each other, by the thread of each.
 #[derive(Clone)]
 pub struct StageObserver(Arc<dyn Fn(Stage) + Send + Sync>);
 
@@ -51,9 +52,14 @@ impl fmt::Debug for StageObserver {
     }
 }
 
+/// What a forked clock counted.
+pub(super) struct Part(Vec<Phase>);
+
 /// The clock of one call: a span and an observer's call for each stage.
 pub(super) struct Phases {
     done: Vec<Phase>,
+    /// Of what runs beside each other, the longest so far.
+    part: Vec<Phase>,
     current: Option<(Stage, Instant, tracing::span::EnteredSpan)>,
     observer: Option<StageObserver>,
 }
@@ -62,8 +68,25 @@ impl Phases {
     pub(super) fn new(observer: Option<&StageObserver>) -> Self {
         Self {
             done: Vec::new(),
+            part: Vec::new(),
             current: None,
             observer: observer.cloned(),
+        }
+    }
+
+    /// Ends the stage, since parts begin that run beside each other; each makes
+    /// a clock of its own with the observer that is returned.
+    pub(super) fn fork(&mut self) -> Option<StageObserver> {
+        self.leave();
+        self.observer.clone()
+    }
+
+    /// Takes the stages of the longest of the parts that ran beside each other
+    /// for its own.
+    pub(super) fn adopt_if_longer(&mut self, part: Part) {
+        let total = |phases: &[Phase]| phases.iter().map(|phase| phase.took).sum::<Duration>();
+        if total(&part.0) > total(&self.part) {
+            self.part = part.0;
         }
     }
 
@@ -77,11 +100,16 @@ impl Phases {
     }
 
     fn leave(&mut self) {
+        self.done.append(&mut self.part);
         if let Some((stage, since, span)) = self.current.take() {
             drop(span);
             let took = since.elapsed();
             self.done.push(Phase { stage, took });
         }
+    }
+
+    pub(super) fn part(self) -> Part {
+        Part(self.finish())
     }
 
     pub(super) fn finish(mut self) -> Vec<Phase> {

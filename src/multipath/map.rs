@@ -73,6 +73,10 @@ impl Map {
     }
 
     fn at(dir: &Path) -> Result<Option<Self>> {
+        Self::with_uuid(dir, |uuid| uuid.starts_with(PREFIX))
+    }
+
+    fn with_uuid(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<Option<Self>> {
         // First, so that what is read below is no later life's.
         let Some(inode) = inode_of(dir) else {
             return Ok(None);
@@ -80,7 +84,7 @@ impl Map {
         let Some(uuid) = sysfs::read_if_there(&dir.join("dm/uuid"))? else {
             return Ok(None);
         };
-        if !uuid.starts_with(PREFIX) {
+        if !is_it(&uuid) {
             return Ok(None);
         }
         let Some(name) = sysfs::read_if_there(&dir.join("dm/name"))? else {
@@ -131,6 +135,23 @@ impl Map {
             }
         }
         Ok(paths)
+    }
+
+    /// The maps of its partitions, which kpartx makes: their uuids are
+    /// `partN-` and this one's.
+    pub(crate) fn partition_maps(&self) -> Result<Vec<Self>> {
+        let is_partition = |uuid: &str| {
+            let (kind, of) = uuid.split_once('-').unwrap_or_default();
+            kind.starts_with("part") && of == self.uuid
+        };
+        let mut maps = Vec::new();
+        for holder in self.disk.holders()? {
+            let link = self.disk.dir().join("holders").join(holder);
+            if let Some(dir) = sysfs::resolve(&link)? {
+                maps.extend(Self::with_uuid(&dir, is_partition)?);
+            }
+        }
+        Ok(maps)
     }
 
     /// Whether sysfs still shows this life of the map.

@@ -46,7 +46,6 @@ pub(crate) fn read_identity(
 /// # Errors
 /// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
 /// the unit does not answer; `Quarantined`; `TimedOut` at stage `rescan`.
-#[expect(dead_code, reason = "for the resize to come")]
 pub(crate) fn read_capacity(
     roots: &Roots,
     lanes: &Lanes,

@@ -80,6 +80,19 @@ impl ScsiDevice {
         Ok(devices)
     }
 
+    /// The other devices of the same target.
+    pub(crate) fn siblings(&self) -> Result<Vec<Self>> {
+        let Some(target) = self.dir.parent() else {
+            return Ok(Vec::new());
+        };
+        let names = sysfs::names(target)?;
+        let others = names.iter().filter_map(|name| name.parse().ok());
+        let others = others.filter(|&hctl: &Hctl| hctl != self.hctl);
+        Ok(others
+            .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
+            .collect())
+    }
+
     fn at(hctl: Hctl, dir: PathBuf) -> Option<Self> {
         let inode = fs::metadata(&dir).ok()?.ino();
         Some(Self { hctl, dir, inode })

@@ -20,7 +20,6 @@ use crate::kernel::sysfs;
 /// # Errors
 /// `NotReady`, naming the state; `Vanished`; `Quarantined`; `NotPermitted`;
 /// `TimedOut` at stage `rescan`.
-#[expect(dead_code, reason = "for the resize to come")]
 pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
     require_running(device)?;
     let attribute = device.dir().join("rescan");

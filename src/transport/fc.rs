@@ -162,21 +162,23 @@ impl RemotePort {
 
     /// Where the unit is; `None` where the port is gone.
     fn place(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, Missing>> {
-        match self.target(wwpn) {
-            Ok(target) => target.map(|target| {
-                Ok(Hctl {
-                    host: self.name.host,
-                    channel: self.name.channel,
-                    target,
-                    lun,
-                })
-            }),
+        match self.target(wwpn, lun) {
+            Ok(target) => target.map(|target| Ok(self.hctl(target, lun))),
             Err(missing) => Some(Err(missing)),
         }
     }
 
+    fn hctl(&self, target: u32, lun: Lun) -> Hctl {
+        Hctl {
+            host: self.name.host,
+            channel: self.name.channel,
+            target,
+            lun,
+        }
+    }
+
     /// The number of the SCSI target that the port is.
-    fn target(&self, wwpn: Wwpn) -> Result<Option<u32>, Missing> {
+    fn target(&self, wwpn: Wwpn, lun: Lun) -> Result<Option<u32>, Missing> {
         let missing = |reason, what: &str| {
             let text = format!("{} to {wwpn} {what}", self.name);
             Missing::new(reason, text)
@@ -194,7 +196,9 @@ impl RemotePort {
         };
         if !matches!(state.as_str(), "Online" | "Marginal") {
             let what = format!("is {state}");
-            return Err(missing(MissingReason::PortDown { state }, &what));
+            let down = missing(MissingReason::PortDown { state }, &what);
+            let target = read("scsi_target_id")?.and_then(|target| target.parse().ok());
+            return Err(down.at(target.map(|target| self.hctl(target, lun))));
         }
         let Some(roles) = read("roles")? else {
             return Ok(None);

@@ -151,25 +151,26 @@ impl Session {
                 format!("in no readable state: {error}"),
             ),
         };
-        if state != LOGGED_IN {
-            let reason = MissingReason::SessionDown { state };
-            return Some(Err(Missing::new(reason, format!("{via} is {shown}"))));
-        }
-        // A target that was taken down prints as -1 (ISCSI_MAX_TARGET).
         let target_id = sysfs::read_if_there(&self.class.join("target_id"));
         let target_id = target_id.ok().flatten();
-        if target_id.as_deref() == Some("-1") {
-            let text = format!("{via} is logged in, and its target was taken down");
-            return Some(Err(Missing::new(MissingReason::NoTarget, text)));
-        }
-        let target_id = target_id.and_then(|id| id.parse().ok());
-        let (channel, target) = device.target(target_id);
-        Some(Ok(Hctl {
+        let (channel, target) = device.target(target_id.as_ref().and_then(|id| id.parse().ok()));
+        let hctl = Hctl {
             host: device.host,
             channel,
             target,
             lun,
-        }))
+        };
+        if state != LOGGED_IN {
+            let reason = MissingReason::SessionDown { state };
+            let missing = Missing::new(reason, format!("{via} is {shown}"));
+            return Some(Err(missing.at(Some(hctl))));
+        }
+        // A target that was taken down prints as -1 (ISCSI_MAX_TARGET).
+        if target_id.as_deref() == Some("-1") {
+            let text = format!("{via} is logged in, and its target was taken down");
+            return Some(Err(Missing::new(MissingReason::NoTarget, text)));
+        }
+        Some(Ok(hctl))
     }
 }
 

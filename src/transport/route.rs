@@ -20,6 +20,11 @@ pub struct Route {
 #[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Via {
+    /// No transport was named: the address was.
+    Address {
+        /// The address.
+        hctl: Hctl,
+    },
     /// An iSCSI session.
     Iscsi {
         /// The portal, as it was asked for.
@@ -39,10 +44,11 @@ pub enum Via {
 }
 
 impl fmt::Display for Via {
-    /// `session 3 to 10.0.0.1:3260` or `rport-2:0-1`; the portal or the port's
+    /// `scsi:2:0:0:1`, `session 3 to 10.0.0.1:3260` or `rport-2:0-1`; the portal or the port's
     /// name alone where there is no session and no remote port.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Address { hctl } => write!(f, "scsi:{hctl}"),
             Self::Iscsi {
                 portal,
                 session: Some(session),
@@ -66,6 +72,9 @@ pub struct Missing {
     pub reason: MissingReason,
     /// The reason in words; it names the path.
     pub text: String,
+    /// The unit's address all the same, where the session or port is down: what
+    /// was attached there before may still be.
+    pub hctl: Option<Hctl>,
 }
 
 /// The reason why a path cannot be used.
@@ -101,7 +110,26 @@ pub enum MissingReason {
 
 impl Missing {
     pub(super) fn new(reason: MissingReason, text: String) -> Self {
-        Self { reason, text }
+        Self {
+            reason,
+            text,
+            hctl: None,
+        }
+    }
+
+    pub(super) fn at(mut self, hctl: Option<Hctl>) -> Self {
+        self.hctl = hctl;
+        self
+    }
+}
+
+impl Route {
+    /// The way to a unit that was named by its address.
+    #[must_use]
+    pub fn by_address(hctl: Hctl) -> Self {
+        let via = Via::Address { hctl };
+        let place = Ok(hctl);
+        Self { via, place }
     }
 }
 

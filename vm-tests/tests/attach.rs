@@ -89,7 +89,7 @@ fn flat_luns_300_and_16000_are_attached_and_found() {
         ]);
         let again: serde_json::Value = serde_json::from_slice(&by_command.stdout).unwrap();
         assert_eq!(again["changed"], false);
-        assert_eq!(again["hctl"], hctl.to_string());
+        assert_eq!(again["paths"][0]["hctl"], hctl.to_string());
     }
 }
 

@@ -8,7 +8,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use lunbd::engine::NbdOptions;
+use lunbd::engine::{Multipath, NbdOptions};
 use lunbd::id::{BackendId, NbdIndex, Wwid};
 use lunbd::{DetachTarget, Source};
 
@@ -16,10 +16,11 @@ use lunbd::{DetachTarget, Source};
 ///
 /// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN
 /// may also be written flat-N, flat space address N, or as 0x and 16 hex digits,
-/// the wire bytes), or an NBD URI: nbd://HOST[:PORT]/EXPORT or
-/// nbd+unix:///EXPORT?socket=PATH.
+/// the wire bytes); iscsi://PORTAL[,PORTAL...]/IQN/LUN over sessions that are
+/// logged in; fc://WWPN[,WWPN...]/LUN over the ports that see the target's; or an
+/// NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
 ///
-/// Exit codes: 0 done, 1 other, 2 usage, 3 not found, 4 identity mismatch, 5 in
+/// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
 /// use, 6 timed out, 7 not permitted, 8 not supported here.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
@@ -37,8 +38,11 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Attach one device and wait until it has settled.
     Attach(Attach),
-    /// Flush and detach one disk; refused while it is in use.
+    /// Flush and detach one unit with all its paths; refused while it is in use.
     Detach(Detach),
+    /// Take in the size that a SCSI unit has on the array now: all its paths,
+    /// then its multipath map.
+    Resize(Resize),
     /// Give NBD devices whose server went away and came back their new
     /// connections.
     Heal(Heal),
@@ -52,13 +56,23 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// What to attach.
-    pub(crate) source: Source,
+    /// What to attach; several are paths of one SCSI unit.
+    #[arg(required = true, value_name = "SOURCE")]
+    pub(crate) sources: Vec<Source>,
 
     /// Attach only if the unit itself says that it has this name: naa.HEX,
     /// eui.HEX, t10.TEXT, iqn.TEXT, wwn-0xHEX, or udev's 3HEX.
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
+
+    /// How many paths must lead to the unit.
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    pub(crate) min_paths: usize,
+
+    /// Whether the device is a multipath map: it must be one (require), it is one
+    /// where multipathd makes it (prefer), or it is the first path (off).
+    #[arg(long, value_name = "MODE", default_value = "prefer", value_parser = multipath)]
+    pub(crate) multipath: Multipath,
 
     #[command(flatten)]
     pub(crate) nbd: Nbd,
@@ -136,9 +150,14 @@ pub(crate) struct Heal {
 
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// A source, or the path of a disk's node or of a link to it.
-    #[arg(value_name = "SOURCE|DEVICE")]
+    /// A source, the node of a disk or of a map or a link to it, or a name of the
+    /// unit as in --expect.
+    #[arg(value_name = "SOURCE|DEVICE|ID")]
     pub(crate) target: DetachTarget,
+
+    /// Detach only the SCSI unit that has this name.
+    #[arg(long, value_name = "ID")]
+    pub(crate) expect: Option<Wwid>,
 
     /// The id that an NBD source was attached under, where it was given one.
     #[arg(long, value_name = "ID")]
@@ -153,6 +172,35 @@ pub(crate) struct Detach {
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Resize {
+    /// A source, the node of a disk or of a map or a link to it, or a name of the
+    /// unit as in --expect.
+    #[arg(value_name = "SOURCE|DEVICE|ID")]
+    pub(crate) target: DetachTarget,
+
+    /// Resize only the SCSI unit that has this name.
+    #[arg(long, value_name = "ID")]
+    pub(crate) expect: Option<Wwid>,
+
+    /// The size in bytes that the unit must have at least.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) at_least: Option<u64>,
+
+    /// How long the whole may take: 500ms, 60s, 2m.
+    #[arg(long, default_value = "60s", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+fn multipath(text: &str) -> Result<Multipath, String> {
+    match text {
+        "require" => Ok(Multipath::Require),
+        "prefer" => Ok(Multipath::Prefer),
+        "off" => Ok(Multipath::Off),
+        _ => Err("expected require, prefer or off".to_owned()),
+    }
 }
 
 fn limit(text: &str) -> Result<Duration, String> {

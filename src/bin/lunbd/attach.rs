@@ -4,15 +4,23 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use lunbd::engine::{Phase, Unit};
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, Result};
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, exit, progress::Progress};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Result<ExitCode> {
-    let progress = Progress::of(&format!("attaching {}", what.source));
-    let mut request = AttachRequest::new(what.source)
+    let mut sources = what.sources.into_iter();
+    // clap has seen to it that there is one.
+    let Some(source) = sources.next() else {
+        return Err(Error::new(ErrorKind::InvalidInput, "no source"));
+    };
+    let progress = Progress::of(&format!("attaching {source}"));
+    let request = AttachRequest::new(source)
         .nbd(what.nbd.options())
+        .min_paths(what.min_paths)
+        .multipath(what.multipath)
         .observe(progress.observer());
+    let mut request = sources.fold(request, AttachRequest::path);
     if let Some(wwid) = what.expect {
         request = request.expect(wwid);
     }
@@ -50,7 +58,25 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
     let sequence = sequence.unwrap_or_default();
     writeln!(out, "  device    {}{sequence}", attachment.devno)?;
     match &attachment.unit {
-        Unit::Scsi { identity, .. } => {
+        Unit::Scsi {
+            identity,
+            paths,
+            missing,
+            map,
+            ..
+        } => {
+            if let Some(map) = map {
+                writeln!(out, "  map       {map}")?;
+            }
+            if paths.len() + missing.len() > 1 {
+                for path in paths {
+                    let (via, hctl, node) = (&path.via, path.hctl, path.node.display());
+                    writeln!(out, "  path      {node} {hctl}, {via}")?;
+                }
+                for path in missing {
+                    writeln!(out, "  missing   {path}")?;
+                }
+            }
             for name in &identity.names {
                 writeln!(out, "  name      {name}")?;
             }

@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{Flush, Place};
-use lunbd::{Deadline, DetachRequest, Detachment, Engine, Result};
+use lunbd::engine::{Flush, Place, Receipt};
+use lunbd::{Deadline, DetachRequest, Detachment, Engine};
 
 use crate::{arguments, attach, exit, progress::Progress};
 
-pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Result<ExitCode> {
+pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> ExitCode {
     let progress = Progress::of(&format!("detaching {}", what.target));
     let observer = progress.observer();
     let deadline = Deadline::after(what.timeout);
@@ -19,38 +19,83 @@ pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Resul
     if what.abandon_unwritten {
         request = request.abandon_unwritten();
     }
-    let detachment = engine.detach(request, deadline)?;
+    if let Some(name) = what.expect {
+        request = request.expect(name);
+    }
+    let detachment = match engine.detach(request, deadline) {
+        Ok(detachment) => detachment,
+        Err(failure) => {
+            drop(progress);
+            return exit::detach_failure(&failure, json);
+        }
+    };
     drop(progress);
-    Ok(exit::print(|mut out| {
+    exit::print(|mut out| {
         if json {
             exit::write_json(&mut out, &detachment)
         } else {
             write(out, &detachment)
         }
-    }))
+    })
 }
 
 fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
     let place = &detachment.place;
-    if !detachment.changed {
-        return writeln!(out, "{place} was detached already");
-    }
     let left = match place {
         Place::Nbd { .. } => "free",
         _ => "gone",
     };
     match &detachment.node {
+        _ if !detachment.changed => writeln!(out, "{place} was detached already")?,
         Some(node) => writeln!(out, "{place} detached: {} is {left}", node.display())?,
         None => writeln!(out, "{place} detached")?,
     }
-    match &detachment.flush {
-        Some(Flush::Done) => writeln!(out, "  flushed   pages and the device's cache")?,
-        Some(Flush::Unreachable(why)) => writeln!(out, "  flushed   nothing: {why}")?,
-        Some(Flush::Abandoned(why)) => {
-            writeln!(out, "  flushed   NOT: what was unwritten is lost: {why}")?;
-        }
-        Some(Flush::NoDisk) => writeln!(out, "  flushed   nothing: it had no disk")?,
-        _ => {}
+    match &detachment.receipt {
+        Some(receipt) => write_receipt(out, receipt)?,
+        None => write_flush(out, "flushed", detachment.flush.as_ref())?,
+    }
+    let safe = if detachment.safe_to_unmap {
+        "yes"
+    } else {
+        "NOT PROVEN"
+    };
+    if detachment.changed || detachment.receipt.is_some() {
+        writeln!(out, "  safe      to unmap: {safe}")?;
     }
     attach::write_phases(out, &detachment.phases)
+}
+
+/// What was done, device by device.
+pub(crate) fn write_receipt(out: &mut dyn Write, receipt: &Receipt) -> io::Result<()> {
+    if let Some(map) = &receipt.map {
+        let state = if map.gone { "gone" } else { "STANDS" };
+        writeln!(out, "  map       {} {state}", map.name)?;
+        write_flush(out, "  flushed", map.flush.as_ref())?;
+    }
+    for path in &receipt.paths {
+        let state = if path.gone { "gone" } else { "STANDS" };
+        let known = match path.forgotten {
+            Some(true) => ", forgotten by multipathd",
+            Some(false) => ", KNOWN to multipathd",
+            None => "",
+        };
+        writeln!(out, "  path      {} {state}{known}", path.hctl)?;
+        write_flush(out, "  flushed", path.flush.as_ref())?;
+    }
+    for note in &receipt.notes {
+        writeln!(out, "  note      {note}")?;
+    }
+    Ok(())
+}
+
+fn write_flush(out: &mut dyn Write, label: &str, flush: Option<&Flush>) -> io::Result<()> {
+    let what = match flush {
+        Some(Flush::Done) => "pages and the device's cache".to_owned(),
+        Some(Flush::Unreachable(why) | Flush::Replaced(why)) => format!("nothing: {why}"),
+        Some(Flush::ThroughMap(why)) => format!("through the map before; the path: {why}"),
+        Some(Flush::Abandoned(why)) => format!("NOT: what was unwritten is lost: {why}"),
+        Some(Flush::NoDisk) => "nothing: it had no disk".to_owned(),
+        _ => return Ok(()),
+    };
+    writeln!(out, "  {label:<9} {what}")
 }

@@ -1,19 +1,23 @@
 //! Exit codes, and errors for people and for programs.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use lunbd::engine::DetachFailure;
 use lunbd::{Error, ErrorKind};
 use serde::Serialize;
+
+use crate::detach;
 
 /// The exit code of a kind of failure. README.md and `--help` list them.
 fn code(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::InvalidInput => 2,
-        ErrorKind::NoSuchHost | ErrorKind::NotFound => 3,
+        ErrorKind::NoSuchHost | ErrorKind::NotFound | ErrorKind::TooFewPaths => 3,
         ErrorKind::IdentityMismatch => 4,
         ErrorKind::InUse => 5,
-        ErrorKind::TimedOut => 6,
+        ErrorKind::TimedOut | ErrorKind::Quarantined => 6,
         ErrorKind::NotPermitted => 7,
         ErrorKind::NotSupported => 8,
         _ => 1,
@@ -22,6 +26,20 @@ fn code(kind: ErrorKind) -> u8 {
 
 /// Says what failed.
 pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
+    say(error.kind(), error, json)
+}
+
+/// Says what failed, and how far the detach came.
+pub(crate) fn detach_failure(failure: &DetachFailure, json: bool) -> ExitCode {
+    let code = say(failure.kind(), failure, json);
+    if !json {
+        let mut stderr = io::stderr().lock();
+        let _ = detach::write_receipt(&mut stderr, &failure.receipt);
+    }
+    code
+}
+
+fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
     let mut stderr = io::stderr().lock();
     // Where standard error is closed there is nobody to tell.
     let _ = if json {
@@ -29,7 +47,7 @@ pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
     } else {
         writeln!(stderr, "lunbd: {error:#}")
     };
-    ExitCode::from(code(error.kind()))
+    ExitCode::from(code(kind))
 }
 
 /// Help and version are no failures; everything else says what was expected.

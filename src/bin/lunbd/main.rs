@@ -10,6 +10,7 @@ mod exit;
 mod heal;
 mod list;
 mod progress;
+mod resize;
 mod watch;
 
 use std::process::ExitCode;
@@ -27,8 +28,9 @@ fn main() -> ExitCode {
     let json = arguments.json;
     let done = Engine::start(Roots::default()).and_then(|engine| match arguments.command {
         Command::Attach(what) => attach::run(&engine, what, json),
-        Command::Detach(what) => detach::run(&engine, what, json),
+        Command::Detach(what) => Ok(detach::run(&engine, what, json)),
         Command::Heal(what) => heal::run(&engine, what, json),
+        Command::Resize(what) => resize::run(&engine, what, json),
         Command::List => list::run(&engine, json),
         Command::Watch => watch::run(&engine, json),
         Command::Doctor => Ok(doctor::run(&engine, json)),

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use lunbd::engine::DetachFailure;
 use lunbd::id::{Hctl, HostNo, Lun};
-use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Result, Roots, Source};
+use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Roots, Source};
 
 use super::ScsiDebug;
 
@@ -48,6 +49,6 @@ pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
 }
 
 /// Detaches it.
-pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachment> {
+pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachment, DetachFailure> {
     engine.detach(unit(target, lun), soon())
 }

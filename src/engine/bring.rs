@@ -1,0 +1,228 @@
+//! One path of an attach: from an address to a disk that has said who it is.
+
+use std::collections::BTreeSet;
+use std::thread;
+
+use super::attach::AttachRequest;
+use super::phases::Phases;
+use super::unit::mismatch;
+use super::{Engine, undo};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{DiskSeq, Hctl, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::udev_record;
+use crate::scsi::{self, Identity, ScsiDevice};
+use crate::transport::Via;
+use crate::uevent::Watch;
+
+/// A path whose unit has said who it is.
+pub(super) struct Brought {
+    pub(super) via: Via,
+    pub(super) device: ScsiDevice,
+    pub(super) disk: BlockDevice,
+    pub(super) diskseq: Option<DiskSeq>,
+    pub(super) identity: Identity,
+    /// This attach scanned it.
+    pub(super) changed: bool,
+    pub(super) watch: Watch,
+}
+
+/// A disk that has said who it is.
+struct Found {
+    disk: BlockDevice,
+    diskseq: Option<DiskSeq>,
+    identity: Identity,
+}
+
+impl Found {
+    fn brought(self, via: &Via, device: ScsiDevice, changed: bool, watch: Watch) -> Brought {
+        let Self {
+            disk,
+            diskseq,
+            identity,
+        } = self;
+        Brought {
+            via: via.clone(),
+            device,
+            disk,
+            diskseq,
+            identity,
+            changed,
+            watch,
+        }
+    }
+}
+
+/// A path that could not be had.
+pub(super) struct Lost {
+    pub(super) via: Via,
+    pub(super) error: Error,
+}
+
+impl Engine {
+    /// Brings all of `ways` at once, each on a thread of its own where there are
+    /// several: hosts do not wait for each other. The stages of the slowest are
+    /// the call's.
+    pub(super) fn bring_all(
+        &self,
+        ways: Vec<(Via, Hctl)>,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Vec<Result<Brought, Lost>> {
+        let bring = |(via, hctl): (Via, Hctl), phases: &mut Phases, deadline| {
+            let brought = self.bring(&via, hctl, request, phases, deadline);
+            brought.map_err(|error| Lost { via, error })
+        };
+        if let [_] = *ways {
+            return ways
+                .into_iter()
+                .map(|way| bring(way, phases, deadline))
+                .collect();
+        }
+        // What one path cannot do in half of the time does not take the rest of
+        // it from those that can.
+        let limit = Deadline::after(deadline.remaining() / 2);
+        let observer = phases.fork();
+        let done: Vec<_> = thread::scope(|scope| {
+            let span = tracing::Span::current();
+            let threads: Vec<_> = ways
+                .into_iter()
+                .map(|way| {
+                    let (via, span) = (way.0.clone(), span.clone());
+                    let (bring, observer) = (&bring, observer.as_ref());
+                    let thread = scope.spawn(move || {
+                        let _entered = span.entered();
+                        let mut own = Phases::new(observer);
+                        let brought = bring(way, &mut own, limit);
+                        (brought, own.part())
+                    });
+                    (via, thread)
+                })
+                .collect();
+            let joined = threads.into_iter().map(|(via, thread)| {
+                thread.join().map_err(|_| Lost {
+                    via,
+                    error: Error::new(ErrorKind::Io, "the thread of a path died"),
+                })
+            });
+            joined.collect()
+        });
+        let mut brought = Vec::new();
+        for one in done {
+            brought.push(one.and_then(|(brought, own)| {
+                phases.adopt_if_longer(own);
+                brought
+            }));
+        }
+        brought
+    }
+
+    fn bring(
+        &self,
+        via: &Via,
+        hctl: Hctl,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Brought> {
+        let roots = self.roots();
+        // Before the scan, or its answer could be missed.
+        let mut watch = self.hub().watch(&hctl.to_string());
+        if let Some(device) = ScsiDevice::find(roots, hctl)? {
+            let found = self.identify(&device, false, &mut watch, phases, deadline)?;
+            if let Some(was) = self.scanned_as_another(&device, &found)? {
+                self.take_down_replaced(&device, &found.identity, &mut watch, phases, deadline)
+                    .map_err(|error| stale(&error, &was, hctl, &found))?;
+            } else {
+                expect(request, hctl, &found)?;
+                return Ok(found.brought(via, device, false, watch));
+            }
+        }
+        phases.enter(Stage::Scan);
+        let device = scsi::scan(roots, &self.lanes, hctl, deadline)?;
+        let found = self
+            .identify(&device, true, &mut watch, phases, deadline)
+            .and_then(|found| expect(request, hctl, &found).map(|()| found));
+        match found {
+            Ok(found) => Ok(found.brought(via, device, true, watch)),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => Err(undo::device(
+                self, error, &device, &mut watch, phases, deadline,
+            )),
+        }
+    }
+
+    /// Waits for the disk and asks it who it is.
+    fn identify(
+        &self,
+        device: &ScsiDevice,
+        fresh: bool,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Found> {
+        let (roots, lanes) = (self.roots(), &self.lanes);
+        phases.enter(Stage::Probe);
+        let disk = scsi::wait_for_disk(device, fresh, roots, lanes, watch, deadline)?;
+        let diskseq = disk.diskseq()?;
+        phases.enter(Stage::Identify);
+        let identity = scsi::read_identity(roots, lanes, device, &disk, deadline)?;
+        Ok(Found {
+            disk,
+            diskseq,
+            identity,
+        })
+    }
+
+    /// What a device that was there before us was scanned as, where that is not
+    /// the unit which answers now: an array gave the address to another volume.
+    /// The kernel's cache shows it, or, where somebody had the kernel read that
+    /// again, udev's record of the disk's birth.
+    fn scanned_as_another(&self, device: &ScsiDevice, found: &Found) -> Result<Option<String>> {
+        let cached = device.cached_identity()?;
+        if !cached.names.is_empty() && !cached.is_same_unit(&found.identity) {
+            return Ok(Some(cached.to_string()));
+        }
+        // The record of an earlier disk of that number says nothing of this one.
+        let links = udev_record::read_links(self.roots(), found.disk.devno())?;
+        let life = found.diskseq.map(|seq| format!("disk/by-diskseq/{seq}"));
+        if !life.is_some_and(|life| links.contains(&life)) {
+            return Ok(None);
+        }
+        let born: BTreeSet<Wwid> = links.iter().filter_map(|link| name_in(link)).collect();
+        let is_one = |name: &Wwid| found.identity.is(name);
+        let first = born.iter().next().filter(|_| !born.iter().any(is_one));
+        Ok(first.map(ToString::to_string))
+    }
+}
+
+/// The NAA or EUI-64 name in one of udev's by-id links of a SCSI disk.
+fn name_in(link: &str) -> Option<Wwid> {
+    let name = link.strip_prefix("disk/by-id/")?;
+    let serial = name.strip_prefix("scsi-").unwrap_or(name);
+    let typed = ["wwn-0x", "2", "3"]
+        .iter()
+        .any(|kind| serial.starts_with(kind));
+    typed.then(|| serial.parse().ok()).flatten()
+}
+
+fn expect(request: &AttachRequest, hctl: Hctl, found: &Found) -> Result<()> {
+    match &request.expected {
+        Some(expected) if !found.identity.is(expected) => {
+            Err(mismatch(expected, &hctl.to_string(), &found.identity))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A stale device that could not be taken away.
+fn stale(error: &Error, was: &str, hctl: Hctl, found: &Found) -> Error {
+    let (name, now) = (found.disk.name(), &found.identity);
+    let message = format!(
+        "the array has given {hctl} to another unit: {name} was scanned as {was}, and {now} \
+         answers; it was not replaced: {error}"
+    );
+    Error::new(error.kind(), message).at(error.stage().unwrap_or(Stage::Claim))
+}

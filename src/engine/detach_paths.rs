@@ -1,0 +1,324 @@
+//! One turn of a SCSI detach: all that is there of the unit now.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+use super::claim::Claim;
+use super::detach::DetachRequest;
+use super::phases::Phases;
+use super::receipt::{Flush, MapReceipt, PathReceipt, Receipt};
+use super::unit::{KnownPath, Standing};
+use super::{Engine, in_use};
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::{Daemon, Map};
+use crate::scsi::{self, ScsiDevice};
+use crate::uevent::Watch;
+
+/// How long a path may take to write back when all has gone through its map
+/// already: nothing of its own is left to write.
+const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
+
+/// A detach under way.
+pub(super) struct Way<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) request: &'a DetachRequest,
+    /// The devices that the caller named.
+    pub(super) seeds: Vec<ScsiDevice>,
+    /// The map that the caller named.
+    pub(super) map: Option<Map>,
+    pub(super) names: BTreeSet<Wwid>,
+    /// Sees every map that comes and goes.
+    pub(super) maps: Watch,
+    pub(super) daemon: Option<Daemon>,
+    pub(super) receipt: Receipt,
+}
+
+/// A path that is claimed and about to go.
+struct Doomed {
+    path: KnownPath,
+    watch: Watch,
+    claim: Option<Claim>,
+}
+
+impl Way<'_> {
+    /// Takes down the map and the paths that there are now; `false` where there
+    /// are none. Nothing is deleted before all is claimed and flushed.
+    pub(super) fn take_down_what_is_there(
+        &mut self,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let engine = self.engine;
+        phases.enter(Stage::Resolve);
+        let paths = engine.paths_of(&self.names, &self.seeds, deadline)?;
+        let map = self.map_of(&paths)?;
+        if paths.is_empty() && map.is_none() {
+            return Ok(false);
+        }
+        for path in &paths {
+            self.enter_into_receipt(path)?;
+        }
+        if let Some(map) = map {
+            self.take_map(&map, phases, deadline)?;
+        }
+        let mut doomed = Vec::new();
+        for path in paths {
+            let watch = engine.hub().watch(&path.device.hctl().to_string());
+            doomed.push(Doomed {
+                path,
+                watch,
+                claim: None,
+            });
+        }
+        phases.enter(Stage::Claim);
+        for one in &mut doomed {
+            self.have_it_forgotten(&one.path, deadline);
+            one.claim = self.claim(one, deadline)?;
+        }
+        phases.enter(Stage::Flush);
+        for one in &doomed {
+            let flush = self.flush(one, deadline)?;
+            if let Some(entry) = self.entry(&one.path.device) {
+                entry.flush = Some(flush);
+            }
+        }
+        phases.enter(Stage::Delete);
+        self.delete_all(doomed, deadline)?;
+        Ok(true)
+    }
+
+    /// The map over these paths, or the one that was named, or one that has the
+    /// unit's name and lost all its paths.
+    fn map_of(&self, paths: &[KnownPath]) -> Result<Option<Map>> {
+        let roots = self.engine.roots();
+        for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
+            if let Some(map) = Map::of_path(disk)? {
+                return Ok(Some(map));
+            }
+        }
+        if let Some(map) = self.map.clone().filter(Map::is_there) {
+            return Ok(Some(map));
+        }
+        for name in &self.names {
+            if let Some(map) = Map::find(roots, name)? {
+                return Ok(Some(map));
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_map(&mut self, map: &Map, phases: &mut Phases, deadline: Deadline) -> Result<()> {
+        let mut receipt = MapReceipt {
+            name: map.name().to_owned(),
+            uuid: map.uuid().to_owned(),
+            node: map.disk().node(self.engine.roots()),
+            told_to_fail: false,
+            flush: None,
+            gone: false,
+        };
+        let done = self.engine.take_map_down(
+            map,
+            (self.daemon.as_ref(), self.request),
+            &mut self.maps,
+            &mut receipt,
+            phases,
+            deadline,
+        );
+        if receipt.told_to_fail {
+            let note = format!(
+                "the map {} queued with no path left and was told to fail its I/O",
+                receipt.name
+            );
+            self.receipt.notes.push(note);
+        }
+        self.receipt.map = Some(receipt);
+        done
+    }
+
+    fn was_flushed_through_map(&self) -> bool {
+        let map = self.receipt.map.as_ref();
+        map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone)
+    }
+
+    fn claim(&self, one: &mut Doomed, deadline: Deadline) -> Result<Option<Claim>> {
+        let Some(disk) = &one.path.disk else {
+            return Ok(None);
+        };
+        let abandon = self.request.abandon;
+        let watch = &mut one.watch;
+        match &one.path.standing {
+            Standing::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
+            _ => self.engine.claim(disk, abandon, watch, deadline),
+        }
+        .map(Some)
+    }
+
+    fn flush(&self, one: &Doomed, deadline: Deadline) -> Result<Flush> {
+        let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
+            return Ok(Flush::NoDisk);
+        };
+        if let Standing::Replaced { now, .. } = &one.path.standing {
+            let hctl = one.path.device.hctl();
+            return Ok(Flush::Replaced(format!("{now} answers at {hctl} now")));
+        }
+        if !self.was_flushed_through_map() {
+            return self
+                .engine
+                .write_back(claim, disk, self.request.abandon, deadline);
+        }
+        let limit = Deadline::after(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
+        match self.engine.write_back(claim, disk, false, limit) {
+            Err(error) => Ok(Flush::ThroughMap(error.to_string())),
+            flushed => flushed,
+        }
+    }
+
+    /// Deletes all at once: each on a thread of its own, so that a host that is
+    /// slow to do it does not hold up the others.
+    fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
+        let engine = self.engine;
+        let results: Vec<(ScsiDevice, Result<()>)> = thread::scope(|scope| {
+            let span = tracing::Span::current();
+            let threads: Vec<_> = doomed
+                .into_iter()
+                .map(|one| {
+                    let span = span.clone();
+                    let device = one.path.device.clone();
+                    let thread = scope.spawn(move || {
+                        let _entered = span.entered();
+                        delete(engine, one, deadline)
+                    });
+                    (device, thread)
+                })
+                .collect();
+            let died = || Error::new(ErrorKind::Io, "the thread of a delete died");
+            let joined = threads.into_iter().map(|(device, thread)| {
+                let result = thread.join().unwrap_or_else(|_| Err(died()));
+                (device, result)
+            });
+            joined.collect()
+        });
+        let mut first = Ok(());
+        for (device, result) in results {
+            if let Some(entry) = self.entry(&device) {
+                entry.gone = !device.is_there();
+            }
+            if first.is_ok() {
+                first = result.map_err(|error| error.at(Stage::Delete));
+            }
+        }
+        first
+    }
+
+    /// multipathd would take the path into a map again.
+    fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
+        if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
+            && let Err(error) = daemon.delete_path(disk.name(), deadline)
+        {
+            // The path's own removal tells it too; it is asked in the end.
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+        }
+    }
+
+    /// Whether a failure may be another one, or none, the next time: a flush that
+    /// failed would succeed the next time and prove nothing.
+    pub(super) fn may_pass(&self, error: &Error) -> bool {
+        match (error.stage(), error.kind()) {
+            (Some(Stage::Flush), _) => false,
+            (_, ErrorKind::Vanished) => true,
+            (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => self.may_be_let_go(),
+            _ => false,
+        }
+    }
+
+    /// Whether all that holds the unit's disks is its map, or a process that looks
+    /// at disks and lets go of them.
+    fn may_be_let_go(&self) -> bool {
+        let roots = self.engine.roots();
+        let look = || {
+            let paths =
+                self.engine
+                    .paths_of(&self.names, &self.seeds, Deadline::after(Duration::ZERO))?;
+            let map = self.map_of(&paths)?;
+            if let Some(map) = &map {
+                let busy = !in_use::find_holders(roots, map.disk())?.is_empty();
+                let openers = in_use::find_openers(roots, map.disk())?;
+                return Ok(!busy && openers.iter().all(in_use::looks_at_disks));
+            }
+            Ok::<_, Error>(false)
+        };
+        look().unwrap_or(false)
+    }
+
+    /// Waits until multipathd says itself that it knows none of the paths.
+    pub(super) fn wait_until_forgotten(
+        &mut self,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Some(daemon) = &self.daemon else {
+            return Ok(());
+        };
+        phases.enter(Stage::Forget);
+        for path in &mut self.receipt.paths {
+            let Some(name) = path.node.as_ref().and_then(|node| node.file_name()) else {
+                continue;
+            };
+            let name = name.to_string_lossy().into_owned();
+            let mut pauses = Backoff::new(Duration::from_millis(2), Duration::from_millis(200));
+            path.forgotten = Some(false);
+            // A new disk of that name is not this path.
+            let reborn = self.engine.roots().sysfs.join("block").join(&name);
+            while !reborn.exists() && daemon.knows_path(&name, deadline)? {
+                if deadline.has_passed() {
+                    let what = format!("multipathd to forget {name} ({})", path.hctl);
+                    let error = Error::timed_out(Stage::Forget, deadline.elapsed(), &what);
+                    return Err(error.with_last_seen("the path is gone from the kernel"));
+                }
+                let pause = pauses.pause().min(deadline.remaining());
+                self.maps.next(Deadline::after(pause));
+            }
+            path.forgotten = Some(true);
+        }
+        Ok(())
+    }
+
+    fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
+        let (roots, hctl) = (self.engine.roots(), path.device.hctl());
+        let disk = path.disk.as_ref();
+        let diskseq = disk.map(BlockDevice::diskseq).transpose()?.flatten();
+        let entry = PathReceipt {
+            hctl,
+            node: disk.map(|disk| disk.node(roots)),
+            devno: disk.map(BlockDevice::devno),
+            diskseq,
+            flush: None,
+            gone: false,
+            forgotten: None,
+        };
+        let again =
+            |known: &PathReceipt| known.hctl == hctl && known.diskseq == diskseq && !known.gone;
+        if !self.receipt.paths.iter().any(again) {
+            self.receipt.paths.push(entry);
+        }
+        Ok(())
+    }
+
+    /// The entry of a device that is being taken down.
+    fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
+        let mut paths = self.receipt.paths.iter_mut().rev();
+        paths.find(|path| path.hctl == device.hctl())
+    }
+}
+
+fn delete(engine: &Engine, mut one: Doomed, deadline: Deadline) -> Result<()> {
+    let device = &one.path.device;
+    match (&one.path.disk, one.claim.take()) {
+        (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),
+        _ => scsi::delete(device, &engine.lanes, &mut one.watch, deadline),
+    }
+}

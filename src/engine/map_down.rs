@@ -1,0 +1,160 @@
+//! Taking a multipath map down without losing what was written through it.
+
+use std::time::Duration;
+
+use super::Engine;
+use super::claim::Claim;
+use super::phases::Phases;
+use super::receipt::{Flush, MapReceipt};
+use super::{detach::DetachRequest, in_use};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::{blockdev, worker};
+use crate::multipath::{self, Daemon, Map};
+use crate::uevent::{self, Watch};
+
+/// How often a map whose flush is under way is looked at; each path failure
+/// wakes us besides.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// Claims the map, flushes it, and takes it down with the maps of its
+    /// partitions. `receipt` is kept up as it goes.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom; `Io` where the flush failed: the map stands and
+    /// nothing below it may be deleted; `TimedOut`.
+    pub(super) fn take_map_down(
+        &self,
+        map: &Map,
+        way: (Option<&Daemon>, &DetachRequest),
+        watch: &mut Watch,
+        receipt: &mut MapReceipt,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (daemon, request) = way;
+        for part in map.partition_maps()? {
+            let (flush, claim) =
+                self.claim_and_flush(part.disk(), request.abandon, watch, phases, deadline)?;
+            drop((flush, claim));
+            phases.enter(Stage::RemoveMap);
+            self.remove_map(&part, None, watch, deadline)?;
+        }
+        phases.enter(Stage::Claim);
+        let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
+        phases.enter(Stage::Flush);
+        let flushed = self.write_map_back(map, &claim, daemon, receipt, deadline);
+        receipt.flush = Some(match flushed {
+            Err(error) if request.abandon => Flush::Abandoned(error.to_string()),
+            flushed => flushed?,
+        });
+        // A map that is open cannot be removed; the kernel says so where somebody
+        // opens it from here on.
+        drop(claim);
+        phases.enter(Stage::RemoveMap);
+        self.remove_map(map, daemon, watch, deadline)?;
+        receipt.gone = true;
+        Ok(())
+    }
+
+    /// Flushes under the claim. Where the map queues and no path is left, paths
+    /// may come back for half of the time; then it is told to fail its I/O, since
+    /// its flush would never end.
+    fn write_map_back(
+        &self,
+        map: &Map,
+        claim: &Claim,
+        daemon: Option<&Daemon>,
+        receipt: &mut MapReceipt,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Claim::Held(file) = claim else {
+            return self.write_back(claim, map.disk(), false, deadline);
+        };
+        let (file, node) = (file.clone(), map.disk().node(self.roots()));
+        let flush = worker::start(Stage::Flush, move || blockdev::flush(&file, &node))?;
+        let patience = Deadline::after(deadline.remaining() / 2);
+        loop {
+            let turn = LOOK.min(deadline.remaining());
+            if let Some(flushed) = flush.wait(Deadline::after(turn)) {
+                return flushed.map(|()| Flush::Done).map_err(|error| {
+                    let told = receipt.told_to_fail;
+                    explain_flush(error, map, told)
+                });
+            }
+            if deadline.has_passed() {
+                let what = format!("the map {} to write back", map.name());
+                let error = Error::timed_out(Stage::Flush, deadline.elapsed(), &what);
+                return Err(error.with_last_seen(map.describe()));
+            }
+            let status = map.status(self.roots(), deadline)?;
+            let stuck = status.queues && status.active() == 0;
+            if stuck && patience.has_passed() && !receipt.told_to_fail {
+                tracing::warn!(
+                    map = map.name(),
+                    "it queues with no path left: told to fail"
+                );
+                if let Some(daemon) = daemon {
+                    daemon.disable_queueing(map.name(), deadline)?;
+                }
+                multipath::fail_if_no_path(self.roots(), map, deadline)?;
+                receipt.told_to_fail = true;
+            }
+        }
+    }
+
+    /// Removes the map and returns when sysfs shows it no more and udev has
+    /// handled that.
+    fn remove_map(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let disk = map.disk();
+        let devpath = uevent::devpath(roots, disk.dir())?;
+        // So that it is not made again when a path's event comes.
+        if let Some(daemon) = daemon
+            && let Err(error) = daemon.delete_map(map.name(), deadline)
+        {
+            tracing::debug!(%error, "multipathd does not remove the map");
+        }
+        if map.is_there() {
+            multipath::remove(roots, map, watch, deadline).map_err(|error| match error.kind() {
+                ErrorKind::InUse => self.name_holders(map, error),
+                _ => error,
+            })?;
+        }
+        uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
+    }
+
+    fn name_holders(&self, map: &Map, error: Error) -> Error {
+        let look = || {
+            let mut holders = in_use::find_holders(self.roots(), map.disk())?;
+            holders.extend(in_use::find_openers(self.roots(), map.disk())?);
+            Ok::<_, Error>(holders)
+        };
+        match look() {
+            Ok(holders) => in_use::refuse(map.disk(), &holders).caused_by(error),
+            Err(_) => error,
+        }
+    }
+}
+
+fn explain_flush(error: Error, map: &Map, told_to_fail: bool) -> Error {
+    let told = if told_to_fail {
+        " after it was told to fail, since it queued with no path left"
+    } else {
+        ""
+    };
+    let message = format!(
+        "the map {} could not be written back{told}; nothing below it was deleted",
+        map.name()
+    );
+    Error::new(error.kind(), message)
+        .at(Stage::Flush)
+        .caused_by(error)
+}

@@ -1,0 +1,277 @@
+//! The way of one resize: every path, then the map, then the report.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::Engine;
+use super::detach::DetachTarget;
+use super::detach_scsi::{Wanted, names_of};
+use super::phases::{Phase, Phases, StageObserver};
+use super::unit::{KnownPath, Standing, mismatch};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Hctl, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::{self, Daemon, Map};
+use crate::scsi;
+use crate::uevent;
+
+/// What to resize, and what to expect.
+#[derive(Debug, Clone)]
+pub struct ResizeRequest {
+    target: DetachTarget,
+    expected: Option<Wwid>,
+    at_least: Option<u64>,
+    observer: Option<StageObserver>,
+}
+
+impl ResizeRequest {
+    /// A resize to what the array says.
+    pub fn new(target: impl Into<DetachTarget>) -> Self {
+        Self {
+            target: target.into(),
+            expected: None,
+            at_least: None,
+            observer: None,
+        }
+    }
+
+    /// Resizes only the unit that has this name.
+    #[must_use]
+    pub fn expect(mut self, wwid: Wwid) -> Self {
+        self.expected = Some(wwid);
+        self
+    }
+
+    /// The size in bytes that the array was told to give it: where a path says
+    /// less, the resize has not come through.
+    #[must_use]
+    pub fn at_least(mut self, bytes: u64) -> Self {
+        self.at_least = Some(bytes);
+        self
+    }
+
+    /// Has `observer` told each stage.
+    #[must_use]
+    pub fn observe(mut self, observer: StageObserver) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+}
+
+/// A unit whose paths and map all show the size that the unit itself says.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Resized {
+    /// The node of its map, or of its first path.
+    pub node: PathBuf,
+    /// The size in bytes before.
+    pub old_size: u64,
+    /// The size in bytes now.
+    pub size: u64,
+    /// Its names.
+    pub names: Vec<Wwid>,
+    /// Its paths; each has the new size.
+    pub paths: Vec<Hctl>,
+    /// The name of its map, which has the new size too.
+    pub map: Option<String>,
+    /// Where the time went.
+    pub phases: Vec<Phase>,
+    /// Whether anything had another size before.
+    pub changed: bool,
+}
+
+impl Engine {
+    /// Has the kernel take in the size that a SCSI unit has on the array now: on
+    /// each of its paths, then on its multipath map. File systems are not
+    /// touched.
+    ///
+    /// It succeeds only when every path of the unit, found by its identity, and
+    /// the map show the size that the unit itself says. Where a path is dead, the
+    /// others have the new size afterwards and the map keeps the old one: I/O
+    /// past the end of the dead path would fail when that comes back. Repeating
+    /// it is safe. Linux 5.10 or later; needs write access to the `rescan`
+    /// attribute (root) and `CAP_SYS_ADMIN`.
+    ///
+    /// # Errors
+    /// `NotFound` where nothing is attached; `NotReady` naming each path that
+    /// does not show the new size, and where the unit is smaller than
+    /// [`at_least`](ResizeRequest::at_least); `IdentityMismatch`; `NotSupported`
+    /// for what is no SCSI unit; `TimedOut` at the stage that it names.
+    #[tracing::instrument(skip_all, fields(target = %request.target))]
+    pub fn resize(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
+        let mut phases = Phases::new(request.observer.as_ref());
+        phases.enter(Stage::Resolve);
+        let wanted = self.find_scsi(&request.target)?;
+        phases.enter(Stage::Lock);
+        let _leases = self.lease_addresses(wanted.leased(), deadline)?;
+
+        phases.enter(Stage::Identify);
+        let seeds = self.seeds(&wanted, request.expected.as_ref())?;
+        let known = self.paths_of(&BTreeSet::new(), &seeds, deadline)?;
+        let names = names_of(&wanted, &known, request.expected.as_ref())?;
+        let names: Vec<Wwid> = names.into_iter().collect();
+        phases.enter(Stage::Lock);
+        let _unit = self.lease_unit(&names, deadline)?;
+        phases.enter(Stage::Rescan);
+        let set = names.iter().cloned().collect();
+        let paths = self.paths_of(&set, &seeds, deadline)?;
+        let unit = Before::look(&paths, &wanted)?;
+        let size = self.rescan_all(&paths, request.at_least, deadline)?;
+        if let Some(map) = &unit.map {
+            phases.enter(Stage::Resize);
+            self.resize_map(map, size, deadline)?;
+        }
+        phases.enter(Stage::Settle);
+        let mut watch = self.hub().watch(unit.disk.name());
+        let mode = self.hub().mode();
+        uevent::settle_again(&mut watch, mode, self.roots(), unit.disk.dir(), deadline)?;
+        Ok(Resized {
+            node: unit.disk.node(self.roots()),
+            old_size: unit.size,
+            size,
+            names,
+            paths: paths.iter().map(|path| path.device.hctl()).collect(),
+            map: unit.map.as_ref().map(|map| map.name().to_owned()),
+            changed: unit.size != size || unit.differed(size),
+            phases: phases.finish(),
+        })
+    }
+
+    /// Has the kernel read the size of each path again and compares it with what
+    /// the unit says on that path.
+    fn rescan_all(
+        &self,
+        paths: &[KnownPath],
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<u64> {
+        let mut sizes = BTreeSet::new();
+        let mut without = Vec::new();
+        let mut cause = None;
+        for path in paths {
+            match self.rescan_one(path, at_least, deadline) {
+                Ok(size) => {
+                    sizes.insert(size);
+                }
+                Err(error) => {
+                    without.push(format!("{}: {error}", path.device.hctl()));
+                    cause.get_or_insert(error);
+                }
+            }
+        }
+        if let Some(cause) = cause {
+            let kind = match cause.kind() {
+                kind @ (ErrorKind::TimedOut | ErrorKind::IdentityMismatch) => kind,
+                _ => ErrorKind::NotReady,
+            };
+            let message = format!(
+                "the new size is not on every path, so the unit was not resized: {}",
+                without.join("; ")
+            );
+            let error = Error::new(kind, message).at(Stage::Rescan);
+            return Err(error.caused_by(cause));
+        }
+        match sizes.pop_first() {
+            Some(size) if sizes.is_empty() => Ok(size),
+            _ => {
+                let message = "the paths say different sizes: the array has not come to an end";
+                Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
+            }
+        }
+    }
+
+    fn rescan_one(
+        &self,
+        path: &KnownPath,
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<u64> {
+        let hctl = path.device.hctl();
+        if let Standing::Replaced { was, now } = &path.standing
+            && let Some(name) = was.wwid()
+        {
+            return Err(mismatch(name, &hctl.to_string(), now));
+        }
+        scsi::rescan(&path.device, &self.lanes, deadline)?;
+        let gone = || Error::new(ErrorKind::Vanished, "its disk went away");
+        let disk = path.device.disk()?.ok_or_else(gone)?;
+        let size = scsi::read_capacity(self.roots(), &self.lanes, &path.device, &disk, deadline)?;
+        let shown = disk.size()?;
+        if shown != size {
+            let message =
+                format!("it has {size} bytes by its own word and {shown} by the kernel's");
+            return Err(Error::new(ErrorKind::NotReady, message));
+        }
+        match at_least {
+            Some(bytes) if size < bytes => {
+                let message = format!("it has {size} bytes and {bytes} are expected");
+                Err(Error::new(ErrorKind::NotReady, message))
+            }
+            _ => Ok(size),
+        }
+    }
+
+    /// Gives the map the size of its paths, by multipathd where it runs.
+    fn resize_map(&self, map: &Map, size: u64, deadline: Deadline) -> Result<()> {
+        let mut watch = self.hub().watch(map.disk().name());
+        if map.disk().size()? == size {
+            return Ok(());
+        }
+        match Daemon::find(self.roots())? {
+            Some(daemon) => drop(daemon.resize_map(map.name(), deadline)?),
+            None => multipath::grow(self.roots(), map, size, deadline)?,
+        }
+        loop {
+            let shown = map.disk().size()?;
+            if shown == size {
+                return Ok(());
+            }
+            if watch.next(deadline).is_none() {
+                let what = format!("the map {} to have {size} bytes", map.name());
+                let error = Error::timed_out(Stage::Resize, deadline.elapsed(), &what);
+                return Err(error.with_last_seen(format!("it has {shown}")));
+            }
+        }
+    }
+}
+
+/// The unit as it was.
+struct Before {
+    map: Option<Map>,
+    /// The map's disk, or the first path's.
+    disk: BlockDevice,
+    size: u64,
+    /// Those of the paths.
+    sizes: Vec<u64>,
+}
+
+impl Before {
+    fn look(paths: &[KnownPath], wanted: &Wanted) -> Result<Self> {
+        let not_found = || {
+            let message = "nothing is attached there";
+            Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
+        };
+        let disks: Vec<&BlockDevice> = paths.iter().filter_map(|p| p.disk.as_ref()).collect();
+        let first = *disks.first().ok_or_else(not_found)?;
+        let map = match &wanted.map {
+            Some(map) => Some(map.clone()),
+            None => Map::of_path(first)?,
+        };
+        let disk = map.as_ref().map_or(first, Map::disk).clone();
+        Ok(Self {
+            size: disk.size()?,
+            sizes: disks
+                .iter()
+                .map(|disk| disk.size())
+                .collect::<Result<_>>()?,
+            map,
+            disk,
+        })
+    }
+
+    fn differed(&self, size: u64) -> bool {
+        self.sizes.iter().any(|&before| before != size)
+    }
+}

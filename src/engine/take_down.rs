@@ -1,0 +1,74 @@
+//! Taking one SCSI device down: claim, flush, delete, confirm, in the order that
+//! loses nothing.
+
+use super::Engine;
+use super::claim::Claim;
+use super::phases::Phases;
+use super::receipt::Flush;
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::scsi::{self, Identity, ScsiDevice};
+use crate::uevent::{self, Watch};
+
+impl Engine {
+    /// Takes down a device that nobody uses. The claim is held until the delete
+    /// has returned, so that nobody can mount it in between.
+    pub(super) fn take_down(
+        &self,
+        device: &ScsiDevice,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Some(disk) = device.disk()? else {
+            phases.enter(Stage::Delete);
+            scsi::delete(device, &self.lanes, watch, deadline)?;
+            return Ok(Flush::NoDisk);
+        };
+        let (flush, held) = self.claim_and_flush(&disk, false, watch, phases, deadline)?;
+        phases.enter(Stage::Delete);
+        self.delete(device, &disk, held, watch, deadline)?;
+        Ok(flush)
+    }
+
+    /// Takes down what is left of a unit at an address where `now` answers: not
+    /// a byte is written, and so it is refused while anybody has it open.
+    pub(super) fn take_down_replaced(
+        &self,
+        device: &ScsiDevice,
+        now: &Identity,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting what is left");
+        let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
+        let Some(disk) = device.disk()? else {
+            phases.enter(Stage::Delete);
+            scsi::delete(device, &self.lanes, watch, deadline)?;
+            return Ok(flush);
+        };
+        phases.enter(Stage::Claim);
+        let held = self.claim_replaced(&disk, watch, deadline)?;
+        phases.enter(Stage::Delete);
+        self.delete(device, &disk, held, watch, deadline)?;
+        Ok(flush)
+    }
+
+    /// Deletes the device under a claim and returns when udev has handled that.
+    pub(super) fn delete(
+        &self,
+        device: &ScsiDevice,
+        disk: &BlockDevice,
+        held: Claim,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let devpath = uevent::devpath(roots, disk.dir())?;
+        scsi::delete(device, &self.lanes, watch, deadline)?;
+        drop(held);
+        uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
+    }
+}

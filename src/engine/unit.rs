@@ -1,0 +1,161 @@
+//! A logical unit on this machine: what it says it is, and the paths that lead
+//! to it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::Engine;
+use super::lease::Lease;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
+use crate::scsi::{self, Identity, ScsiDevice, State};
+
+/// How long a path may take to say who it is when others can say it too.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// A SCSI device that belongs to a unit, and how that is known.
+#[derive(Debug)]
+pub(super) struct KnownPath {
+    pub(super) device: ScsiDevice,
+    pub(super) disk: Option<BlockDevice>,
+    pub(super) standing: Standing,
+}
+
+/// Who answers on a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// The unit, and it said so itself.
+    Live(Identity),
+    /// Nobody: what the kernel read at the last scan has to do.
+    Silent(Identity),
+    /// Another unit than the one that the kernel scanned: the array has given
+    /// the address to another volume.
+    Replaced {
+        /// What the kernel scanned.
+        was: Identity,
+        /// What answers.
+        now: Identity,
+    },
+}
+
+impl Standing {
+    /// The unit whose device it is: its pages were read from that one.
+    pub(super) fn of(&self) -> &Identity {
+        match self {
+            Self::Live(identity) | Self::Silent(identity) => identity,
+            Self::Replaced { was, .. } => was,
+        }
+    }
+}
+
+impl Engine {
+    /// The right to work on the unit of these names, the strongest first; none
+    /// where it has none.
+    pub(super) fn lease_unit(&self, names: &[Wwid], deadline: Deadline) -> Result<Option<Lease>> {
+        let take = |name| Lease::take(self.roots(), &Lease::of_unit(name), deadline);
+        names.first().map(take).transpose()
+    }
+
+    /// Who answers at a device, and whether it is the unit that the kernel
+    /// scanned there.
+    pub(super) fn standing(
+        &self,
+        device: &ScsiDevice,
+        disk: Option<&BlockDevice>,
+        deadline: Deadline,
+    ) -> Result<Standing> {
+        let was = device.cached_identity()?;
+        let answers = device.state()? == Some(State::Running);
+        let Some(disk) = disk.filter(|_| answers) else {
+            return Ok(Standing::Silent(was));
+        };
+        let limit = Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4));
+        match scsi::read_identity(self.roots(), &self.lanes, device, disk, limit) {
+            Ok(now) if was.names.is_empty() || now.is_same_unit(&was) => Ok(Standing::Live(now)),
+            Ok(now) => Ok(Standing::Replaced { was, now }),
+            // Dead, or taken away at the array: data about this path.
+            Err(error) => {
+                tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
+                Ok(Standing::Silent(was))
+            }
+        }
+    }
+
+    /// The devices that the kernel scanned as a unit which has this name.
+    pub(super) fn devices_named(&self, name: &Wwid) -> Result<Vec<ScsiDevice>> {
+        let mut devices = ScsiDevice::all(self.roots())?;
+        let mut failure = None;
+        devices.retain(|device| match scanned_as(device) {
+            Ok(identity) => identity.is(name),
+            Err(error) => {
+                failure.get_or_insert(error);
+                false
+            }
+        });
+        failure.map_or(Ok(devices), Err)
+    }
+
+    /// Every device of the unit of these names that there is now, those of
+    /// `seeds` first.
+    pub(super) fn paths_of(
+        &self,
+        names: &BTreeSet<Wwid>,
+        seeds: &[ScsiDevice],
+        deadline: Deadline,
+    ) -> Result<Vec<KnownPath>> {
+        let mut found: Vec<ScsiDevice> = seeds
+            .iter()
+            .filter(|device| device.is_there())
+            .cloned()
+            .collect();
+        if !names.is_empty() {
+            for device in ScsiDevice::all(self.roots())? {
+                if !found.contains(&device) && is_of(&device, names)? {
+                    found.push(device);
+                }
+            }
+        }
+        let mut paths = Vec::new();
+        for device in found {
+            let look = || {
+                let disk = device.disk()?;
+                let standing = self.standing(&device, disk.as_ref(), deadline)?;
+                Ok::<_, Error>((disk, standing))
+            };
+            match look() {
+                Ok((disk, standing)) => paths.push(KnownPath {
+                    device,
+                    disk,
+                    standing,
+                }),
+                // It went away while we looked.
+                Err(_) if !device.is_there() => {}
+                Err(error) => return Err(error.at(Stage::Resolve)),
+            }
+        }
+        Ok(paths)
+    }
+}
+
+/// Whether the kernel has scanned the unit of these names there: by the strongest
+/// name, since a vendor may give a weak one to many units.
+fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
+    let identity = scanned_as(device)?;
+    Ok(identity.wwid().is_some_and(|name| names.contains(name)))
+}
+
+/// What the kernel scanned at a device; nothing where it is gone.
+fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
+    match device.cached_identity() {
+        Err(_) if !device.is_there() => Ok(Identity::default()),
+        result => result,
+    }
+}
+
+/// The refusal of a unit that is not the expected one.
+pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
+    let message = format!("expected {expected} at {at}, which says that it is {found}");
+    Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
+}
