@@ -25,15 +25,13 @@ fn a_lun_scanned_behind_a_port_is_blocked_while_the_link_is_down() {
     fabric.map(2, &store);
     assert_eq!(fabric.of_rport("port_state"), "Online");
     assert_eq!(fabric.of_rport("port_name"), fabric.target_wwpn());
-    fabric.scan(2);
+    let disk = fabric.scanned_disk(2);
     let dir = fabric.device_dir(2);
     let read = |attribute: &str| {
         let text = fs::read_to_string(dir.join(attribute)).unwrap_or_default();
         text.trim().to_owned()
     };
-    guest::wait_until("the disk", LIMIT, || {
-        guest::entries(dir.join("block")).pop()
-    });
+    fs::read(format!("/dev/{disk}")).expect("a read");
     assert_eq!(read("wwid"), store.wwid());
     assert_eq!(read("state"), "running");
 
@@ -54,19 +52,14 @@ fn a_port_that_is_lost_for_longer_loses_its_devices() {
     let store = Store::ramdisk("fc2", 8 * MIB);
     let mut fabric = FcFabric::up();
     fabric.map(0, &store);
-    fabric.scan(0);
+    let _disk = fabric.scanned_disk(0);
     let dir = fabric.device_dir(0);
-    guest::wait_until("the disk", LIMIT, || {
-        guest::entries(dir.join("block")).pop()
-    });
     fabric.set_rport("fast_io_fail_tmo", "1");
     fabric.set_rport("dev_loss_tmo", "3");
     fabric.link_down();
     guest::wait_until("the device to go", LIMIT, || (!dir.exists()).then_some(()));
     fabric.link_up();
     assert!(!dir.exists());
-    fabric.scan(0);
-    guest::wait_until("the disk again", LIMIT, || {
-        guest::entries(dir.join("block")).pop()
-    });
+    assert_eq!(fabric.disk(0), None);
+    let _again = fabric.scanned_disk(0);
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::lio::{self, Store};
+use super::scsi_disk::{disk_of, openable_disk_of};
 
 const FABRIC: &str = "/sys/kernel/config/target/fc";
 const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
@@ -180,6 +181,19 @@ impl FcFabric {
         let (channel, target) = self.scsi_target();
         let name = format!("{}:{channel}:{target}:{lun}", self.host);
         Path::new("/sys/bus/scsi/devices").join(name)
+    }
+
+    /// The disk of a LUN as it is called below `/sys/block`, when it has one.
+    #[must_use]
+    pub fn disk(&self, lun: u64) -> Option<String> {
+        disk_of(&self.device_dir(lun))
+    }
+
+    /// Scans for a LUN by hand and waits for a disk that can be opened.
+    #[must_use]
+    pub fn scanned_disk(&self, lun: u64) -> String {
+        self.scan(lun);
+        openable_disk_of(&self.device_dir(lun))
     }
 
     fn group(&self) -> PathBuf {

@@ -1,11 +1,12 @@
 //! open-iscsi's daemon, as the machine's own sessions have it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use super::daemon::Daemon;
+use super::scsi_disk::{disk_of, openable_disk_of};
 
 const SESSIONS: &str = "/sys/class/iscsi_session";
 /// Bound by the daemon before it answers anybody.
@@ -190,23 +191,14 @@ impl Session {
     /// The disk of a LUN as it is called below `/sys/block`, when it has one.
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
-        let disks = super::entries(self.device_dir(lun).join("block"));
-        // The disk's directory is there a moment before its link.
-        let mut linked = disks
-            .into_iter()
-            .filter(|disk| fs::metadata(format!("/sys/block/{disk}/dev")).is_ok());
-        linked.next()
+        disk_of(&self.device_dir(lun))
     }
 
     /// Scans for a LUN by hand and waits for a disk that can be opened.
     #[must_use]
     pub fn scanned_disk(&self, lun: u64) -> String {
         self.scan(lun);
-        super::wait_until("the scanned disk", Duration::from_secs(20), || {
-            // The node is there a moment before the disk takes openers.
-            let disk = self.disk(lun)?;
-            File::open(format!("/dev/{disk}")).ok().map(|_| disk)
-        })
+        openable_disk_of(&self.device_dir(lun))
     }
 
     /// Logs out: its devices and its host are gone when this returns.

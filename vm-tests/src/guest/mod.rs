@@ -10,6 +10,7 @@ pub mod lio;
 pub mod multipathd;
 pub mod nbd_server;
 mod scsi_debug;
+mod scsi_disk;
 mod tcp_reset;
 pub mod udevd;
 mod uevent_counter;

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
+use super::scsi_disk::disk_of;
+
 /// Parameters of a [`ScsiDebug`] target to be.
 #[derive(Debug, Clone)]
 pub struct ScsiDebugOptions {
@@ -157,11 +159,7 @@ impl ScsiDebug {
     /// The same for another host of [`ScsiDebug::hosts`].
     #[must_use]
     pub fn disk_on(host: u32, lun: u64) -> Option<String> {
-        let block = device_dir(host, lun).join("block");
-        // The disk's directory is there a moment before its link.
-        super::entries(&block)
-            .into_iter()
-            .find(|disk| Path::new("/sys/block").join(disk).exists())
+        disk_of(&device_dir(host, lun))
     }
 
     /// The sysfs directory of LUN `lun` of target 0 on the first host.
