@@ -52,7 +52,7 @@ fn a_port_that_is_lost_for_longer_loses_its_devices() {
     let store = Store::ramdisk("fc2", 8 * MIB);
     let mut fabric = FcFabric::up();
     fabric.map(0, &store);
-    let _disk = fabric.scanned_disk(0);
+    fabric.scanned_disk(0);
     let dir = fabric.device_dir(0);
     fabric.set_rport("fast_io_fail_tmo", "1");
     fabric.set_rport("dev_loss_tmo", "3");
@@ -61,5 +61,5 @@ fn a_port_that_is_lost_for_longer_loses_its_devices() {
     fabric.link_up();
     assert!(!dir.exists());
     assert_eq!(fabric.disk(0), None);
-    let _again = fabric.scanned_disk(0);
+    fabric.scanned_disk(0);
 }

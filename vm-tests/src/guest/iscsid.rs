@@ -195,7 +195,10 @@ impl Session {
     }
 
     /// Scans for a LUN by hand and waits for a disk that can be opened.
-    #[must_use]
+    #[allow(
+        clippy::must_use_candidate,
+        reason = "some tests want the device and not its name"
+    )]
     pub fn scanned_disk(&self, lun: u64) -> String {
         self.scan(lun);
         openable_disk_of(&self.device_dir(lun))
