@@ -42,6 +42,12 @@ fn wwids() -> impl Strategy<Value = Wwid> {
         naa,
         any::<[u8; 8]>().prop_map(|bytes| Wwid::eui(&bytes).unwrap()),
         "[!-~][ -~]{0,40}".prop_filter_map("blank", |text| Wwid::t10(text.as_bytes())),
+        (any::<[u8; 16]>()).prop_map(|uuid| {
+            let designator = [&[0x10, 0], &uuid[..]].concat();
+            Wwid::uuid(&designator).unwrap()
+        }),
+        "[ -~]{1,40}".prop_filter_map("hex", |text| Wwid::vendor("V       p", text.as_bytes())),
+        "[ -~]{1,40}".prop_filter_map("hex", |text| Wwid::serial("abcdef01", text.as_bytes())),
         "iqn\\.[a-z0-9.:-]{1,40}".prop_map(|text| Wwid::scsi_name(text.as_bytes()).unwrap()),
     ]
 }

@@ -161,11 +161,12 @@ impl fmt::Display for Wwid {
             Name::Naa(bytes) => write!(f, "naa.{}", hex(bytes)),
             Name::Eui(bytes) => write!(f, "eui.{}", hex(bytes)),
             Name::Uuid(bytes) => {
-                let (a, rest) = bytes.split_at(4);
-                let (b, rest) = rest.split_at(2);
-                let (c, rest) = rest.split_at(2);
-                let (d, e) = rest.split_at(2);
-                let parts = [a, b, c, d, e].map(hex).join("-");
+                let ends = [0, 4, 6, 8, 10, 16];
+                let groups = ends.iter().zip(&ends[1..]);
+                let parts: Vec<String> = groups
+                    .filter_map(|(from, to)| bytes.get(*from..*to).map(hex))
+                    .collect();
+                let parts = parts.join("-");
                 write!(f, "uuid.{parts}")
             }
             Name::Iqn(text) => f.write_str(text),

@@ -131,10 +131,14 @@ fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_another_host_at
 fn a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_its_host() {
     let engine = engine();
     let target = ScsiDebug::with_luns(4);
+    // The host's second device would wait for the first one's I/O: its tags come
+    // to be shared, and for that the kernel freezes the queues that there are
+    // (`block/blk-mq.c`, `blk_mq_add_queue_tag_set`). A third does not.
+    attach(&engine, &target, 2);
     attach(&engine, &target, 1);
     guest::udevd::settle();
     // A flush gets twice this (`drivers/scsi/sd.c`, SD_FLUSH_TIMEOUT_MULTIPLIER).
-    fs::write(target.device_dir(1).join("timeout"), "5").unwrap();
+    fs::write(target.device_dir(1).join("timeout"), "8").unwrap();
 
     let swallowing = Swallowing::by(&target);
     let start = Instant::now();
@@ -158,11 +162,11 @@ fn a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_its_host() {
     println!("{error}");
     assert_eq!(error.kind(), ErrorKind::Quarantined, "{error}");
     assert!(error.to_string().contains("stage flush"), "{error}");
-    assert!(attach(&engine, &target, 2).changed);
+    assert!(attach(&engine, &target, 3).changed);
     assert_eq!(engine.stuck_calls().len(), 1);
 
     until_lifted(&engine);
-    for lun in [1, 2] {
+    for lun in [1, 2, 3] {
         assert!(detach(&engine, &target, lun).unwrap().changed);
     }
 }

@@ -85,7 +85,8 @@ fn calls_on_one_host_run_one_at_a_time_in_the_order_in_which_they_came() {
             let (lanes, done) = (&lanes, done.clone());
             scope.spawn(move || {
                 on_host(lanes, "3:0:0:9", LONG, move || {
-                    Ok(done.send(number).unwrap())
+                    done.send(number).unwrap();
+                    Ok(())
                 })
             });
             until("it queues", || queued(lanes, 3) == number);
