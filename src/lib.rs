@@ -91,8 +91,8 @@
 //!
 //! A room uses its own floor and those below: [`error`], [`id`] and
 //! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
-//! kernel; [`scsi`], [`nbd`] and [`transport`] are domains; [`engine`] puts them together. A test holds
-//! that.
+//! kernel; [`scsi`], [`nbd`], [`transport`] and [`multipath`] are domains;
+//! [`engine`] puts them together. A test holds that.
 
 #![forbid(unsafe_code)]
 

@@ -103,8 +103,7 @@ impl Daemon {
         Ok(names.contains(&name))
     }
 
-    /// Has it flush and remove the map of this name (the alias, of `dm-N` it
-    /// knows nothing here). The reply does not tell a map in use from one that
+    /// Has it remove the map of this name (the alias: it knows no `dm-N` here). The reply does not tell a map in use from one that
     /// is gone: look.
     ///
     /// # Errors
@@ -138,7 +137,8 @@ impl Daemon {
         match reply.trim() {
             "ok" => Ok(Answer::Done),
             "blacklisted" => Ok(Answer::NotWanted),
-            "delayed" => Ok(Answer::Delayed),
+            // `del map` has it followed by `fail` (`cli_del_map`).
+            "delayed" | "delayedfail" => Ok(Answer::Delayed),
             _ => Err(refused(stage, &command, &reply)),
         }
     }
@@ -270,6 +270,7 @@ mod tests {
             ("ok\n", Ok(Answer::Done)),
             ("blacklisted\n", Ok(Answer::NotWanted)),
             ("delayed\n", Ok(Answer::Delayed)),
+            ("delayedfail\n", Ok(Answer::Delayed)),
             ("fail\n", Err(ErrorKind::Refused)),
             ("map reload error. removed\n", Err(ErrorKind::Refused)),
             ("timeout\n", Err(ErrorKind::NotReady)),

@@ -11,10 +11,9 @@ use crate::kernel::{Roots, worker};
 const SECTOR: u64 = 512;
 
 /// Gives the map a size of `bytes`, which each of its paths must have already,
-/// for a machine without multipathd; where that runs it is told, since it
-/// undoes this at its next look:
-/// [`Daemon::resize_map`](super::Daemon::resize_map). A map that has the size
-/// is left as it is.
+/// for a machine without multipathd; where that runs it is told instead, since
+/// it keeps a size of its own: [`Daemon::resize_map`](super::Daemon::resize_map).
+/// A map that has the size is left as it is.
 ///
 /// The table in use is loaded again with the new length and put in place in one
 /// ioctl, in which I/O is held back: it may go on at any time, and nothing that
