@@ -32,23 +32,17 @@ fn roots() -> Roots {
 
 /// One unit, LUN 1, shown by two hosts; nothing is scanned.
 fn two_hosts() -> ScsiDebug {
-    ScsiDebug::options()
-        .hosts(2)
-        .luns(2)
-        .parameter("vpd_use_hostno", 0)
-        .load()
+    ScsiDebug::options().paths(2).luns(2).load()
 }
 
 /// The disks of the unit, one a host, with udev done with them.
 fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
     for host in target.hosts() {
-        fs::write(format!("/sys/class/scsi_host/host{host}/scan"), "0 0 1").unwrap();
+        ScsiDebug::scan_on(*host, "0 0 1");
     }
     let disk_of = |host: &u32| {
-        let dir = PathBuf::from(format!("/sys/bus/scsi/devices/{host}:0:0:1/block"));
         guest::wait_until("a disk of the unit", LIMIT, || {
-            let name = guest::entries(&dir).pop()?;
-            let link = PathBuf::from("/sys/block").join(name);
+            let link = PathBuf::from("/sys/block").join(ScsiDebug::disk_on(*host, 1)?);
             BlockDevice::at(&link.canonicalize().ok()?).unwrap()
         })
     };
