@@ -30,14 +30,23 @@ fn roots() -> Roots {
     Roots::default()
 }
 
-/// One unit, LUN 1, shown by two hosts; nothing is scanned.
+/// One unit, LUN 1, shown by two hosts that serve it, and by one that may not;
+/// nothing is scanned.
 fn two_hosts() -> ScsiDebug {
-    ScsiDebug::options().paths(2).luns(2).load()
+    ScsiDebug::options().paths(3).luns(2).load()
+}
+
+/// Where hosts show the same unit, `scsi_debug` gives each the ALUA state of
+/// its number modulo 3, and of the third, standby, I/O fails.
+fn serves(host: u32) -> bool {
+    host % 3 != 2
 }
 
 /// The disks of the unit, one a host, with udev done with them.
 fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
-    for host in target.hosts() {
+    let hosts = target.hosts().iter().copied();
+    let hosts: Vec<u32> = hosts.filter(|host| serves(*host)).collect();
+    for host in &hosts {
         ScsiDebug::scan_on(*host, "0 0 1");
     }
     let disk_of = |host: &u32| {
@@ -46,7 +55,7 @@ fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
             BlockDevice::at(&link.canonicalize().ok()?).unwrap()
         })
     };
-    let disks = target.hosts().iter().map(disk_of).collect();
+    let disks = hosts.iter().map(disk_of).collect();
     udevd::settle();
     disks
 }
@@ -132,7 +141,7 @@ fn a_map_of_two_paths_is_found_by_its_paths_and_by_the_units_name_and_both_are_a
     assert_eq!(Map::of_path(&paths[1]).unwrap().as_ref(), Some(&map));
     assert_eq!(Map::of_disk(map.disk()).unwrap().as_ref(), Some(&map));
     assert_eq!(Map::of_disk(&paths[0]).unwrap(), None);
-    let wwid: Wwid = fs::read_to_string(target.device_dir(1).join("wwid"))
+    let wwid: Wwid = fs::read_to_string(paths[0].dir().join("device/wwid"))
         .unwrap()
         .trim()
         .parse()
