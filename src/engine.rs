@@ -15,6 +15,7 @@ mod heal;
 mod in_use;
 mod lease;
 mod list;
+mod lost;
 mod map_down;
 mod nbd_options;
 mod patient;

@@ -2,8 +2,10 @@
 //! under it.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
+use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::Flush;
 use super::{Engine, in_use};
@@ -126,6 +128,11 @@ impl Engine {
         } else {
             deadline
         };
+        let lost = Lost::of(self.roots(), disk)?;
+        let earlier = lost.read()?;
+        if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
+            return Err(lost::refuse(disk, earlier));
+        }
         let node = disk.node(self.roots());
         let flushed = run(
             self.lane_of(disk),
@@ -133,12 +140,13 @@ impl Engine {
             &format!("{} to write back", disk.name()),
             limit,
             || disk.describe(),
-            move || blockdev::flush(&file, &node),
+            move || flush(&file, &node, &lost),
         );
-        match flushed {
-            Ok(()) => Ok(Flush::Done),
-            Err(error) if abandon => Ok(Flush::Abandoned(error.to_string())),
-            Err(error) => Err(error),
+        match (flushed, earlier) {
+            (Ok(()), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
+            (Ok(()), None) => Ok(Flush::Done),
+            (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
+            (Err(error), _) => Err(error),
         }
     }
 
@@ -169,6 +177,12 @@ impl Engine {
         }
         self.claim(disk, false, watch, deadline)
     }
+}
+
+/// Flushes, and writes down a failure: also one that comes after its caller has
+/// gone.
+pub(super) fn flush(file: &File, node: &Path, lost: &Lost) -> Result<()> {
+    blockdev::flush(file, node).inspect_err(|error| lost.set(error))
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.

@@ -4,6 +4,7 @@ use super::Engine;
 use super::attach_nbd::lease_of;
 use super::detach::{DetachRequest, Detachment, Place};
 use super::lease::Lease;
+use super::lost::Lost;
 use super::phases::Phases;
 use super::receipt::Flush;
 use crate::deadline::Deadline;
@@ -69,6 +70,7 @@ impl Engine {
             return Ok(Detachment::unchanged(place));
         }
 
+        let lost = Lost::of(roots, disk)?;
         let (flush, held) =
             self.claim_and_flush(disk, request.abandon, &mut watch, phases, deadline)?;
         // Under the claim nobody else can have begun to use it; but another
@@ -93,6 +95,9 @@ impl Engine {
 
         phases.enter(Stage::Confirm);
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
+
+        // A flush that hung has closed the device by now, and said what it had to.
+        lost.clear();
 
         phases.enter(Stage::Settle);
         match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::claim::Claim;
+use super::claim::{self, Claim};
+use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt};
 use super::{detach::DetachRequest, in_use};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::{blockdev, worker};
+use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, Watch};
 
@@ -72,8 +73,12 @@ impl Engine {
         let Claim::Held(file) = claim else {
             return self.write_back(claim, map.disk(), false, deadline);
         };
+        let lost = Lost::of(self.roots(), map.disk())?;
+        if let Some(earlier) = lost.read()? {
+            return Err(lost::refuse(map.disk(), &earlier));
+        }
         let (file, node) = (file.clone(), map.disk().node(self.roots()));
-        let flush = worker::start(Stage::Flush, move || blockdev::flush(&file, &node))?;
+        let flush = worker::start(Stage::Flush, move || claim::flush(&file, &node, &lost))?;
         let patience = Deadline::after(deadline.remaining() / 2);
         loop {
             let turn = LOOK.min(deadline.remaining());
@@ -115,6 +120,7 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
+        let lost = Lost::of(roots, disk)?;
         let devpath = uevent::devpath(roots, disk.dir())?;
         // So that it is not made again when a path's event comes.
         if let Some(daemon) = daemon
@@ -128,6 +134,7 @@ impl Engine {
                 _ => error,
             })?;
         }
+        lost.clear();
         uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
     }
 

@@ -3,6 +3,7 @@
 
 use super::Engine;
 use super::claim::Claim;
+use super::lost::Lost;
 use super::phases::Phases;
 use super::receipt::Flush;
 use crate::deadline::Deadline;
@@ -67,8 +68,10 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let devpath = uevent::devpath(roots, disk.dir())?;
+        let lost = Lost::of(roots, disk)?;
         scsi::delete(device, &self.lanes, watch, deadline)?;
         drop(held);
+        lost.clear();
         uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
     }
 }

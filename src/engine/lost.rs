@@ -1,0 +1,109 @@
+//! The memory of a flush that failed.
+//!
+//! The kernel tells of a failed write once. After that its pages count as clean,
+//! and the next `fsync` succeeds over data that is lost. So the failure is
+//! written down for as long as this life of the disk lasts, and no later flush
+//! of it, of whatever process, is taken for a proof.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+
+/// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
+#[derive(Debug, Clone)]
+pub(super) struct Lost {
+    path: PathBuf,
+    disk: PathBuf,
+}
+
+impl Lost {
+    pub(super) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
+        let life = match disk.diskseq()? {
+            Some(sequence) => sequence.to_string(),
+            // Before 5.15: sysfs gives each directory an inode of its own.
+            None => inode(disk.dir())?.to_string(),
+        };
+        let name = disk.name().replace('!', "-");
+        let path = roots.run.join(format!("lunbd/lost-{name}-{life}"));
+        let disk = disk.dir().to_owned();
+        Ok(Self { path, disk })
+    }
+
+    /// Why an earlier flush failed, where one did.
+    pub(super) fn read(&self) -> Result<Option<String>> {
+        sysfs::read_if_there(&self.path)
+    }
+
+    /// Writes down that a flush failed, unless the disk is gone: then nobody can
+    /// ask any more.
+    pub(super) fn set(&self, error: &Error) {
+        if !self.disk.exists() {
+            return;
+        }
+        let folder = self.path.parent().unwrap_or(Path::new("/"));
+        let written =
+            fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, error.to_string()));
+        if let Err(failure) = written {
+            tracing::error!(%error, %failure, path = %self.path.display(), "a failed flush could not be written down");
+        }
+    }
+
+    /// Forgets it, since this life of the disk is over.
+    pub(super) fn clear(&self) {
+        let _never_written = fs::remove_file(&self.path);
+    }
+}
+
+/// What is said instead of a flush that would prove nothing.
+pub(super) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
+    let message = format!(
+        "an earlier flush of {} failed, and what was written before is lost ({earlier}): a flush \
+         that succeeds now would prove nothing; to take it down all the same, abandon what is \
+         unwritten",
+        disk.name()
+    );
+    Error::new(ErrorKind::Io, message).at(Stage::Flush)
+}
+
+fn inode(dir: &Path) -> Result<u64> {
+    let metadata = fs::metadata(dir);
+    metadata
+        .map(|metadata| metadata.ino())
+        .map_err(|error| Error::io("cannot examine", dir, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_remembered_for_one_life_of_the_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/sda");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(dir.join("diskseq"), "7\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let lost = || Lost::of(&roots, &disk).unwrap();
+        assert_eq!(lost().read().unwrap(), None);
+        lost().set(&Error::new(ErrorKind::Io, "no"));
+        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
+        fs::write(dir.join("diskseq"), "8\n").unwrap();
+        assert_eq!(lost().read().unwrap(), None);
+        fs::write(dir.join("diskseq"), "7\n").unwrap();
+        lost().clear();
+        assert_eq!(lost().read().unwrap(), None);
+        fs::remove_dir_all(&dir).unwrap();
+        let gone = Lost {
+            path: roots.run.join("lunbd/lost-sda-7"),
+            disk: dir,
+        };
+        gone.set(&Error::new(ErrorKind::Io, "no"));
+        assert_eq!(gone.read().unwrap(), None);
+    }
+}
