@@ -4,12 +4,16 @@
 //! # One attach, step by step
 //!
 //! ```text
-//!  lock      one process at a time works on this logical unit
+//!  resolve   iSCSI sessions and Fibre Channel ports, as sysfs shows them, say at
+//!            which host, channel and target each path is; what is down is missing
+//!  lock      one process at a time works on an address, and on a unit
 //!  (watch)   subscribed to the unit's events, before anything is done
 //!  scan      "channel target lun" to the host's scan file: one unit, no other
 //!  probe     the disk driver brings the block device, on a thread of its own
-//!  identify  INQUIRY, sent to the unit itself: page 83h, page 80h
+//!  identify  INQUIRY, sent to the unit itself on every path: page 83h, page 80h;
+//!            all must be one unit; a device left from another one is replaced
 //!  settle    udev's own event for the kernel's event, or its answer to a barrier
+//!  map       multipathd is told of the paths; its map is what is handed out
 //! ```
 //!
 //! The scan's success proves nothing (it succeeds when nothing is there), nor
@@ -19,14 +23,35 @@
 //! # One detach, step by step
 //!
 //! ```text
-//!  lock      as above
-//!  claim     an exclusive open: the kernel's own word that nobody mounts, maps,
-//!            swaps on or claims the disk or a partition of it; held to the end
-//!  flush     fsync, which reaches the device's cache; then the pages are dropped
-//!  delete    the device's delete file: its return, not the node's disappearance
-//!  confirm   sysfs shows this life of the device no more
-//!  settle    udev has handled the removal: no link is left, nothing comes late
+//!  lock        as above
+//!  identify    whose devices these are; all paths of that unit are found by it,
+//!              those that come in the middle too
+//!  claim       an exclusive open: the kernel's own word that nobody mounts, maps,
+//!              swaps on or claims the device or a partition of it
+//!  flush       the map first: fsync, which reaches the unit's cache; then the
+//!              pages are dropped. A flush that fails ends the detach here
+//!  remove_map  by multipathd, or device-mapper's ioctls where it does not run
+//!  delete      after all paths are claimed and flushed: each one's delete file;
+//!              its return, not the node's disappearance
+//!  confirm     sysfs shows this life of the devices no more
+//!  settle      udev has handled the removal: no link is left, nothing comes late
+//!  forget      multipathd says itself that it knows none of the paths
 //! ```
+//!
+//! The [`Receipt`](engine::Receipt) says of each step whether it was read back;
+//! its [`safe_to_unmap`](engine::Receipt::safe_to_unmap) is `true` only if all
+//! were. A detach that fails has one too: see
+//! [`DetachFailure`](engine::DetachFailure).
+//!
+//! # When the kernel does not come back
+//!
+//! A scan or a delete holds its whole SCSI host in the kernel, so these wait in
+//! one queue a host; hosts do not wait for each other. A call that is not back
+//! at its caller's deadline quarantines its host (a scan, a delete) or its device
+//! (an open, an INQUIRY, a flush): what comes after is refused at once with
+//! [`Quarantined`](ErrorKind::Quarantined), and
+//! [`Engine::stuck_calls`] shows it with its kernel stack. The return of the call
+//! ends it.
 //!
 //! # NBD that survives
 //!

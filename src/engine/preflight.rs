@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::sysfs;
+use crate::multipath::{Daemon, Map};
 use crate::uevent::{self, Mode};
 
 /// How a check came out.
@@ -74,12 +75,13 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 9] = [
+        let looks: [(&'static str, Look); 10] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
             ("scsi", Self::check_scsi),
+            ("multipath", Self::check_multipath),
             ("nbd", Self::check_nbd),
             ("device nodes", Self::check_nodes),
             ("udev", Self::check_udev),
@@ -176,6 +178,22 @@ impl Engine {
         } else {
             let remedy = "modprobe nbd, where NBD is wanted";
             Check::limited("nbd", "the module is not loaded", remedy)
+        })
+    }
+
+    fn check_multipath(&self, _: Deadline) -> Result<Check> {
+        let maps = Map::all(self.roots())?;
+        Ok(match (Daemon::find(self.roots())?, maps.len()) {
+            (Some(_), count) => Check::good("multipath", format!("multipathd runs, {count} maps")),
+            (None, 0) => Check::good("multipath", "no multipathd and no maps"),
+            (None, count) => Check::limited(
+                "multipath",
+                format!(
+                    "{count} maps and no multipathd in this network namespace: one in another may \
+                     make a map again that is being taken down, and none brings a path back"
+                ),
+                "run in the host's network namespace, or start multipathd",
+            ),
         })
     }
 

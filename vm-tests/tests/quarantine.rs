@@ -89,7 +89,6 @@ fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_another_host_at
     assert_eq!(error.stage(), Some(Stage::Scan), "{error}");
 
     let stuck = engine.stuck_calls();
-    println!("{stuck:#?}");
     assert_eq!(stuck.len(), 1);
     assert_eq!(stuck[0].host, HostNo(hung));
     assert_eq!(stuck[0].stage, Stage::Scan);
@@ -103,7 +102,6 @@ fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_another_host_at
     let start = Instant::now();
     let request = AttachRequest::new(unit(&target, 2));
     let error = engine.attach(&request, soon()).unwrap_err();
-    println!("{error}");
     assert!(start.elapsed() < TOLERANCE, "{:?}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::Quarantined);
     assert!(error.to_string().contains("stage scan"), "{error}");
@@ -152,14 +150,12 @@ fn a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_its_host() {
     assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
 
     let stuck = engine.stuck_calls();
-    println!("{stuck:#?}");
     assert_eq!(stuck.len(), 1);
     assert_eq!(stuck[0].stage, Stage::Flush);
     assert!(!stuck[0].whole_host);
     assert!(!stuck[0].stack.is_empty());
 
     let error = in_a_second(&engine, unit(&target, 1));
-    println!("{error}");
     assert_eq!(error.kind(), ErrorKind::Quarantined, "{error}");
     assert!(error.to_string().contains("stage flush"), "{error}");
     assert!(attach(&engine, &target, 3).changed);
