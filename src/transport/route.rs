@@ -169,7 +169,7 @@ mod tests {
         let missing = Missing::new(reason, "it is Blocked".to_owned());
         let json = serde_json::to_value(missing).unwrap();
         let expected = serde_json::json!(
-            {"reason": "port_down", "state": "Blocked", "text": "it is Blocked"}
+            {"reason": "port_down", "state": "Blocked", "text": "it is Blocked", "hctl": null}
         );
         assert_eq!(json, expected);
     }
