@@ -74,9 +74,10 @@ pub(crate) fn boot(
         "the guest did not come up ({}); trying once more",
         first.why
     );
-    let console = setup
-        .run_dir
-        .keep_log("first-boot-attempt", &first.console)?;
+    let console = setup.run_dir.keep_log(
+        &format!("{}-first-boot-attempt", setup.kernel.series),
+        &first.console,
+    )?;
     let second = attempt(setup, &initrd, Console::Verbose, &mut on_report)?;
     if second.boot_time.is_none() {
         bail!(
@@ -96,7 +97,9 @@ fn attempt(
     verbosity: Console,
     on_report: &mut impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
-    let console = setup.run_dir.join("console");
+    let console = setup
+        .run_dir
+        .join(&format!("console-{}", setup.kernel.series));
     fs::write(&console, "").context("the console's file")?;
     let start = Instant::now();
     let mut machine = Machine::start(
@@ -177,7 +180,9 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
 /// One file with the root, the modules, the programs and the job behind one
 /// another: the kernel unpacks them in turn.
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
-    let path = setup.run_dir.join("initrd");
+    let path = setup
+        .run_dir
+        .join(&format!("initrd-{}", setup.kernel.series));
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
     let mut parts = setup.root.images(&names(job));
     parts.extend([setup.kernel.modules.clone(), setup.programs.to_owned()]);

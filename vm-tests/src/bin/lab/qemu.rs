@@ -27,8 +27,8 @@ impl Machine {
     /// The console goes to the file `console`, the second serial port to the
     /// child's standard output.
     ///
-    /// Call it on the main thread: the kernel sends the parent-death signal
-    /// when the *thread* that started QEMU ends.
+    /// The thread that calls it must outlive the machine: the kernel sends the
+    /// parent-death signal when the *thread* that started QEMU ends.
     pub(crate) fn start(
         accel: Accel,
         vmlinux: &Path,

@@ -1,6 +1,10 @@
 //! Which test runs in which boot.
 
-use anyhow::Result;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Result, bail};
 use vm_tests::job::{Job, Outcome, Report, TestCase};
 
 use crate::accel::Accel;
@@ -39,7 +43,8 @@ pub(crate) fn run(
     }
     let (root, kernels) = prepare(series, refresh)?;
     let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
-    for kernel in &kernels {
+    let summary = &Mutex::new(summary);
+    let run = |kernel: &Kernel| {
         let setup = Setup {
             kernel,
             root: &root,
@@ -55,8 +60,34 @@ pub(crate) fn run(
         for test in own {
             run_until_done(&setup, vec![test], true, summary)?;
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    side_by_side(&kernels, &run)
+}
+
+/// Runs the kernels beside each other, one a processor: most of a test's time is
+/// spent waiting. The threads live as long as the machines that they start.
+fn side_by_side(kernels: &[Kernel], run: &(impl Fn(&Kernel) -> Result<()> + Sync)) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let worker = || -> Result<()> {
+        while let Some(kernel) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(kernel)?;
+        }
+        Ok(())
+    };
+    let count = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..count.min(kernels.len()))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        let ended: Vec<_> = workers
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        ended
+            .into_iter()
+            .try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a kernel's thread died")))
+    })
 }
 
 /// The guest's root and the kernels, from the cache where they are there,
@@ -77,7 +108,7 @@ fn run_until_done(
     setup: &Setup<'_>,
     mut tests: Vec<TestCase>,
     own_boot: bool,
-    summary: &mut Summary,
+    summary: &Mutex<&mut Summary>,
 ) -> Result<()> {
     let series = setup.kernel.series;
     while !tests.is_empty() {
@@ -112,7 +143,7 @@ fn run_until_done(
             ended.why, ended.console
         );
         let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
-        summary.add_vm_test(series, &id, &outcome, false, 0, Some(&log));
+        lock(summary).add_vm_test(series, &id, &outcome, false, 0, Some(&log));
         tests.retain(|test| test.id() != id);
     }
     Ok(())
@@ -122,7 +153,7 @@ fn on_report(
     setup: &Setup<'_>,
     report: Report,
     tests: &mut Vec<TestCase>,
-    summary: &mut Summary,
+    summary: &Mutex<&mut Summary>,
 ) -> Result<()> {
     let series = setup.kernel.series;
     match report {
@@ -154,7 +185,7 @@ fn on_report(
                         .keep_log(&format!("{series}-{test}"), &content)?,
                 )
             };
-            summary.add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
+            lock(summary).add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
             tests.retain(|known| known.id() != test);
         }
         Report::Broken { why } => eprintln!("the guest cannot go on: {why}"),
@@ -164,4 +195,9 @@ fn on_report(
         | Report::Done => {}
     }
     Ok(())
+}
+
+fn lock<'a, 'b>(summary: &'a Mutex<&'b mut Summary>) -> MutexGuard<'a, &'b mut Summary> {
+    // A thread that died between two counts has left both whole.
+    summary.lock().unwrap_or_else(PoisonError::into_inner)
 }
