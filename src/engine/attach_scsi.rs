@@ -9,7 +9,7 @@ use super::phases::Phases;
 use super::{Engine, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source};
+use crate::id::{Hctl, Source, Wwid};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::transport::{self, Route};
@@ -191,6 +191,10 @@ impl Engine {
     }
 
     fn alias_of(device: &ScsiDevice, identity: &Identity) -> Result<Option<ScsiDevice>> {
+        // A vendor's text may be the same on two units of one target.
+        if !identity.wwid().is_some_and(Wwid::is_registered) {
+            return Ok(None);
+        }
         for other in device.siblings()? {
             if other.is_disk()? && other.cached_identity()?.is_same_unit(identity) {
                 return Ok(Some(other));

@@ -38,18 +38,19 @@ impl From<Source> for DetachTarget {
 impl FromStr for DetachTarget {
     type Err = Error;
 
-    /// A path from the root, the name of a unit, or a source.
+    /// A path from the root; `unit:` and a name of the unit in any of its
+    /// spellings; or a source.
     fn from_str(text: &str) -> Result<Self> {
         if text.starts_with('/') {
             return Ok(Self::Device(PathBuf::from(text)));
         }
-        if let Ok(name) = text.parse() {
-            return Ok(Self::Unit(name));
+        if let Some(name) = text.strip_prefix("unit:") {
+            return Ok(Self::Unit(name.parse()?));
         }
         text.parse()
             .map(Self::Source)
             .map_err(|error: ParseIdError| {
-                let message = format!("{error}, the path of a disk's node, or a unit's name");
+                let message = format!("{error}, the path of a disk's node, or unit:NAME");
                 Error::new(ErrorKind::InvalidInput, message)
             })
     }
@@ -60,7 +61,7 @@ impl fmt::Display for DetachTarget {
         match self {
             Self::Source(source) => source.fmt(f),
             Self::Device(path) => path.display().fmt(f),
-            Self::Unit(name) => name.fmt(f),
+            Self::Unit(name) => write!(f, "unit:{name}"),
         }
     }
 }

@@ -99,6 +99,17 @@ impl Engine {
         let name = wanted.name.as_ref().or(expected);
         if let Some(name) = name.filter(|_| seeds.is_empty()) {
             seeds = self.devices_named(name)?;
+            if let [first, second, ..] = seeds.as_slice()
+                && !name.is_registered()
+            {
+                let message = format!(
+                    "{} and {} both say that they are {name}, and a vendor may give that name to \
+                     several units: name one by its address or its node",
+                    first.hctl(),
+                    second.hctl()
+                );
+                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
+            }
         }
         Ok(seeds)
     }

@@ -98,9 +98,10 @@ impl Receipt {
     /// Draws the conclusion.
     pub(super) fn conclude(&mut self) {
         let mut doubts = Vec::new();
-        if self.names.is_empty() {
+        if !self.names.iter().any(Wwid::is_registered) {
             doubts.push(
-                "nobody could say the unit's name, so other paths to it were not looked for"
+                "nobody could say a name that the unit alone can have, so other paths to it were \
+                 not looked for"
                     .to_owned(),
             );
         }
@@ -237,6 +238,8 @@ mod tests {
     fn it_is_safe_to_unmap_only_when_all_was_flushed_and_all_is_gone() {
         assert!(concluded(|_| {}));
         assert!(!concluded(|receipt| receipt.names.clear()));
+        let vendors = "t10.VENDOR_disk".parse().unwrap();
+        assert!(!concluded(|receipt| receipt.names = vec![vendors]));
         assert!(!concluded(|receipt| receipt.paths[1].gone = false));
         assert!(!concluded(|receipt| receipt.paths[1].flush = None));
         let unreachable = || path(Flush::Unreachable("ENXIO".to_owned()));

@@ -139,11 +139,12 @@ impl Engine {
     }
 }
 
-/// Whether the kernel has scanned the unit of these names there: by the strongest
-/// name, since a vendor may give a weak one to many units.
+/// Whether the kernel has scanned the unit of these names there, by a name that
+/// no other unit can have.
 fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
     let identity = scanned_as(device)?;
-    Ok(identity.wwid().is_some_and(|name| names.contains(name)))
+    let strongest = identity.wwid().filter(|name| name.is_registered());
+    Ok(strongest.is_some_and(|name| names.contains(name)))
 }
 
 /// What the kernel scanned at a device; nothing where it is gone.

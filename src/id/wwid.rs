@@ -98,6 +98,16 @@ impl Wwid {
         }
     }
 
+    /// Whether a registry stands behind the name (NAA, EUI-64, UUID, iSCSI name):
+    /// a vendor's text may be the same on every unit that it sells.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        matches!(
+            self.0,
+            Name::Naa(_) | Name::Eui(_) | Name::Uuid(_) | Name::Iqn(_)
+        )
+    }
+
     /// Whether the standard promises that no other unit has this name; of what
     /// a vendor made up it promises nothing.
     #[must_use]

@@ -125,7 +125,7 @@ fn a_detach_finds_a_path_that_came_later_and_was_never_attached_by_us() {
     assert_eq!(scsi_disks(), [] as [&str; 0]);
 
     // Nothing is left of it, and its name proves that.
-    let name = store.wwid();
+    let name = format!("unit:{}", store.wwid());
     let again = engine
         .detach(name.parse::<DetachTarget>().unwrap(), soon())
         .unwrap();

@@ -150,9 +150,9 @@ pub(crate) struct Heal {
 
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// A source, the node of a disk or of a map or a link to it, or a name of the
-    /// unit as in --expect.
-    #[arg(value_name = "SOURCE|DEVICE|ID")]
+    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
+    /// of the unit as in --expect.
+    #[arg(value_name = "SOURCE|DEVICE|unit:ID")]
     pub(crate) target: DetachTarget,
 
     /// Detach only the SCSI unit that has this name.
@@ -176,9 +176,9 @@ pub(crate) struct Detach {
 
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
-    /// A source, the node of a disk or of a map or a link to it, or a name of the
-    /// unit as in --expect.
-    #[arg(value_name = "SOURCE|DEVICE|ID")]
+    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
+    /// of the unit as in --expect.
+    #[arg(value_name = "SOURCE|DEVICE|unit:ID")]
     pub(crate) target: DetachTarget,
 
     /// Resize only the SCSI unit that has this name.
