@@ -160,3 +160,43 @@ pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
     let message = format!("expected {expected} at {at}, which says that it is {found}");
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::kernel::Roots;
+
+    /// A machine with two devices of the same page 83h.
+    fn two_devices(kind: u8, designator: &[u8]) -> (tempfile::TempDir, Engine) {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let length = u8::try_from(designator.len()).unwrap();
+        let mut page = vec![0, 0x83, 0, length + 4, 2, kind, 0, length];
+        page.extend(designator);
+        for hctl in ["2:0:0:1", "3:0:0:1"] {
+            let dir = roots.sysfs.join("bus/scsi/devices").join(hctl);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("vpd_pg83"), &page).unwrap();
+            fs::write(dir.join("state"), "running\n").unwrap();
+        }
+        (root, Engine::start(roots).unwrap())
+    }
+
+    fn found(engine: &Engine, name: &str) -> usize {
+        let names = BTreeSet::from([name.parse().unwrap()]);
+        let soon = Deadline::after(Duration::from_secs(5));
+        engine.paths_of(&names, &[], soon).unwrap().len()
+    }
+
+    #[test]
+    fn paths_are_gathered_by_a_registered_name_and_not_by_a_vendors_text() {
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let (_root, engine) = two_devices(3, &naa);
+        assert_eq!(found(&engine, "naa.5000c500a1b2c3d4"), 2);
+        assert_eq!(found(&engine, "naa.5000c500a1b2c3d5"), 0);
+        let (_root, engine) = two_devices(1, b"VENDOR  HARDDISK");
+        assert_eq!(found(&engine, "t10.VENDOR_HARDDISK"), 0);
+    }
+}
