@@ -13,8 +13,8 @@ mod detach_scsi;
 mod gather;
 mod heal;
 mod in_use;
+mod inventory;
 mod lease;
-mod list;
 mod lost;
 mod map_down;
 mod nbd_options;
@@ -31,7 +31,9 @@ pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPa
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use heal::{HealOutcome, Healer, Healing};
 pub use in_use::Holder;
-pub use list::{Disk, DiskKind};
+pub use inventory::{
+    Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
+};
 pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};

@@ -1,7 +1,9 @@
 //! Doors to the kernel: one attribute, file or ioctl a function. No policy and
 //! no retries here.
 
+pub(crate) mod block_tree;
 pub mod blockdev;
+pub(crate) mod device_dir;
 pub(crate) mod dm;
 pub(crate) mod genl;
 pub mod machine;

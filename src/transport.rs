@@ -12,5 +12,6 @@ mod route;
 
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
+pub(crate) use reach::Reaches;
 pub use reach::{Reach, reach};
 pub use route::{Missing, MissingReason, Route, Via};

@@ -89,7 +89,7 @@ fn a_pipe_gets_no_progress_and_help_is_no_failure() {
 #[test]
 fn list_and_doctor_answer_in_json_on_any_machine() {
     let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();
-    assert!(list["disks"].is_array());
+    assert!(list["units"].is_array());
     let doctor = lunbd(&["doctor", "--json"]);
     let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let ready = report["ready"].as_bool().unwrap();

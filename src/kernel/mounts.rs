@@ -11,6 +11,7 @@ use crate::id::DevNo;
 
 /// One mount of a block device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Mount {
     /// What is mounted.
     pub device: DevNo,

@@ -1,6 +1,8 @@
 //! By which session or remote port a SCSI device is reached.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 
 use super::fc::{RemotePort, RportName};
 use super::iscsi::Session;
@@ -67,30 +69,60 @@ impl fmt::Display for Reach {
 /// # Errors
 /// Where the device's link cannot be followed.
 pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<Reach>> {
-    // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
     let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
-    let Some(device) = sysfs::resolve(&link)? else {
-        return Ok(None);
-    };
-    let host = format!("host{}", hctl.host);
-    let names = device
-        .ancestors()
-        .filter_map(|dir| dir.file_name()?.to_str());
-    let mut names = names.take_while(|name| *name != host);
-    Ok(names.find_map(|name| {
+    let device = sysfs::resolve(&link)?;
+    Ok(device.and_then(|dir| Reaches::new(roots).of(hctl, &dir)))
+}
+
+/// The answers of [`reach`] for many devices: each session and each port is read
+/// once.
+#[derive(Debug)]
+pub(crate) struct Reaches<'a> {
+    roots: &'a Roots,
+    /// By the name of the session's or the port's device.
+    known: HashMap<String, Reach>,
+}
+
+impl<'a> Reaches<'a> {
+    pub(crate) fn new(roots: &'a Roots) -> Self {
+        let known = HashMap::new();
+        Self { roots, known }
+    }
+
+    /// As [`reach`], of the device whose directory `dir`, with no link in the
+    /// path, is.
+    pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<Reach> {
+        // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
+        let host = format!("host{}", hctl.host);
+        let names = dir.ancestors().filter_map(|dir| dir.file_name()?.to_str());
+        let mut names = names.take_while(|name| *name != host);
+        names.find_map(|name| {
+            if let Some(known) = self.known.get(name) {
+                return Some(known.clone());
+            }
+            let found = Reach::read(self.roots, name)?;
+            self.known.insert(name.to_owned(), found.clone());
+            Some(found)
+        })
+    }
+}
+
+impl Reach {
+    /// `None` where the device of this name is neither a session nor a port.
+    fn read(roots: &Roots, name: &str) -> Option<Self> {
         if let Some(id) = Session::of_name(name) {
             let session = Session::new(roots, id);
             let portals = session.device().map(|device| device.portals(roots));
-            return Some(Reach::Iscsi {
+            return Some(Self::Iscsi {
                 session: id,
                 portal: portals.and_then(|portals| portals.into_iter().next()),
                 target: session.target().ok().flatten(),
             });
         }
         let rport = RportName::parse(name)?;
-        Some(Reach::Fc {
+        Some(Self::Fc {
             rport: rport.to_string(),
             wwpn: RemotePort::new(roots, rport).wwpn().ok().flatten(),
         })
-    }))
+    }
 }

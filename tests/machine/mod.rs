@@ -1,6 +1,8 @@
 //! A machine in a temporary directory: what the engine reads and writes below
 //! its `Roots`, with nobody behind it.
 
+pub(crate) mod san;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;

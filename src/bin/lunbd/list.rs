@@ -1,42 +1,39 @@
 //! `lunbd list`
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{Disk, DiskKind};
+use indicatif::HumanBytes;
+use lunbd::engine::{Inventory, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind};
 use lunbd::{Engine, Result};
-use serde::Serialize;
 
 use crate::exit;
 
-#[derive(Serialize)]
-struct Listing<'a> {
-    disks: &'a [Disk],
-}
+const HEADING: [&str; 7] = [
+    "SOURCE", "DEVICE", "SIZE", "STATE", "PATHS", "HELD BY", "NAME",
+];
+
+type Row = [String; HEADING.len()];
 
 pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
-    let disks = engine.list()?;
+    let inventory = engine.inventory()?;
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &Listing { disks: &disks })
+            exit::write_json(&mut out, &inventory)
         } else {
-            write(out, &disks)
+            write(out, &inventory)
         }
     }))
 }
 
-fn write(out: &mut dyn Write, disks: &[Disk]) -> io::Result<()> {
-    if disks.is_empty() {
+fn write(out: &mut dyn Write, inventory: &Inventory) -> io::Result<()> {
+    if inventory.units.is_empty() {
         return writeln!(out, "no SCSI disks and no connected NBD devices");
     }
-    let mut rows = vec![
-        [
-            "SOURCE", "DEVICE", "SIZE", "STATE", "LINKS", "HELD BY", "NAME",
-        ]
-        .map(str::to_owned),
-    ];
-    rows.extend(disks.iter().map(row));
-    let widths = rows.iter().fold([0; 7], |mut widths, row| {
+    let mut rows = vec![HEADING.map(str::to_owned)];
+    rows.extend(inventory.units.iter().flat_map(rows_of));
+    let widths = rows.iter().fold([0; HEADING.len()], |mut widths, row| {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -53,34 +50,102 @@ fn write(out: &mut dyn Write, disks: &[Disk]) -> io::Result<()> {
     Ok(())
 }
 
-fn row(disk: &Disk) -> [String; 7] {
-    let absent = || "-".to_owned();
-    let node = disk.node.as_ref().map(|node| node.display().to_string());
-    let size = disk
-        .size
-        .map(|size| indicatif::HumanBytes(size).to_string());
-    let holders = (!disk.holders.is_empty()).then(|| disk.holders.join(","));
-    let (named, name) = match &disk.kind {
-        DiskKind::Scsi { hctl, cached_wwid } => (format!("scsi:{hctl}"), cached_wwid.clone()),
-        DiskKind::Nbd { index, backend, .. } => (format!("nbd{index}"), backend.clone()),
-        _ => (absent(), None),
+/// A line for the unit, and one for each path where that tells more.
+fn rows_of(unit: &InventoryUnit) -> Vec<Row> {
+    match &unit.kind {
+        UnitKind::Scsi(scsi) => {
+            let alone = scsi.map.is_none() && scsi.paths.len() == 1;
+            let paths = scsi.paths.iter().filter(|_| !alone).map(path_row);
+            let mut rows = vec![scsi_row(unit, scsi)];
+            rows.extend(paths);
+            rows
+        }
+        UnitKind::Nbd(nbd) => vec![nbd_row(unit, nbd)],
+        _ => Vec::new(),
+    }
+}
+
+fn scsi_row(unit: &InventoryUnit, scsi: &ScsiUnit) -> Row {
+    let (source, node) = match (&scsi.map, scsi.paths.as_slice()) {
+        (Some(map), _) => (map.name.clone(), Some(&map.node)),
+        (None, [path]) => (format!("scsi:{}", path.hctl), path.node.as_ref()),
+        (None, _) => ("(no map)".to_owned(), None),
     };
-    let source = disk.source.as_ref().map(ToString::to_string);
+    let mut state = summary(&scsi.paths);
+    if scsi.sizes_differ {
+        state.push_str(", sizes differ");
+    }
     [
-        source.unwrap_or(named),
-        node.unwrap_or_else(absent),
-        size.unwrap_or_else(absent),
-        disk.state.clone().unwrap_or_else(absent),
-        links(&disk.kind),
-        holders.unwrap_or_else(absent),
-        name.unwrap_or_else(absent),
+        source,
+        or_dash(node.map(|node| node.display())),
+        or_dash(unit.size.map(HumanBytes)),
+        state,
+        scsi.paths.len().to_string(),
+        held_by(unit),
+        or_dash(scsi.identity.wwid()),
     ]
 }
 
-/// SCSI names its paths one by one.
-fn links(kind: &DiskKind) -> String {
-    match kind {
-        DiskKind::Nbd { connections, .. } => connections.to_string(),
-        _ => "-".to_owned(),
+fn path_row(path: &InventoryPath) -> Row {
+    [
+        format!("  scsi:{}", path.hctl),
+        or_dash(path.node.as_ref().map(|node| node.display())),
+        or_dash(path.size.map(HumanBytes)),
+        state(path).to_owned(),
+        String::new(),
+        String::new(),
+        path.reach
+            .as_ref()
+            .map_or_else(String::new, ToString::to_string),
+    ]
+}
+
+fn nbd_row(unit: &InventoryUnit, nbd: &NbdUnit) -> Row {
+    let source = nbd.source.as_ref().map(ToString::to_string);
+    [
+        source.unwrap_or_else(|| format!("nbd{}", nbd.index)),
+        nbd.node.display().to_string(),
+        or_dash(unit.size.map(HumanBytes)),
+        nbd.state.to_string(),
+        nbd.connections.to_string(),
+        held_by(unit),
+        // The source says it already.
+        or_dash(nbd.backend.as_ref().filter(|_| nbd.source.is_none())),
+    ]
+}
+
+/// The state that all have, or how many run.
+fn summary(paths: &[InventoryPath]) -> String {
+    match paths.first().map(state) {
+        Some(first) if paths.iter().all(|path| state(path) == first) => first.to_owned(),
+        _ => {
+            let running = paths.iter().filter(|path| state(path) == "running");
+            format!("{} of {} running", running.count(), paths.len())
+        }
     }
+}
+
+fn state(path: &InventoryPath) -> &str {
+    path.state
+        .as_ref()
+        .map_or("unreadable", |state| state.as_str())
+}
+
+/// Where it is mounted says more than the devices between.
+fn held_by(unit: &InventoryUnit) -> String {
+    let mut names: Vec<String> = unit
+        .mounts
+        .iter()
+        .map(|mount| mount.path.display().to_string())
+        .chain(unit.swaps.iter().map(|_| "swap".to_owned()))
+        .chain(unit.holders.iter().cloned())
+        .collect();
+    // One mount may be seen in many namespaces.
+    let mut seen = std::collections::BTreeSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    or_dash((!names.is_empty()).then(|| names.join(",")))
+}
+
+fn or_dash(cell: Option<impl Display>) -> String {
+    cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }

@@ -1,0 +1,44 @@
+//! The inventory of a machine with 10,000 SCSI disks: a directory in memory,
+//! whose files cost what sysfs's do but for the kernel's own formatting.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "criterion's macro makes a public function, and a bench may panic"
+)]
+
+#[allow(dead_code, reason = "the tests use the rest of it")]
+#[path = "../tests/machine/mod.rs"]
+mod machine;
+
+use std::process::{Command, Stdio};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use lunbd::Engine;
+use machine::san::San;
+
+fn inventory(criterion: &mut Criterion) {
+    let san = San::of_ten_thousand();
+    let roots = san.machine.roots();
+    let mut group = criterion.benchmark_group("inventory of 10000");
+    group
+        .throughput(Throughput::Elements(10_000))
+        .sample_size(10);
+    let engine = Engine::start(roots.clone()).unwrap();
+    group.bench_function("lunbd", |bencher| {
+        bencher.iter(|| engine.inventory().unwrap());
+    });
+    // util-linux's, which shows less: no identity, no session, no state.
+    let lsblk = || {
+        let mut lsblk = Command::new("lsblk");
+        lsblk.arg("--sysroot").arg(roots.sysfs.parent().unwrap());
+        lsblk.arg("--json").stdout(Stdio::null()).status()
+    };
+    if lsblk().is_ok() {
+        group.bench_function("lsblk --sysroot --json", |bencher| {
+            bencher.iter(|| assert!(lsblk().unwrap().success()));
+        });
+    }
+}
+
+criterion_group!(benches, inventory);
+criterion_main!(benches);

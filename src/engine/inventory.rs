@@ -1,0 +1,206 @@
+//! What the machine has: every SCSI logical unit and every connected NBD device.
+
+mod scsi;
+mod users;
+
+use std::path::PathBuf;
+
+use super::Engine;
+use crate::error::Result;
+use crate::id::{DevNo, DiskSeq, Hctl, NbdIndex, Source};
+use crate::kernel::block_tree::BlockTree;
+use crate::kernel::mounts::Mount;
+use crate::nbd::{self, Knowledge, Link, NbdDevice};
+use crate::scsi::{Identity, State};
+use crate::transport::Reach;
+use users::Users;
+
+/// What the machine has, as sysfs and `/proc` showed it one after the other:
+/// what is changing meanwhile may be of two moments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Inventory {
+    /// SCSI units in the order of their first path's address, then NBD devices
+    /// by index.
+    pub units: Vec<InventoryUnit>,
+}
+
+/// One logical unit, or one connected NBD device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct InventoryUnit {
+    /// What it is.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub kind: UnitKind,
+    /// Bytes: of the map where there is one, else of the first path that shows
+    /// one.
+    pub size: Option<u64>,
+    /// The kernel's names of all devices stacked on it, on a partition of it, or
+    /// on one of these, sorted; without its multipath map.
+    pub holders: Vec<String>,
+    /// The mounts of it, of its partitions and of what is stacked on them, in
+    /// our own mount namespace and in those of all processes that may be read.
+    pub mounts: Vec<Mount>,
+    /// The swap areas on the same.
+    pub swaps: Vec<DevNo>,
+}
+
+/// What a unit is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum UnitKind {
+    /// A SCSI logical unit.
+    Scsi(ScsiUnit),
+    /// A connected NBD device.
+    Nbd(NbdUnit),
+}
+
+/// A SCSI logical unit: the devices whose names, as the kernel has them, are
+/// those of one unit. A device without a name is a unit of its own.
+///
+/// The kernel's names are **no proof of identity**: only a scan or a rescan
+/// refreshes them, so an array that has since given an address to another volume
+/// shows the old one here. Attach and detach ask the device itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ScsiUnit {
+    /// The names in the kernel's copies.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub identity: Identity,
+    /// Its devices, by address; at least one.
+    pub paths: Vec<InventoryPath>,
+    /// The multipath map of one of them.
+    pub map: Option<InventoryMap>,
+    /// Whether a path is in another state than running, or in none that can be
+    /// read.
+    pub degraded: bool,
+    /// Whether the paths, and the map, are not all of one size: the unit was
+    /// resized and not all of them know.
+    pub sizes_differ: bool,
+}
+
+/// One SCSI device. What cannot be read of it is `None`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct InventoryPath {
+    /// Its address.
+    pub hctl: Hctl,
+    /// Its node; `None` where the disk driver has brought none.
+    pub node: Option<PathBuf>,
+    /// Its disk's number.
+    pub devno: Option<DevNo>,
+    /// Its disk's life (Linux 5.15).
+    pub diskseq: Option<DiskSeq>,
+    /// Bytes.
+    pub size: Option<u64>,
+    /// The kernel's state of it.
+    pub state: Option<State>,
+    /// By which session or remote port; `None` where by neither.
+    pub reach: Option<Reach>,
+    /// What could not be read, and why.
+    pub unreadable: Vec<String>,
+}
+
+/// A multipath map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct InventoryMap {
+    /// Its name below `/dev/mapper`, which multipathd calls the alias.
+    pub name: String,
+    /// Device-mapper's uuid of it.
+    pub uuid: String,
+    /// Its node, a `dm-N`.
+    pub node: PathBuf,
+    /// Its number.
+    pub devno: DevNo,
+    /// Bytes; `None` where it cannot be read.
+    pub size: Option<u64>,
+}
+
+/// A connected NBD device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct NbdUnit {
+    /// The index.
+    pub index: NbdIndex,
+    /// What an attach of it would name, where the backend id is a URI.
+    pub source: Option<Source>,
+    /// The id that it was connected with (Linux 5.14).
+    pub backend: Option<String>,
+    /// Its node.
+    pub node: PathBuf,
+    /// Its number.
+    pub devno: DevNo,
+    /// The life of the disk, which outlives a connection (Linux 5.15).
+    pub diskseq: Option<DiskSeq>,
+    /// What it is doing.
+    pub state: nbd::State,
+    /// How many connections carry its I/O.
+    pub connections: usize,
+}
+
+impl Engine {
+    /// Shows the SCSI disks, grouped to logical units, and the NBD devices that
+    /// are in use. One that goes away meanwhile is left out; what cannot be read
+    /// of a SCSI path is data about this path.
+    ///
+    /// Nothing is asked of a device, so none can hold this up. A path costs about
+    /// twenty system calls; each session, remote port, map and mount is read
+    /// once.
+    ///
+    /// # Errors
+    /// Where the lists themselves, of devices or of mounts, cannot be read.
+    pub fn inventory(&self) -> Result<Inventory> {
+        let roots = self.roots();
+        let tree = BlockTree::read(roots)?;
+        let users = Users::read(roots, &tree)?;
+        let mut units = scsi::units(roots, &tree, &users)?;
+        for device in NbdDevice::all(roots)? {
+            match self.describe_nbd(&device, &users) {
+                Ok(unit) => units.extend(unit),
+                Err(_) if !device.disk().dir().exists() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Inventory { units })
+    }
+
+    /// `None` where it is free.
+    fn describe_nbd(&self, device: &NbdDevice, users: &Users<'_>) -> Result<Option<InventoryUnit>> {
+        let facts = device.facts()?;
+        let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
+        let dead = |link: &Link| ours(link) && link.is_dead();
+        // Only who made a link can tell a dead one from a live one.
+        let knowledge = Knowledge {
+            link_dead: self.links().get(&device.index()).is_some_and(dead),
+            ..Knowledge::default()
+        };
+        let state = facts.state(&knowledge);
+        if matches!(state, nbd::State::Free | nbd::State::OpenedByOther) {
+            return Ok(None);
+        }
+        let backend = facts.backend;
+        let uri = backend.as_deref().and_then(|id| id.parse().ok());
+        let disk = device.disk();
+        let unit = NbdUnit {
+            index: device.index(),
+            source: uri.map(Source::Nbd),
+            backend,
+            node: disk.node(self.roots()),
+            devno: disk.devno(),
+            diskseq: disk.diskseq()?,
+            state,
+            connections: device.connections()?,
+        };
+        let used = users.of([disk.name()], None);
+        Ok(Some(used.unit(UnitKind::Nbd(unit), Some(facts.size))))
+    }
+}

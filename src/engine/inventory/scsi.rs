@@ -1,0 +1,100 @@
+//! SCSI devices, put together to units.
+
+use std::collections::HashMap;
+
+use super::users::Users;
+use super::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
+use crate::error::Result;
+use crate::id::Wwid;
+use crate::kernel::Roots;
+use crate::kernel::block_tree::BlockTree;
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+use crate::scsi::{Facts, State};
+use crate::transport::Reaches;
+
+pub(super) fn units(
+    roots: &Roots,
+    tree: &BlockTree,
+    users: &Users<'_>,
+) -> Result<Vec<InventoryUnit>> {
+    let devices = Facts::of_all(roots, tree)?;
+    let groups = group(&devices);
+    let mut reaches = Reaches::new(roots);
+    let units = groups.into_iter().map(|devices| {
+        let disks = || devices.iter().filter_map(|device| device.disk.as_deref());
+        let map = disks().find_map(|disk| map_above(roots, tree, disk));
+        let (above, map) = map.unzip();
+        let path = |device: &&Facts| InventoryPath {
+            hctl: device.hctl,
+            node: device.disk.as_ref().map(|name| roots.dev.join(name)),
+            devno: device.devno,
+            diskseq: device.diskseq,
+            size: device.size,
+            state: device.state.clone(),
+            reach: reaches.of(device.hctl, &device.dir),
+            unreadable: device.unreadable.clone(),
+        };
+        let paths: Vec<_> = devices.iter().map(path).collect();
+        let own = map.as_ref().and_then(|map: &InventoryMap| map.size);
+        let sizes = || {
+            own.into_iter()
+                .chain(paths.iter().filter_map(|path| path.size))
+        };
+        let size = sizes().next();
+        let runs = |path: &InventoryPath| path.state == Some(State::Running);
+        let unit = ScsiUnit {
+            identity: devices
+                .first()
+                .map(|device| device.identity.clone())
+                .unwrap_or_default(),
+            degraded: !paths.iter().all(runs),
+            sizes_differ: sizes().any(|other| Some(other) != size),
+            paths,
+            map,
+        };
+        users.of(disks(), above).unit(UnitKind::Scsi(unit), size)
+    });
+    Ok(units.collect())
+}
+
+/// The devices of each unit, in the order in which they come.
+fn group(devices: &[Facts]) -> Vec<Vec<&Facts>> {
+    let mut groups: Vec<Vec<&Facts>> = Vec::new();
+    let mut by_names: HashMap<Vec<&Wwid>, usize> = HashMap::new();
+    for device in devices {
+        let names = device.identity.to_compare();
+        let next = groups.len();
+        let group = if names.is_empty() {
+            next
+        } else {
+            *by_names.entry(names).or_insert(next)
+        };
+        match groups.get_mut(group) {
+            Some(group) => group.push(device),
+            None => groups.push(vec![device]),
+        }
+    }
+    groups
+}
+
+/// The multipath map on a disk, and its kernel name. One that cannot be read
+/// stays among the holders.
+fn map_above<'a>(
+    roots: &Roots,
+    tree: &'a BlockTree,
+    disk: &str,
+) -> Option<(&'a str, InventoryMap)> {
+    tree.directly_above(disk).find_map(|name| {
+        let disk = BlockDevice::at(tree.dir(name)?).ok()??;
+        let map = Map::of_disk(&disk).ok()??;
+        let shown = InventoryMap {
+            name: map.name().to_owned(),
+            uuid: map.uuid().to_owned(),
+            node: disk.node(roots),
+            devno: disk.devno(),
+            size: disk.size().ok(),
+        };
+        Some((name, shown))
+    })
+}

@@ -1,0 +1,76 @@
+//! Who uses a unit: read once for all of them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::{InventoryUnit, UnitKind};
+use crate::error::Result;
+use crate::id::DevNo;
+use crate::kernel::Roots;
+use crate::kernel::block_tree::BlockTree;
+use crate::kernel::mounts::{self, Mount};
+
+/// The mounts and swap areas of the machine, by the disk that they are on.
+pub(super) struct Users<'a> {
+    tree: &'a BlockTree,
+    mounts: HashMap<String, Vec<Mount>>,
+    swaps: HashMap<String, Vec<DevNo>>,
+}
+
+/// Those of one unit.
+pub(super) struct Used {
+    holders: Vec<String>,
+    mounts: Vec<Mount>,
+    swaps: Vec<DevNo>,
+}
+
+impl<'a> Users<'a> {
+    pub(super) fn read(roots: &Roots, tree: &'a BlockTree) -> Result<Self> {
+        let mut mounted = HashMap::<String, Vec<Mount>>::new();
+        for mount in mounts::read_mounts(roots)? {
+            if let Some(disk) = tree.disk_of(roots, mount.device)? {
+                mounted.entry(disk).or_default().push(mount);
+            }
+        }
+        let mut swapped = HashMap::<String, Vec<DevNo>>::new();
+        for device in mounts::read_swaps(roots)? {
+            if let Some(disk) = tree.disk_of(roots, device)? {
+                swapped.entry(disk).or_default().push(device);
+            }
+        }
+        Ok(Self {
+            tree,
+            mounts: mounted,
+            swaps: swapped,
+        })
+    }
+
+    /// Of the unit of these disks and this map.
+    pub(super) fn of<'b>(
+        &'b self,
+        disks: impl IntoIterator<Item = &'b str>,
+        map: Option<&'b str>,
+    ) -> Used {
+        let own: BTreeSet<&str> = disks.into_iter().chain(map).collect();
+        let holders = self.tree.all_above(&own);
+        let on = || own.union(&holders).copied();
+        let mounts = on().filter_map(|name| self.mounts.get(name));
+        let swaps = on().filter_map(|name| self.swaps.get(name));
+        Used {
+            mounts: mounts.flatten().cloned().collect(),
+            swaps: swaps.flatten().copied().collect(),
+            holders: holders.into_iter().map(str::to_owned).collect(),
+        }
+    }
+}
+
+impl Used {
+    pub(super) fn unit(self, kind: UnitKind, size: Option<u64>) -> InventoryUnit {
+        InventoryUnit {
+            kind,
+            size,
+            holders: self.holders,
+            mounts: self.mounts,
+            swaps: self.swaps,
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! All block devices of the machine, and what is stacked on what, in one look.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use super::{Roots, sysfs};
+use crate::error::{Error, Result};
+use crate::id::DevNo;
+
+/// The whole disks and what is stacked on them. As large as the machine, so it
+/// is made once for many questions: a disk costs one system call, what may be
+/// stacked on another (`dm-N`, `md127`, `loop3`) one listing more.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTree {
+    /// The directory of each, by its kernel name, with no link in the path.
+    dirs: HashMap<String, PathBuf>,
+    /// What is stacked on a disk, or on a partition of it, by the disk's name.
+    above: HashMap<String, BTreeSet<String>>,
+}
+
+impl BlockTree {
+    /// What goes away meanwhile is left out.
+    ///
+    /// # Errors
+    /// Where the list of disks itself cannot be read.
+    pub(crate) fn read(roots: &Roots) -> Result<Self> {
+        let block = roots.sysfs.join("block");
+        let mut tree = Self::default();
+        for name in sysfs::names(&block)? {
+            if let Some(dir) = follow(&block.join(&name))? {
+                tree.dirs.insert(name, dir);
+            }
+        }
+        // From above, where the links are few: the kernel makes `slaves` and
+        // `holders` together (block/holder.c, bd_link_disk_holder).
+        let may_stack = |name: &str| !name.starts_with("sd") && !name.starts_with("nbd");
+        for (name, dir) in tree.dirs.iter().filter(|(name, _)| may_stack(name)) {
+            let slaves = dir.join("slaves");
+            for slave in sysfs::names(&slaves)? {
+                let below = if tree.dirs.contains_key(&slave) {
+                    Some(slave)
+                } else {
+                    follow(&slaves.join(slave))?.and_then(|dir| tree.disk_at(&dir))
+                };
+                if let Some(below) = below {
+                    tree.above.entry(below).or_default().insert(name.clone());
+                }
+            }
+        }
+        Ok(tree)
+    }
+
+    /// The disks and their directories, in no order.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.dirs
+            .iter()
+            .map(|(name, dir)| (name.as_str(), dir.as_path()))
+    }
+
+    /// The directory of a disk.
+    pub(crate) fn dir(&self, disk: &str) -> Option<&Path> {
+        self.dirs.get(disk).map(PathBuf::as_path)
+    }
+
+    /// What is stacked on a disk, or on a partition of it, sorted.
+    pub(crate) fn directly_above(&self, disk: &str) -> impl Iterator<Item = &str> {
+        let above = self.above.get(disk).into_iter().flatten();
+        above.map(String::as_str)
+    }
+
+    /// What is stacked on these disks and on what is stacked on them; these are
+    /// not among it.
+    pub(crate) fn all_above<'a>(&'a self, disks: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
+        let mut found = BTreeSet::new();
+        let mut to_look_at: Vec<&str> = disks.iter().copied().collect();
+        while let Some(disk) = to_look_at.pop() {
+            for name in self.directly_above(disk) {
+                if !disks.contains(name) && found.insert(name) {
+                    to_look_at.push(name);
+                }
+            }
+        }
+        found
+    }
+
+    /// The disk that has this number, or a partition of this number.
+    pub(crate) fn disk_of(&self, roots: &Roots, devno: DevNo) -> Result<Option<String>> {
+        let link = roots.sysfs.join("dev/block").join(devno.to_string());
+        Ok(follow(&link)?.and_then(|dir| self.disk_at(&dir)))
+    }
+
+    /// A partition's directory is in its disk's.
+    fn disk_at(&self, dir: &Path) -> Option<String> {
+        let mut names = dir.ancestors().take(2).filter_map(Path::file_name);
+        let disk = names.find_map(|name| {
+            let name = name.to_str()?;
+            self.dirs.contains_key(name).then_some(name)
+        });
+        disk.map(str::to_owned)
+    }
+}
+
+/// Where a link of sysfs leads, by one system call: the kernel writes what it
+/// leads to with no further link in it. `None` where it is absent.
+pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
+    let target = match std::fs::read_link(link) {
+        Ok(target) => target,
+        Err(error) => {
+            let error = Error::io("cannot resolve", link, &error);
+            return match error.kind() {
+                crate::error::ErrorKind::Vanished => Ok(None),
+                _ => Err(error),
+            };
+        }
+    };
+    let mut path = link.to_owned();
+    path.pop();
+    for component in target.components() {
+        if component == Component::ParentDir {
+            path.pop();
+        } else {
+            path.push(component);
+        }
+    }
+    Ok(Some(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A machine on which `md0` lies on a partition of `sda` and on `sdb`, and
+    /// `dm-0` on `md0`.
+    fn machine() -> (tempfile::TempDir, Roots) {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for made in [
+            "devices/a/block/sda/sda1",
+            "devices/b/block/sdb",
+            "devices/virtual/block/md0/slaves",
+            "devices/virtual/block/dm-0/slaves",
+            "block",
+            "dev/block",
+        ] {
+            fs::create_dir_all(root.join("sys").join(made)).unwrap();
+        }
+        for (link, to) in [
+            ("block/sda", "../devices/a/block/sda"),
+            ("block/sdb", "../devices/b/block/sdb"),
+            ("block/md0", "../devices/virtual/block/md0"),
+            ("block/dm-0", "../devices/virtual/block/dm-0"),
+            ("block/gone", "../devices/c/block/gone"),
+            ("dev/block/8:1", "../../devices/a/block/sda/sda1"),
+            (
+                "devices/virtual/block/md0/slaves/sda1",
+                "../../../../a/block/sda/sda1",
+            ),
+            (
+                "devices/virtual/block/md0/slaves/sdb",
+                "../../../../b/block/sdb",
+            ),
+            ("devices/virtual/block/dm-0/slaves/md0", "../../md0"),
+        ] {
+            symlink(to, root.join("sys").join(link)).unwrap();
+        }
+        let roots = Roots::below(root);
+        (directory, roots)
+    }
+
+    #[test]
+    fn what_lies_on_a_partition_lies_on_its_disk_and_so_does_what_lies_on_that() {
+        let (_directory, roots) = machine();
+        let tree = BlockTree::read(&roots).unwrap();
+        assert_eq!(tree.directly_above("sda").collect::<Vec<_>>(), ["md0"]);
+        let above = tree.all_above(&BTreeSet::from(["sda", "sdb"]));
+        assert_eq!(above, BTreeSet::from(["dm-0", "md0"]));
+        assert_eq!(tree.all_above(&above), BTreeSet::new());
+        let disk = tree.disk_of(&roots, "8:1".parse().unwrap()).unwrap();
+        assert_eq!(disk.as_deref(), Some("sda"));
+        assert_eq!(tree.disk_of(&roots, "8:2".parse().unwrap()).unwrap(), None);
+        let dir = roots.sysfs.join("devices/a/block/sda");
+        assert_eq!(tree.dir("sda"), Some(dir.as_path()));
+    }
+}

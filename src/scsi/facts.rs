@@ -1,0 +1,152 @@
+//! Every SCSI disk of the machine, in one look.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::identity::{Identity, Pages};
+use super::state::State;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{DevNo, DiskSeq, Hctl};
+use crate::kernel::block_tree::{BlockTree, follow};
+use crate::kernel::device_dir::DeviceDir;
+use crate::kernel::{Roots, sysfs};
+
+/// The kernel counts sizes in these (`include/linux/blk_types.h`).
+const SECTOR: u64 = 512;
+
+/// What sysfs shows of one life of a SCSI disk. What cannot be read is `None`,
+/// and said in `unreadable`.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) hctl: Hctl,
+    /// Its directory, with no link in the path.
+    pub(crate) dir: PathBuf,
+    pub(crate) state: Option<State>,
+    /// The kernel's copies of its pages: no proof of identity.
+    pub(crate) identity: Identity,
+    /// The kernel's name of its disk; `None` where the driver has brought none.
+    pub(crate) disk: Option<String>,
+    pub(crate) devno: Option<DevNo>,
+    /// `None` before Linux 5.15 too.
+    pub(crate) diskseq: Option<DiskSeq>,
+    /// Bytes.
+    pub(crate) size: Option<u64>,
+    pub(crate) unreadable: Vec<String>,
+}
+
+impl Facts {
+    /// Those of all, by address. One that goes away meanwhile is left out.
+    ///
+    /// # Errors
+    /// Only where the list of devices itself cannot be read.
+    pub(crate) fn of_all(roots: &Roots, tree: &BlockTree) -> Result<Vec<Self>> {
+        let mut found = BTreeMap::new();
+        for (name, disk) in tree.disks() {
+            // .../H:C:T:L/block/sda
+            let device = disk.parent().and_then(Path::parent);
+            let address = device.and_then(|dir| dir.file_name()?.to_str()?.parse().ok());
+            if let Some((device, hctl)) = device.zip(address) {
+                found.insert(hctl, (device.to_owned(), Some(name)));
+            }
+        }
+        // Those without a disk are listed here alone, as hosts and targets are.
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        for name in sysfs::names(&bus)? {
+            if let Ok(hctl) = name.parse()
+                && !found.contains_key(&hctl)
+                && let Some(device) = follow(&bus.join(name))?
+            {
+                found.insert(hctl, (device, None));
+            }
+        }
+        let facts = found
+            .into_iter()
+            .filter_map(|(hctl, (dir, disk))| Self::read(hctl, dir, disk));
+        Ok(facts.collect())
+    }
+
+    /// `None` where it is gone, or no disk.
+    fn read(hctl: Hctl, path: PathBuf, disk: Option<&str>) -> Option<Self> {
+        let mut reader = Reader::default();
+        let dir = reader.keep("the device", DeviceDir::open(&path).transpose()?);
+        let mut facts = Self {
+            hctl,
+            dir: path,
+            state: None,
+            identity: Identity::default(),
+            disk: disk.map(str::to_owned),
+            devno: None,
+            diskseq: None,
+            size: None,
+            unreadable: Vec::new(),
+        };
+        if let Some(dir) = dir {
+            // Only the sd driver gives such names (drivers/scsi/sd.c), and it
+            // only serves what is a disk.
+            let is_sd = disk.is_some_and(|name| name.starts_with("sd"));
+            if !is_sd && !reader.parsed(&dir, "type").is_none_or(is_disk) {
+                return None;
+            }
+            let identity = reader.keep("identity", Identity::read(&Cached(&dir)));
+            facts.identity = identity.unwrap_or_default();
+            if let Some(name) = disk {
+                let of_disk = |attribute| format!("block/{name}/{attribute}");
+                facts.devno = reader.parsed(&dir, &of_disk("dev"));
+                facts.diskseq = reader.parsed(&dir, &of_disk("diskseq"));
+                let sectors: Option<u64> = reader.parsed(&dir, &of_disk("size"));
+                facts.size = sectors.map(|sectors| sectors.saturating_mul(SECTOR));
+            }
+            // Last: where it is there, so was all of the above.
+            let state = reader.keep("state", dir.text("state").transpose()?);
+            facts.state = state.map(|word| {
+                let Ok(state) = word.parse();
+                state
+            });
+        }
+        facts.unreadable = reader.unreadable;
+        Some(facts)
+    }
+}
+
+/// See [`super::ScsiDevice::is_disk`].
+fn is_disk(peripheral_type: u8) -> bool {
+    matches!(peripheral_type, 0x00 | 0x07 | 0x0e | 0x14)
+}
+
+/// Keeps what was read and notes what was not.
+#[derive(Default)]
+struct Reader {
+    unreadable: Vec<String>,
+}
+
+impl Reader {
+    fn keep<T>(&mut self, what: &str, read: Result<T>) -> Option<T> {
+        read.inspect_err(|error| self.unreadable.push(format!("{what}: {error}")))
+            .ok()
+    }
+
+    fn parsed<T: FromStr>(&mut self, dir: &DeviceDir, attribute: &str) -> Option<T> {
+        let text = self.keep(attribute, dir.text(attribute)).flatten()?;
+        let odd = |_| Error::new(ErrorKind::Io, format!("{text:?} is not what belongs there"));
+        self.keep(attribute, text.parse().map_err(odd))
+    }
+}
+
+/// The kernel's copies.
+struct Cached<'a>(&'a DeviceDir);
+
+impl Pages for Cached<'_> {
+    fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
+        match self.0.read(&format!("vpd_pg{code:x}")) {
+            // EINVAL where the device has lost the page since it was added.
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+            result => result,
+        }
+    }
+
+    fn product(&self) -> Result<String> {
+        let text = |name| Ok::<_, Error>(self.0.text(name)?.unwrap_or_default());
+        Ok(format!("{:<8}{:<16}", text("vendor")?, text("model")?))
+    }
+}
