@@ -44,7 +44,9 @@ fn break_attribute(san: &San, host: u32, lun: u32, attribute: &str) {
 #[test]
 fn paths_of_one_name_are_one_unit_with_their_map_and_where_it_is_mounted() {
     let mut san = San::new();
-    [3, 4].iter().for_each(|&host| san.session(host));
+    for host in [3, 4] {
+        san.session(host);
+    }
     let second = san.disk(4, 9, Some(7));
     let first = san.disk(3, 9, Some(7));
     san.disk(3, 10, Some(8));

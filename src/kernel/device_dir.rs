@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
@@ -16,24 +16,21 @@ const SHORT: usize = 1024;
 /// A device's directory. Where another device comes under the same name, this
 /// stays with the one that is gone, and reads nothing any more.
 #[derive(Debug)]
-pub(crate) struct DeviceDir {
-    path: PathBuf,
+pub(crate) struct DeviceDir<'a> {
+    path: &'a Path,
     directory: File,
 }
 
-impl DeviceDir {
+impl<'a> DeviceDir<'a> {
     /// `None` where there is none.
-    pub(crate) fn open(path: &Path) -> Result<Option<Self>> {
+    pub(crate) fn open(path: &'a Path) -> Result<Option<Self>> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(flags.bits())
             .open(path);
         match opened {
-            Ok(directory) => Ok(Some(Self {
-                path: path.to_owned(),
-                directory,
-            })),
+            Ok(directory) => Ok(Some(Self { path, directory })),
             Err(error) => none_if_gone(Error::io("cannot open", path, &error)),
         }
     }

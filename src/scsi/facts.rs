@@ -1,7 +1,8 @@
 //! Every SCSI disk of the machine, in one look.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use super::identity::{Identity, Pages};
@@ -18,15 +19,15 @@ const SECTOR: u64 = 512;
 /// What sysfs shows of one life of a SCSI disk. What cannot be read is `None`,
 /// and said in `unreadable`.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct Facts<'a> {
     pub(crate) hctl: Hctl,
     /// Its directory, with no link in the path.
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: Cow<'a, Path>,
     pub(crate) state: Option<State>,
     /// The kernel's copies of its pages: no proof of identity.
     pub(crate) identity: Identity,
     /// The kernel's name of its disk; `None` where the driver has brought none.
-    pub(crate) disk: Option<String>,
+    pub(crate) disk: Option<&'a str>,
     pub(crate) devno: Option<DevNo>,
     /// `None` before Linux 5.15 too.
     pub(crate) diskseq: Option<DiskSeq>,
@@ -35,19 +36,19 @@ pub(crate) struct Facts {
     pub(crate) unreadable: Vec<String>,
 }
 
-impl Facts {
+impl<'a> Facts<'a> {
     /// Those of all, by address. One that goes away meanwhile is left out.
     ///
     /// # Errors
     /// Only where the list of devices itself cannot be read.
-    pub(crate) fn of_all(roots: &Roots, tree: &BlockTree) -> Result<Vec<Self>> {
+    pub(crate) fn of_all(roots: &Roots, tree: &'a BlockTree) -> Result<Vec<Self>> {
         let mut found = BTreeMap::new();
         for (name, disk) in tree.disks() {
             // .../H:C:T:L/block/sda
             let device = disk.parent().and_then(Path::parent);
             let address = device.and_then(|dir| dir.file_name()?.to_str()?.parse().ok());
             if let Some((device, hctl)) = device.zip(address) {
-                found.insert(hctl, (device.to_owned(), Some(name)));
+                found.insert(hctl, (Cow::Borrowed(device), Some(name)));
             }
         }
         // Those without a disk are listed here alone, as hosts and targets are.
@@ -57,7 +58,7 @@ impl Facts {
                 && !found.contains_key(&hctl)
                 && let Some(device) = follow(&bus.join(name))?
             {
-                found.insert(hctl, (device, None));
+                found.insert(hctl, (Cow::Owned(device), None));
             }
         }
         let facts = found
@@ -67,15 +68,15 @@ impl Facts {
     }
 
     /// `None` where it is gone, or no disk.
-    fn read(hctl: Hctl, path: PathBuf, disk: Option<&str>) -> Option<Self> {
+    fn read(hctl: Hctl, path: Cow<'a, Path>, disk: Option<&'a str>) -> Option<Self> {
         let mut reader = Reader::default();
         let dir = reader.keep("the device", DeviceDir::open(&path).transpose()?);
         let mut facts = Self {
             hctl,
-            dir: path,
+            dir: Cow::Borrowed(Path::new("")),
             state: None,
             identity: Identity::default(),
-            disk: disk.map(str::to_owned),
+            disk,
             devno: None,
             diskseq: None,
             size: None,
@@ -92,8 +93,14 @@ impl Facts {
             facts.identity = identity.unwrap_or_default();
             if let Some(name) = disk {
                 let of_disk = |attribute| format!("block/{name}/{attribute}");
-                facts.devno = reader.parsed(&dir, &of_disk("dev"));
-                facts.diskseq = reader.parsed(&dir, &of_disk("diskseq"));
+                // One file that has both.
+                let event = reader.keep("uevent", dir.text(&of_disk("uevent")));
+                if let Some(event) = event.flatten() {
+                    let number = |key| value(&event, key).and_then(|text| text.parse().ok());
+                    let devno = number("MAJOR").zip(number("MINOR"));
+                    facts.devno = devno.map(|(major, minor)| DevNo { major, minor });
+                    facts.diskseq = value(&event, "DISKSEQ").and_then(|text| text.parse().ok());
+                }
                 let sectors: Option<u64> = reader.parsed(&dir, &of_disk("size"));
                 facts.size = sectors.map(|sectors| sectors.saturating_mul(SECTOR));
             }
@@ -105,6 +112,7 @@ impl Facts {
             });
         }
         facts.unreadable = reader.unreadable;
+        facts.dir = path;
         Some(facts)
     }
 }
@@ -112,6 +120,13 @@ impl Facts {
 /// See [`super::ScsiDevice::is_disk`].
 fn is_disk(peripheral_type: u8) -> bool {
     matches!(peripheral_type, 0x00 | 0x07 | 0x0e | 0x14)
+}
+
+/// Of a `KEY=value` line.
+fn value<'a>(event: &'a str, key: &str) -> Option<&'a str> {
+    let lines = event.lines();
+    let mut pairs = lines.filter_map(|line| line.split_once('='));
+    pairs.find_map(|(found, value)| (found == key).then_some(value))
 }
 
 /// Keeps what was read and notes what was not.
@@ -126,7 +141,7 @@ impl Reader {
             .ok()
     }
 
-    fn parsed<T: FromStr>(&mut self, dir: &DeviceDir, attribute: &str) -> Option<T> {
+    fn parsed<T: FromStr>(&mut self, dir: &DeviceDir<'_>, attribute: &str) -> Option<T> {
         let text = self.keep(attribute, dir.text(attribute)).flatten()?;
         let odd = |_| Error::new(ErrorKind::Io, format!("{text:?} is not what belongs there"));
         self.keep(attribute, text.parse().map_err(odd))
@@ -134,7 +149,7 @@ impl Reader {
 }
 
 /// The kernel's copies.
-struct Cached<'a>(&'a DeviceDir);
+struct Cached<'a>(&'a DeviceDir<'a>);
 
 impl Pages for Cached<'_> {
     fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {

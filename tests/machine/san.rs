@@ -129,6 +129,14 @@ impl San {
             ("ro", "0\n"),
             ("removable", "0\n"),
             ("diskseq", &*format!("{}\n", index + 1)),
+            (
+                "uevent",
+                &*format!(
+                    "MAJOR=8\nMINOR={}\nDEVNAME={name}\nDEVTYPE=disk\nDISKSEQ={}\n",
+                    index * 16,
+                    index + 1
+                ),
+            ),
         ] {
             write(&block, file, text.as_bytes());
         }
@@ -185,7 +193,7 @@ impl San {
     }
 
     pub(crate) fn map(&mut self, unit: u32, below: &[&str]) -> String {
-        let uuid = format!("mpath-360014051{:024x}", unit);
+        let uuid = format!("mpath-360014051{unit:024x}");
         self.stack(&uuid, &format!("mpath{unit}"), below)
     }
 
@@ -204,7 +212,9 @@ impl San {
     /// that is offline.
     pub(crate) fn of_ten_thousand() -> Self {
         let mut san = Self::new();
-        (0..100).for_each(|host| san.session(host));
+        for host in 0..100 {
+            san.session(host);
+        }
         for unit in 0..5000 {
             let (host, lun) = (unit % 50, unit / 50);
             let paths = [host, 50 + host].map(|host| san.disk(host, lun, Some(unit)));

@@ -42,10 +42,10 @@ fn attach_list_and_detach_tell_of_the_same_disk() {
     );
 
     let listed = json(&guest::lunbd(&["list", "--json"]).stdout);
-    let disk = &listed["disks"][0];
-    assert_eq!(disk["source"], source);
+    let path = &listed["units"][0]["paths"][0];
+    assert_eq!(format!("scsi:{}", path["hctl"].as_str().unwrap()), source);
     for field in ["node", "devno", "diskseq", "size"] {
-        assert_eq!(disk[field], attached[field], "{field}");
+        assert_eq!(path[field], attached[field], "{field}");
     }
     let table = String::from_utf8(guest::lunbd(&["list"]).stdout).unwrap();
     assert!(

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{DiskKind, Flush, NbdOptions, Unit};
+use lunbd::engine::{Flush, NbdOptions, Unit, UnitKind};
 use lunbd::error::Stage;
 use lunbd::id::{BackendId, NbdIndex};
 use lunbd::uevent::Settled;
@@ -571,16 +571,19 @@ fn the_list_shows_nbd_beside_scsi() {
     let (engine, uri) = (engine(), server.uri("e"));
     guest::agent::attach(&engine, &target, 1);
     let attachment = attach(&engine, &uri);
-    let disks = engine.list().unwrap();
-    assert_eq!(disks.len(), 2, "{disks:?}");
-    assert!(matches!(disks[0].kind, DiskKind::Scsi { .. }));
-    assert_eq!(disks[1].source, Some(source(&uri)));
-    assert_eq!(disks[1].node.as_ref(), Some(&attachment.node));
-    assert_eq!(disks[1].state.as_deref(), Some("connected"));
-    assert!(matches!(
-        disks[1].kind,
-        DiskKind::Nbd { connections: 1, .. }
-    ));
+    let units = engine.inventory().unwrap().units;
+    let [scsi, nbd] = units.as_slice() else {
+        panic!("{units:?}");
+    };
+    assert!(matches!(scsi.kind, UnitKind::Scsi(_)));
+    let UnitKind::Nbd(shown) = &nbd.kind else {
+        panic!("{nbd:?}");
+    };
+    assert_eq!(shown.source, Some(source(&uri)));
+    assert_eq!(shown.node, attachment.node);
+    assert_eq!(shown.state, lunbd::nbd::State::Connected);
+    assert_eq!(shown.connections, 1);
+    assert_eq!(nbd.size, Some(attachment.size));
     detach(&engine, &uri);
-    assert_eq!(engine.list().unwrap().len(), 1);
+    assert_eq!(engine.inventory().unwrap().units.len(), 1);
 }

@@ -373,7 +373,10 @@ fn an_export_that_has_grown_is_healed_and_said_to_have() {
         panic!("{healing:?}");
     };
     assert!(matches!(differences[..], [Difference::Grown { .. }]));
-    assert_eq!(engine.list().unwrap()[0].size, Some(attachment.size));
+    assert_eq!(
+        engine.inventory().unwrap().units[0].size,
+        Some(attachment.size)
+    );
     detach(&engine, &uri);
 }
 

@@ -43,6 +43,6 @@ fn a_thousand_rounds_leak_no_device_no_descriptor_no_thread_and_no_lock() {
         || (count("fd") <= before.0 && count("task") <= before.1).then_some(()),
     );
     assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
-    let disks = engine.list().unwrap();
-    assert!(disks.is_empty(), "{disks:?}");
+    let units = engine.inventory().unwrap().units;
+    assert!(units.is_empty(), "{units:?}");
 }

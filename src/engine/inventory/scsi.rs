@@ -22,12 +22,12 @@ pub(super) fn units(
     let groups = group(&devices);
     let mut reaches = Reaches::new(roots);
     let units = groups.into_iter().map(|devices| {
-        let disks = || devices.iter().filter_map(|device| device.disk.as_deref());
+        let disks = || devices.iter().filter_map(|device| device.disk);
         let map = disks().find_map(|disk| map_above(roots, tree, disk));
         let (above, map) = map.unzip();
-        let path = |device: &&Facts| InventoryPath {
+        let path = |device: &&Facts<'_>| InventoryPath {
             hctl: device.hctl,
-            node: device.disk.as_ref().map(|name| roots.dev.join(name)),
+            node: device.disk.map(|name| roots.dev.join(name)),
             devno: device.devno,
             diskseq: device.diskseq,
             size: device.size,
@@ -59,8 +59,8 @@ pub(super) fn units(
 }
 
 /// The devices of each unit, in the order in which they come.
-fn group(devices: &[Facts]) -> Vec<Vec<&Facts>> {
-    let mut groups: Vec<Vec<&Facts>> = Vec::new();
+fn group<'a>(devices: &'a [Facts<'a>]) -> Vec<Vec<&'a Facts<'a>>> {
+    let mut groups: Vec<Vec<&Facts<'_>>> = Vec::new();
     let mut by_names: HashMap<Vec<&Wwid>, usize> = HashMap::new();
     for device in devices {
         let names = device.identity.to_compare();

@@ -51,7 +51,8 @@ pub(crate) fn measure() -> AtOnce {
         let request = AttachRequest::new(source.clone());
         engine.attach(&request, soon()).expect("an attach").changed
     });
-    assert_eq!(engine.list().expect("a list").len(), sources.len());
+    let inventory = engine.inventory().expect("an inventory");
+    assert_eq!(inventory.units.len(), sources.len());
     let detach = all_at_once(&engine, &sources, |source| {
         let detachment = engine.detach(source.clone(), soon());
         detachment.expect("a detach").changed
