@@ -168,6 +168,20 @@ fn a_device_without_a_name_is_a_unit_of_its_own_and_one_that_went_away_is_none()
 }
 
 #[test]
+fn a_vendors_text_gathers_no_paths() {
+    let mut san = San::new();
+    for host in [1, 2] {
+        san.disk(host, 0, None);
+        let page = "\0\u{3}\0\u{14}\u{2}\u{1}\0\u{10}VENDOR  HARDDISK";
+        set(&san, host, 0, "vpd_pg83", page);
+    }
+    let units = units(&san);
+    assert_eq!(units.len(), 2);
+    let name = scsi(&units[1]).identity.wwid().unwrap().to_string();
+    assert_eq!(name, "t10.VENDOR_HARDDISK");
+}
+
+#[test]
 fn a_device_that_has_no_disk_yet_is_shown_without_one() {
     let mut san = San::new();
     let name = san.disk(1, 0, Some(1));

@@ -59,8 +59,9 @@ pub enum UnitKind {
     Nbd(NbdUnit),
 }
 
-/// A SCSI logical unit: the devices whose names, as the kernel has them, are
-/// those of one unit. A device without a name is a unit of its own.
+/// A SCSI logical unit: the devices whose strongest name, as the kernel has it,
+/// is the same and one that no other unit can have. A device without such a name
+/// is a unit of its own.
 ///
 /// The kernel's names are **no proof of identity**: only a scan or a rescan
 /// refreshes them, so an array that has since given an address to another volume

@@ -81,9 +81,7 @@ impl Identity {
         !self.names.is_empty() && !other.names.is_empty() && !shared
     }
 
-    /// What two paths to one unit have in common and no others have; empty where
-    /// that cannot be said.
-    pub(crate) fn to_compare(&self) -> Vec<&Wwid> {
+    fn to_compare(&self) -> Vec<&Wwid> {
         let (world_wide, others): (Vec<_>, Vec<_>) =
             self.names.iter().partition(|name| name.is_world_wide());
         if world_wide.is_empty() {

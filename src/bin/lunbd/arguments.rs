@@ -46,7 +46,8 @@ pub(crate) enum Command {
     /// Give NBD devices whose server went away and came back their new
     /// connections.
     Heal(Heal),
-    /// List the SCSI disks and the connected NBD devices.
+    /// List the SCSI units with their paths, maps and mounts, and the connected
+    /// NBD devices.
     List,
     /// Print kernel and udev events as they come, until interrupted.
     Watch,

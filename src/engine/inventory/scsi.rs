@@ -58,18 +58,16 @@ pub(super) fn units(
     Ok(units.collect())
 }
 
-/// The devices of each unit, in the order in which they come.
+/// The devices of each unit, in the order in which they come. They are gathered
+/// as a detach gathers them: by the strongest name, where no other unit can have
+/// it.
 fn group<'a>(devices: &'a [Facts<'a>]) -> Vec<Vec<&'a Facts<'a>>> {
     let mut groups: Vec<Vec<&Facts<'_>>> = Vec::new();
-    let mut by_names: HashMap<Vec<&Wwid>, usize> = HashMap::new();
+    let mut by_name: HashMap<&Wwid, usize> = HashMap::new();
     for device in devices {
-        let names = device.identity.to_compare();
         let next = groups.len();
-        let group = if names.is_empty() {
-            next
-        } else {
-            *by_names.entry(names).or_insert(next)
-        };
+        let strongest = device.identity.wwid().filter(|name| name.is_registered());
+        let group = strongest.map_or(next, |name| *by_name.entry(name).or_insert(next));
         match groups.get_mut(group) {
             Some(group) => group.push(device),
             None => groups.push(vec![device]),
