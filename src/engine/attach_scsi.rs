@@ -9,7 +9,7 @@ use super::phases::Phases;
 use super::{Engine, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source, Wwid};
+use crate::id::{DiskSeq, Hctl, Lun, Source, Wwid};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::transport::{self, Route};
@@ -116,14 +116,13 @@ impl Engine {
         phases.enter(Stage::Lock);
         let _unit = self.lease_unit(&identity.names, deadline)?;
         self.adopt_aliases(unit, phases, deadline)?;
+        require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
         phases.enter(Stage::Settle);
         let mut settled = self.settle_paths(unit, request, deadline)?;
 
         let map = self.gather_map(&unit.paths, &identity, request, phases, deadline)?;
-        for path in &unit.paths {
-            path.look_again()?;
-        }
+        unit.keep(request, |path| path.look_again())?;
         let first = unit.first()?;
         let mut disk = first.disk.clone();
         if let Some((map, proof)) = &map {
@@ -151,22 +150,25 @@ impl Engine {
         })
     }
 
-    /// Where a unit that this attach scanned is there at another LUN of the same
-    /// target already (an array may present LUN 1 as 16385 too), that device is
-    /// the one: two disks of one unit on one path would have a page cache each.
+    /// Where a unit is there at another LUN of the same target too (an array may
+    /// present LUN 1 as 16385), the disk that came first is the one: two disks of
+    /// one unit on one path would have a page cache each. What this attach
+    /// scanned beside it is taken away again; what others did is left.
     fn adopt_aliases(
         &self,
         unit: &mut Gathered,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<()> {
-        for path in unit.paths.iter_mut().filter(|path| path.changed) {
-            let Some(other) = Self::alias_of(&path.device, &path.identity)? else {
+        for path in &mut unit.paths {
+            let Some(other) = path.earlier_alias()? else {
                 continue;
             };
             tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
-            self.take_down(&path.device, &mut path.watch, phases, deadline)?;
-            path.changed = false;
+            if path.changed {
+                self.take_down(&path.device, &mut path.watch, phases, deadline)?;
+                path.changed = false;
+            }
             let hctl = other.hctl();
             let mut watch = self.hub().watch(&hctl.to_string());
             phases.enter(Stage::Identify);
@@ -187,24 +189,11 @@ impl Engine {
             path.diskseq = disk.diskseq()?;
             path.disk = disk;
         }
+        unit.have_each_once();
         Ok(())
     }
 
-    fn alias_of(device: &ScsiDevice, identity: &Identity) -> Result<Option<ScsiDevice>> {
-        // A vendor's text may be the same on two units of one target.
-        if !identity.wwid().is_some_and(Wwid::is_registered) {
-            return Ok(None);
-        }
-        for other in device.siblings()? {
-            if other.is_disk()? && other.cached_identity()?.is_same_unit(identity) {
-                return Ok(Some(other));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Waits until udev is done with each path. One that goes away, or that udev
-    /// does not answer for, is missing, as long as enough are left.
+    /// Waits until udev is done with each path.
     fn settle_paths(
         &self,
         unit: &mut Gathered,
@@ -212,35 +201,12 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<(Settled, Vec<String>)> {
         let mut proof = None;
-        let mut kept = Vec::new();
-        let mut failures = Vec::new();
-        for mut path in std::mem::take(&mut unit.paths) {
-            match self.settle(&path.disk, &mut path.watch, deadline) {
-                Ok(settled) => {
-                    proof.get_or_insert((settled.how, settled.links));
-                    kept.push(path);
-                }
-                Err(error) => failures.push((path, error)),
-            }
-        }
-        let enough = kept.len() >= request.min_paths.max(1);
-        let mut first = None;
-        for (path, error) in failures {
-            if enough {
-                let missing = MissingPath::of_error(path.via.clone(), &error);
-                unit.missing.push(missing);
-            } else {
-                // It is taken down with the others.
-                kept.push(path);
-            }
-            first.get_or_insert(error);
-        }
-        unit.paths = kept;
-        match (first, proof) {
-            (Some(error), _) if !enough => Err(error),
-            (_, Some(proof)) => Ok(proof),
-            (_, None) => unit.first().map(|_| (Settled::KernelOnly, Vec::new())),
-        }
+        unit.keep(request, |path| {
+            let settled = self.settle(&path.disk, &mut path.watch, deadline)?;
+            proof.get_or_insert((settled.how, settled.links));
+            Ok(())
+        })?;
+        Ok(proof.unwrap_or((Settled::KernelOnly, Vec::new())))
     }
 }
 
@@ -255,6 +221,47 @@ impl Gathered {
     fn first(&self) -> Result<&Brought> {
         let none = || Error::new(ErrorKind::TooFewPaths, "no path is left");
         self.paths.first().ok_or_else(none)
+    }
+
+    /// Two addresses of one device are one path.
+    fn have_each_once(&mut self) {
+        let mut once: Vec<Brought> = Vec::new();
+        for path in std::mem::take(&mut self.paths) {
+            match once.iter_mut().find(|known| known.device == path.device) {
+                Some(known) => known.changed |= path.changed,
+                None => once.push(path),
+            }
+        }
+        self.paths = once;
+    }
+
+    /// Keeps the paths that pass. One that does not, since it went away or udev
+    /// does not answer for it, is missing, as long as enough are left.
+    fn keep(
+        &mut self,
+        request: &AttachRequest,
+        mut pass: impl FnMut(&mut Brought) -> Result<()>,
+    ) -> Result<()> {
+        let mut failures = Vec::new();
+        for mut path in std::mem::take(&mut self.paths) {
+            match pass(&mut path) {
+                Ok(()) => self.paths.push(path),
+                Err(error) => failures.push((path, error)),
+            }
+        }
+        let enough = self.paths.len() >= request.min_paths.max(1);
+        let mut first = Ok(());
+        for (path, error) in failures {
+            if enough {
+                let missing = MissingPath::of_error(path.via.clone(), &error);
+                self.missing.push(missing);
+            } else {
+                // It is taken down with the others.
+                self.paths.push(path);
+                first = first.and(Err(error));
+            }
+        }
+        first
     }
 
     /// Who the unit is, by the word of every path.
@@ -274,8 +281,9 @@ impl Gathered {
 }
 
 impl Brought {
-    /// The device that is handed out is the one that was proven.
+    /// The device that is handed out is the one that was proven, and serves I/O.
     fn look_again(&self) -> Result<()> {
+        self.device.require_usable(Stage::Settle)?;
         let same = self.device.is_there()
             && BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk)
             && self.disk.diskseq()? == self.diskseq;
@@ -284,6 +292,40 @@ impl Brought {
         }
         let message = format!("{} was replaced while it was attached", self.device.hctl());
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
+    }
+
+    /// The same unit at another LUN of the same target, where its disk came
+    /// before this one. Before Linux 5.15 nothing tells that of two that were both
+    /// there before us, and then the lower LUN is taken.
+    fn earlier_alias(&self) -> Result<Option<ScsiDevice>> {
+        // A vendor's text may be the same on two units of one target.
+        if !self.identity.wwid().is_some_and(Wwid::is_registered) {
+            return Ok(None);
+        }
+        let mut first = (self.diskseq, self.changed, self.device.hctl().lun);
+        let mut earlier = None;
+        for other in self.device.siblings()? {
+            match self.is_alias_since(&other) {
+                Ok(Some(age)) if age < first => {
+                    first = age;
+                    earlier = Some(other);
+                }
+                // Another unit's, which goes away while we look.
+                Err(error) if other.is_there() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(earlier)
+    }
+
+    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(Option<DiskSeq>, bool, Lun)>> {
+        // Without a disk it is younger; its own attach will look here.
+        let Some(disk) = other.disk()? else {
+            return Ok(None);
+        };
+        let same = other.cached_identity()?.is_same_unit(&self.identity);
+        let age = (disk.diskseq()?, false, other.hctl().lun);
+        Ok(same.then_some(age))
     }
 
     fn facts(&self, roots: &crate::kernel::Roots) -> UnitPath {

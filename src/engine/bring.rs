@@ -168,7 +168,8 @@ impl Engine {
         let disk = scsi::wait_for_disk(device, fresh, roots, lanes, watch, deadline)?;
         let diskseq = disk.diskseq()?;
         phases.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, lanes, device, &disk, deadline)?;
+        let identity = scsi::read_identity(roots, lanes, device, &disk, deadline)
+            .map_err(|error| state_behind(error, device))?;
         Ok(Found {
             disk,
             diskseq,
@@ -195,6 +196,18 @@ impl Engine {
         let is_one = |name: &Wwid| found.identity.is(name);
         let first = born.iter().next().filter(|_| !born.iter().any(is_one));
         Ok(first.map(ToString::to_string))
+    }
+}
+
+/// The kernel refuses the open of an offline device as that of one that is gone
+/// (`ENXIO`, `drivers/scsi/sd.c`, `sd_open`).
+fn state_behind(error: Error, device: &ScsiDevice) -> Error {
+    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Quarantined) {
+        return error;
+    }
+    match device.require_usable(Stage::Identify) {
+        Err(state) => state.caused_by(error),
+        Ok(()) => error,
     }
 }
 

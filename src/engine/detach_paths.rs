@@ -35,6 +35,8 @@ pub(super) struct Way<'a> {
     pub(super) maps: Watch,
     pub(super) daemon: Option<Daemon>,
     pub(super) receipt: Receipt,
+    /// The devices of the receipt's paths, in their order.
+    pub(super) devices: Vec<ScsiDevice>,
 }
 
 /// A path that is claimed and about to go.
@@ -166,9 +168,12 @@ impl Way<'_> {
             return Ok(Flush::Replaced(format!("{now} answers at {hctl} now")));
         }
         if !self.was_flushed_through_map() {
-            return self
-                .engine
-                .write_back(claim, disk, self.request.abandon, deadline);
+            let abandon = self.request.abandon;
+            let flushed = self.engine.write_back(claim, disk, abandon, deadline);
+            return flushed.map_err(|error| match error.last_seen() {
+                Some(_) => error,
+                None => error.with_last_seen(one.path.device.describe()),
+            });
         }
         let limit = Deadline::after(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
         match self.engine.write_back(claim, disk, false, limit) {
@@ -287,31 +292,36 @@ impl Way<'_> {
         Ok(())
     }
 
-    fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
-        let (roots, hctl) = (self.engine.roots(), path.device.hctl());
+    pub(super) fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
+        if self.devices.contains(&path.device) {
+            return Ok(());
+        }
         let disk = path.disk.as_ref();
         let diskseq = disk.map(BlockDevice::diskseq).transpose()?.flatten();
-        let entry = PathReceipt {
-            hctl,
-            node: disk.map(|disk| disk.node(roots)),
+        self.receipt.paths.push(PathReceipt {
+            hctl: path.device.hctl(),
+            node: disk.map(|disk| disk.node(self.engine.roots())),
             devno: disk.map(BlockDevice::devno),
             diskseq,
             flush: None,
             gone: false,
             forgotten: None,
-        };
-        let again =
-            |known: &PathReceipt| known.hctl == hctl && known.diskseq == diskseq && !known.gone;
-        if !self.receipt.paths.iter().any(again) {
-            self.receipt.paths.push(entry);
-        }
+        });
+        self.devices.push(path.device.clone());
         Ok(())
     }
 
     /// The entry of a device that is being taken down.
     fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
-        let mut paths = self.receipt.paths.iter_mut().rev();
-        paths.find(|path| path.hctl == device.hctl())
+        let at = self.devices.iter().position(|known| known == device)?;
+        self.receipt.paths.get_mut(at)
+    }
+
+    /// Reads back which of the receipt's paths are gone, by whosever hand.
+    pub(super) fn read_back(&mut self) {
+        for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
+            path.gone = !device.is_there();
+        }
     }
 }
 

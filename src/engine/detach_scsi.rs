@@ -8,7 +8,7 @@ use super::Engine;
 use super::detach::{DetachRequest, Detachment, Place};
 use super::detach_paths::Way;
 use super::phases::Phases;
-use super::receipt::{DetachFailure, Receipt};
+use super::receipt::{DetachFailure, PathReceipt, Receipt};
 use super::unit::{KnownPath, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -72,8 +72,16 @@ impl Engine {
                 ..Receipt::default()
             },
             names,
+            devices: Vec::new(),
         };
-        match go(&mut way, phases, deadline) {
+        // Whatever becomes of them: one that goes away by another's hand was
+        // flushed by nobody here.
+        for path in &known {
+            way.enter_into_receipt(path)?;
+        }
+        let gone = go(&mut way, phases, deadline);
+        way.read_back();
+        match gone {
             Ok(()) => Ok(detachment(way.receipt, wanted)),
             Err(error) => Err(DetachFailure::new(error, way.receipt)),
         }
@@ -210,6 +218,11 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
     way.wait_until_forgotten(phases, deadline)
 }
 
+/// Not by somebody else before we had begun.
+fn was_taken_down(path: &PathReceipt) -> bool {
+    path.flush.is_some()
+}
+
 fn detachment(mut receipt: Receipt, wanted: &Wanted) -> Detachment {
     receipt.conclude();
     let first = receipt.paths.first();
@@ -229,7 +242,7 @@ fn detachment(mut receipt: Receipt, wanted: &Wanted) -> Detachment {
         devno: first.and_then(|path| path.devno),
         diskseq: first.and_then(|path| path.diskseq),
         flush,
-        changed: !receipt.paths.is_empty() || receipt.map.is_some(),
+        changed: receipt.map.is_some() || receipt.paths.iter().any(was_taken_down),
         safe_to_unmap: receipt.safe_to_unmap,
         receipt: Some(receipt),
         ..Detachment::unchanged(place)

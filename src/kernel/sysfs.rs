@@ -62,14 +62,32 @@ pub fn parse<T: FromStr>(path: &Path) -> Result<T> {
 /// # Errors
 /// By the errno: `Refused` for `EINVAL`, `NotPermitted`, `Vanished`.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .open(path)
-        .and_then(|mut file| match file.write(text.as_bytes())? {
-            written if written == text.len() => Ok(()),
-            _ => Err(io::Error::from(io::ErrorKind::WriteZero)),
-        })
-        .map_err(|error| Error::io("cannot write", path, &error))
+    write_if(path, text, || true)
+}
+
+/// As [`write`], if `is_still_ours` says so once the attribute is open: from then
+/// on it is that object's, and a write after its end is refused (`ENODEV`,
+/// `fs/kernfs/file.c`), whatever has come under its name since.
+///
+/// # Errors
+/// As [`write`]; `Vanished` where it is not ours.
+pub(crate) fn write_if(
+    path: &Path,
+    text: &str,
+    is_still_ours: impl FnOnce() -> bool,
+) -> Result<()> {
+    let failed = |error: &io::Error| Error::io("cannot write", path, error);
+    let file = OpenOptions::new().write(true).open(path);
+    let mut file = file.map_err(|error| failed(&error))?;
+    if !is_still_ours() {
+        let message = "another has come under this name";
+        return Err(Error::new(ErrorKind::Vanished, message).with_path(path));
+    }
+    match file.write(text.as_bytes()) {
+        Ok(written) if written == text.len() => Ok(()),
+        Ok(_) => Err(failed(&io::ErrorKind::WriteZero.into())),
+        Err(error) => Err(failed(&error)),
+    }
 }
 
 /// The names in a directory, sorted; none where it is absent.

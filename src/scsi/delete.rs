@@ -7,7 +7,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
 use crate::uevent::Watch;
 
-/// Deletes the device and waits until sysfs shows it no more.
+/// Deletes the device and waits until sysfs shows it no more. Only this life of
+/// it: what somebody has scanned at the address since stands.
 ///
 /// The kernel does not ask whether it is in use, and dirty pages that were not
 /// flushed are lost (`scsi_sysfs.c`, `__scsi_remove_device`): the caller holds
@@ -29,6 +30,7 @@ pub(crate) fn delete(
     deadline: Deadline,
 ) -> Result<()> {
     let attribute = device.dir().join("delete");
+    let ours = device.clone();
     let hctl = device.hctl();
     let written = lanes.on_host(
         hctl,
@@ -36,7 +38,7 @@ pub(crate) fn delete(
         &format!("the kernel to delete {hctl}"),
         deadline,
         || device.describe(),
-        move || sysfs::write(&attribute, "1"),
+        move || sysfs::write_if(&attribute, "1", || ours.is_there()),
     );
     match written {
         // Somebody else deletes it, or has done so: the look below decides.

@@ -125,6 +125,26 @@ impl ScsiDevice {
         }))
     }
 
+    /// Makes sure that the kernel lets it serve I/O.
+    ///
+    /// # Errors
+    /// `NotReady`, naming the state; `Vanished`.
+    pub(crate) fn require_usable(&self, stage: Stage) -> Result<()> {
+        let hctl = self.hctl;
+        match self.state()?.filter(|_| self.is_there()) {
+            Some(state) if state.is_usable() => Ok(()),
+            Some(state) => {
+                let message = format!("{hctl} is in state {state} and serves no I/O");
+                let error = Error::new(ErrorKind::NotReady, message);
+                Err(error.at(stage).with_path(&self.dir))
+            }
+            None => {
+                let message = format!("the SCSI device {hctl} went away");
+                Err(Error::new(ErrorKind::Vanished, message).at(stage))
+            }
+        }
+    }
+
     /// The peripheral device type (SPC-5, 6.6.2).
     pub fn peripheral_type(&self) -> Result<u8> {
         sysfs::parse(&self.dir.join("type"))
@@ -153,8 +173,12 @@ impl ScsiDevice {
         Identity::read(self)
     }
 
-    /// Its block device; `None` where the driver has not brought it yet.
+    /// Its block device; `None` where the driver has not brought it yet, and
+    /// where this life of the device is gone.
     pub fn disk(&self) -> Result<Option<BlockDevice>> {
+        if !self.is_there() {
+            return Ok(None);
+        }
         let parent = self.dir.join("block");
         match sysfs::names(&parent)?.first() {
             Some(name) => BlockDevice::at(&parent.join(name)),

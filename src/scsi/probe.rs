@@ -28,6 +28,7 @@ pub(crate) fn wait_for_disk(
     deadline: Deadline,
 ) -> Result<BlockDevice> {
     let hctl = device.hctl();
+    device.require_usable(Stage::Probe)?;
     if !device.is_disk()? {
         let kind = device.peripheral_type()?;
         let message = format!("{hctl} is no disk: its peripheral device type is {kind:#04x}");
@@ -36,16 +37,7 @@ pub(crate) fn wait_for_disk(
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     loop {
         let mut turn = deadline;
-        match device.state()? {
-            Some(state) if state.is_usable() => {}
-            Some(state) => {
-                let message = format!("{hctl} is in state {state} and serves no I/O");
-                return Err(Error::new(ErrorKind::NotReady, message)
-                    .at(Stage::Probe)
-                    .with_path(device.dir()));
-            }
-            None => return Err(vanished(device)),
-        }
+        device.require_usable(Stage::Probe)?;
         if let Some(disk) = device.disk()? {
             let announced = watch.kernel_announced(&uevent::devpath(roots, disk.dir())?);
             if announced {
@@ -79,9 +71,4 @@ fn is_live(
     lanes.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
         disk.is_live(&roots)
     })
-}
-
-fn vanished(device: &ScsiDevice) -> Error {
-    let message = format!("the SCSI device {} went away", device.hctl());
-    Error::new(ErrorKind::Vanished, message).at(Stage::Probe)
 }

@@ -66,6 +66,10 @@ impl Proof {
     }
 }
 
+/// How long udev may take over one event before it is asked again: one that was
+/// killed with it in hand is started anew and knows nothing of it.
+const UDEVS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Waits until udev is done with the device whose sysfs directory is `dir`;
 /// where no udev is at work, until the kernel has announced it.
 ///
@@ -88,9 +92,15 @@ pub(crate) fn settle(
     watch.drain();
     let needed = watch.ledger().of(&devpath).map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
+    let mut patience = Backoff::new(UDEVS_PATIENCE, 8 * UDEVS_PATIENCE);
+    let mut ask_again = Deadline::after(patience.pause());
     loop {
         // Nothing seen, or something missed: ask now.
-        let unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
+        let mut unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
+        if ask_again.has_passed() {
+            unanswered = true;
+            ask_again = Deadline::after(patience.pause());
+        }
         if watch.take_missed() || unanswered || (needed == 0 && barrier.is_none()) {
             barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
         }
@@ -107,6 +117,7 @@ pub(crate) fn settle(
         let turn = barrier
             .as_ref()
             .map_or(deadline, |barrier| barrier.turn(deadline));
+        let turn = Deadline::after(turn.remaining().min(ask_again.remaining()));
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 if event.action == "remove" {
@@ -228,6 +239,9 @@ pub(crate) fn settle_removal(
     loop {
         missed |= watch.take_missed();
         let seen = watch.ledger().of(devpath);
+        // Where somebody has brought the next device of that name already, ours
+        // went before it; else the removal of an earlier one is not ours.
+        let seen = seen.filter(|seen| seen.gone || reborn.exists());
         let removed = seen.and_then(|seen| seen.removed);
         let handled = seen.and_then(|seen| seen.udev.as_ref());
         if let (Some(removed), Some(handled)) = (removed, handled)

@@ -37,8 +37,10 @@ pub(super) struct Seen {
     pub(super) kernel: u64,
     /// The latest event that udevd is done with.
     pub(super) udev: Option<Arc<Event>>,
-    /// The kernel's `remove` that no `add` has followed.
+    /// The kernel's latest `remove`.
     pub(super) removed: Option<u64>,
+    /// No `add` has followed it.
+    pub(super) gone: bool,
 }
 
 impl Watch {
@@ -70,7 +72,7 @@ impl Watch {
     pub(crate) fn kernel_announced(&mut self, devpath: &str) -> bool {
         self.drain();
         let seen = self.ledger.of(devpath);
-        seen.is_some_and(|seen| seen.kernel != 0 && seen.removed.is_none())
+        seen.is_some_and(|seen| seen.kernel != 0 && !seen.gone)
     }
 
     /// Whether events were lost that nobody has made good yet.
@@ -119,8 +121,8 @@ impl Ledger {
             (Origin::Kernel, action) => {
                 seen.kernel = event.seqnum;
                 match action {
-                    "remove" => seen.removed = Some(event.seqnum),
-                    "add" => seen.removed = None,
+                    "remove" => (seen.removed, seen.gone) = (Some(event.seqnum), true),
+                    "add" => seen.gone = false,
                     _ => {}
                 }
             }

@@ -1,0 +1,99 @@
+//! What stands when an attach returns, beside what stands when `udevadm settle`
+//! does.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test panics to fail, and prints what it counted"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use lunbd::uevent::{HubOptions, Settled};
+use lunbd::{AttachRequest, Engine, Roots};
+use vm_tests::guest::agent::{attach, engine, soon, unit};
+use vm_tests::guest::{self, ScsiDebug, udevd};
+
+const ROUNDS: u64 = 50;
+
+/// Whether udev's record of the disk is there, and the links that it names.
+fn is_on_record(disk: &str) -> bool {
+    let devno = fs::read_to_string(format!("/sys/block/{disk}/dev")).unwrap();
+    let record = fs::read_to_string(format!("/run/udev/data/b{}", devno.trim()));
+    let record = record.unwrap_or_default();
+    let links: Vec<_> = record
+        .lines()
+        .filter_map(|line| line.strip_prefix("S:"))
+        .map(|link| Path::new("/dev").join(link))
+        .collect();
+    let leads_here = |link: &std::path::PathBuf| {
+        fs::canonicalize(link).is_ok_and(|to| to == Path::new("/dev").join(disk))
+    };
+    !links.is_empty() && links.iter().all(leads_here)
+}
+
+#[test]
+fn fifty_attaches_return_with_udevs_record_and_links_which_a_scan_and_udevadm_settle_do_not_always()
+{
+    guest::time_limit(Duration::from_secs(400));
+    if guest::kernel() < (6, 12) {
+        guest::skip("udevadm settle is early from 6.12 on");
+    }
+    let (engine, target) = (engine(), ScsiDebug::with_luns(200));
+    for lun in 0..ROUNDS {
+        let attachment = attach(&engine, &target, lun);
+        let disk = attachment.node.file_name().unwrap().to_str().unwrap();
+        assert!(is_on_record(disk), "{attachment:?}");
+        assert!(!attachment.links.is_empty());
+    }
+    let mut without_disk = 0;
+    let mut without_record = 0;
+    for lun in 100..100 + ROUNDS {
+        target.scan(&format!("0 0 {lun}"));
+        guest::run(&["udevadm", "settle"]);
+        match target.disk(lun) {
+            None => without_disk += 1,
+            Some(disk) if !is_on_record(&disk) => without_record += 1,
+            Some(_) => {}
+        }
+    }
+    println!(
+        "of {ROUNDS} with a scan and udevadm settle, {without_disk} had no disk yet and \
+         {without_record} no record; of {ROUNDS} attaches none"
+    );
+}
+
+#[test]
+fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(2);
+    // The smallest that the kernel gives: a few events.
+    let options = HubOptions::default().receive_buffer(1);
+    let engine = Engine::with_options(Roots::default(), &options).unwrap();
+    let request = AttachRequest::new(unit(&target, 1));
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let before = engine.hub().counters().resyncs;
+    let detachment = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3_000 {
+                fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
+            }
+        });
+        engine.detach(unit(&target, 1), soon()).unwrap()
+    });
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert!(engine.hub().counters().resyncs > before);
+    assert!(
+        attachment
+            .links
+            .iter()
+            .all(|link| link.symlink_metadata().is_err())
+    );
+    let record = format!("/run/udev/data/b{}", attachment.devno);
+    assert!(!Path::new(&record).exists());
+    udevd::settle();
+    assert_ne!(attachment.settled, Settled::KernelOnly);
+}
