@@ -44,7 +44,9 @@ impl Engine {
         for path in self.bring_all(ways, request, phases, deadline) {
             match path {
                 Ok(path) => unit.paths.push(path),
-                Err(Lost { error, .. }) if alone => return Err(error),
+                Err(Lost { error, .. }) if alone && error.kind() != ErrorKind::TooFewPaths => {
+                    return Err(error);
+                }
                 Err(Lost { via, error }) => {
                     missing.push(MissingPath::of_error(via, &error));
                     cause = Some(worse(cause, error));

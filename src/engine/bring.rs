@@ -141,7 +141,8 @@ impl Engine {
             }
         }
         phases.enter(Stage::Scan);
-        let device = scsi::scan(roots, &self.lanes, hctl, deadline)?;
+        let device = scsi::scan(roots, &self.lanes, hctl, deadline)
+            .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
         let found = self
             .identify(&device, true, &mut watch, phases, deadline)
             .and_then(|found| expect(request, hctl, &found).map(|()| found));
@@ -152,6 +153,35 @@ impl Engine {
                 self, error, &device, &mut watch, phases, deadline,
             )),
         }
+    }
+
+    /// Why a scan brought no device. The kernel scans nothing, and says nothing,
+    /// where the session is not logged in or the port is not online
+    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`): so what an empty scan says
+    /// of the LUN counts only where the path stands after it.
+    fn why_nothing_came(
+        &self,
+        error: Error,
+        via: &Via,
+        hctl: Hctl,
+        request: &AttachRequest,
+    ) -> Error {
+        if error.kind() != ErrorKind::NotFound {
+            return error;
+        }
+        let routes = match self.routes(request.sources()) {
+            Ok(routes) => routes,
+            Err(error) => return error.at(Stage::Scan),
+        };
+        let mut why = format!("{via} leads to {hctl} no more");
+        for route in routes {
+            match route.place {
+                Ok(place) if place == hctl => return error,
+                Err(missing) if route.via == *via => why = missing.to_string(),
+                _ => {}
+            }
+        }
+        Error::new(ErrorKind::TooFewPaths, why).at(Stage::Scan)
     }
 
     /// Waits for the disk and asks it who it is.
