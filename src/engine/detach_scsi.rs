@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Engine;
 use super::detach::{DetachRequest, Detachment, Place};
 use super::detach_paths::Way;
+use super::lost;
 use super::phases::Phases;
 use super::receipt::{DetachFailure, PathReceipt, Receipt};
 use super::unit::{KnownPath, mismatch};
@@ -82,7 +83,10 @@ impl Engine {
         let gone = go(&mut way, phases, deadline);
         way.read_back();
         match gone {
-            Ok(()) => Ok(detachment(way.receipt, wanted)),
+            Ok(()) => {
+                lost::sweep(self.roots());
+                Ok(detachment(way.receipt, wanted))
+            }
             Err(error) => Err(DetachFailure::new(error, way.receipt)),
         }
     }

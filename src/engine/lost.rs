@@ -27,7 +27,7 @@ impl Lost {
             // Before 5.15: sysfs gives each directory an inode of its own.
             None => inode(disk.dir())?.to_string(),
         };
-        let name = disk.name().replace('!', "-");
+        let name = disk.name();
         let path = roots.run.join(format!("lunbd/lost-{name}-{life}"));
         let disk = disk.dir().to_owned();
         Ok(Self { path, disk })
@@ -55,6 +55,28 @@ impl Lost {
     /// Forgets it, since this life of the disk is over.
     pub(super) fn clear(&self) {
         let _never_written = fs::remove_file(&self.path);
+    }
+}
+
+/// Takes away the marks on lives that are over: of disks that the kernel removed
+/// by itself, as after `dev_loss_tmo`.
+pub(super) fn sweep(roots: &Roots) {
+    let folder = roots.run.join("lunbd");
+    for mark in sysfs::names(&folder).unwrap_or_default() {
+        let named = mark.strip_prefix("lost-");
+        let Some((name, _)) = named.and_then(|named| named.rsplit_once('-')) else {
+            continue;
+        };
+        let path = folder.join(&mark);
+        let disk = BlockDevice::at(&roots.sysfs.join("block").join(name));
+        let lives = match disk {
+            Ok(Some(disk)) => Lost::of(roots, &disk).is_ok_and(|lost| lost.path == path),
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        if !lives {
+            let _swept_by_another = fs::remove_file(path);
+        }
     }
 }
 
@@ -98,7 +120,17 @@ mod tests {
         fs::write(dir.join("diskseq"), "7\n").unwrap();
         lost().clear();
         assert_eq!(lost().read().unwrap(), None);
+        lost().set(&Error::new(ErrorKind::Io, "no"));
+        sweep(&roots);
+        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
+        let seventh = lost();
+        fs::write(dir.join("diskseq"), "8\n").unwrap();
+        sweep(&roots);
+        assert_eq!(seventh.read().unwrap(), None);
+        seventh.set(&Error::new(ErrorKind::Io, "no"));
         fs::remove_dir_all(&dir).unwrap();
+        sweep(&roots);
+        assert_eq!(seventh.read().unwrap(), None);
         let gone = Lost {
             path: roots.run.join("lunbd/lost-sda-7"),
             disk: dir,

@@ -185,8 +185,8 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
         .unwrap();
     let hctl = attachment.hctl().unwrap();
     let disk = File::open(&attachment.node).unwrap();
-    fabric.set_rport("dev_loss_tmo", "22");
-    fabric.set_rport("fast_io_fail_tmo", "12");
+    fabric.set_rport("dev_loss_tmo", "15");
+    fabric.set_rport("fast_io_fail_tmo", "8");
 
     fabric.link_down();
     wait_for_state(&fabric, 3, "blocked");
@@ -230,6 +230,8 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
     assert!(!gone.changed && !gone.safe_to_unmap, "{gone:?}");
     let gone = engine.detach(by_name(&store), soon()).unwrap();
     assert!(!gone.changed && gone.safe_to_unmap, "{gone:?}");
+    // Nor is the mark of the flush that failed, of a disk that is no more.
+    assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
 
     drop(disk);
     fabric.link_up();
@@ -330,21 +332,20 @@ fn a_detach_whose_flush_waits_for_the_link_ends_at_its_deadline_and_the_next_los
         .unwrap();
     fabric.link_down();
     disk.write_all(&[0x77; 4096]).unwrap();
-    // Its close writes back, and so waits for the link.
-    let closer = thread::spawn(move || drop(disk));
 
     let failure = soon_fails(|deadline| engine.detach(at(&fabric, 4), deadline));
-    println!("{failure:?}");
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush));
+    let seen = failure.last_seen().unwrap();
+    assert!(seen.contains("state=blocked"), "{seen}");
     assert_eq!(luns(&fabric), [4]);
     // At once, while the first one's call is out.
     let failure = soon_fails(|deadline| engine.detach(at(&fabric, 4), deadline));
-    println!("{failure:?}");
     assert_eq!(failure.kind(), ErrorKind::Quarantined, "{failure}");
 
     fabric.link_up();
-    closer.join().unwrap();
     until_nothing_is_stuck(&engine);
+    drop(disk);
     let detachment = engine.detach(at(&fabric, 4), soon()).unwrap();
     assert!(
         detachment.changed && detachment.safe_to_unmap,
@@ -352,6 +353,56 @@ fn a_detach_whose_flush_waits_for_the_link_ends_at_its_deadline_and_the_next_los
     );
     let data = fs::read(store.path().unwrap()).unwrap();
     assert!(data[..4096].iter().all(|&byte| byte == 0x77));
+}
+
+#[test]
+fn a_flush_that_fails_after_its_detach_has_ended_is_remembered_and_a_dead_disk_is_never_safe() {
+    let engine = engine();
+    let store = Store::file("d8", 8 * MIB);
+    let mut fabric = FcFabric::up();
+    fabric.map(4, &store);
+    let source = at(&fabric, 4);
+    let attachment = engine
+        .attach(&AttachRequest::new(source.clone()), soon())
+        .unwrap();
+    fabric.set_rport("dev_loss_tmo", "600");
+    fabric.set_rport("fast_io_fail_tmo", "5");
+    let mut disk = OpenOptions::new()
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    fabric.link_down();
+    disk.write_all(&[0x88; 4096]).unwrap();
+    let failure = soon_fails(|deadline| engine.detach(source.clone(), deadline));
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    wait_for_state(&fabric, 4, "transport-offline");
+    until_nothing_is_stuck(&engine);
+    drop(disk);
+
+    fabric.link_up();
+    wait_for_state(&fabric, 4, "running");
+    let failure = engine.detach(source.clone(), soon()).unwrap_err();
+    println!("{failure}");
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    assert!(
+        failure.to_string().contains("an earlier flush"),
+        "{failure}"
+    );
+    assert_eq!(luns(&fabric), [4]);
+
+    fabric.set_rport("fast_io_fail_tmo", "1");
+    fabric.link_down();
+    wait_for_state(&fabric, 4, "transport-offline");
+    let detachment = engine.detach(source, soon()).unwrap();
+    println!("{detachment:?}");
+    assert!(
+        matches!(detachment.flush, Some(Flush::Unreachable(_))),
+        "{detachment:?}"
+    );
+    assert!(detachment.changed && !detachment.safe_to_unmap);
+    assert_eq!(luns(&fabric), [0; 0]);
+    assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
+    fabric.link_up();
 }
 
 #[test]

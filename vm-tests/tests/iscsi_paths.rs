@@ -9,9 +9,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lunbd::engine::{Flush, Multipath};
+use lunbd::engine::{Flush, Multipath, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
 use vm_tests::guest;
@@ -157,6 +158,38 @@ fn a_portal_without_a_session_is_a_missing_path_and_the_caller_says_how_many_mus
     };
     assert_eq!((paths.len(), missing.len()), (1, 1));
     engine.detach(over(&[0, 1], 0), soon()).unwrap();
+}
+
+#[test]
+fn a_session_that_fails_before_the_scan_is_a_missing_path_and_no_missing_lun() {
+    IscsiTarget::need_portals_that_go_down();
+    let engine = engine();
+    let store = Store::ramdisk("a4", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(2, &store);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let target = Arc::new(target);
+    let request = AttachRequest::new(over(&[0], 2)).observe(StageObserver::new({
+        let (target, session) = (Arc::clone(&target), session.clone());
+        move |stage| {
+            if stage == Stage::Scan {
+                target.portal_down(0);
+                session.wait_for_state("FAILED", Duration::from_secs(30));
+            }
+        }
+    }));
+    let error = engine.attach(&request, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooFewPaths, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Scan));
+    let why = format!("session {} to {} is FAILED", session.id, PORTALS[0]);
+    assert!(error.to_string().contains(&why), "{error}");
+    target.portal_up(0);
+    session.wait_for_state("LOGGED_IN", Duration::from_secs(30));
+    engine
+        .attach(&AttachRequest::new(over(&[0], 2)), soon())
+        .unwrap();
+    engine.detach(over(&[0], 2), soon()).unwrap();
 }
 
 /// A LUN number that was given to another volume while the kernel still has the
