@@ -137,6 +137,12 @@ impl Engine {
                     .map_err(|error| stale(&error, &was, hctl, &found))?;
             } else {
                 expect(request, hctl, &found)?;
+                // The kernel takes a disk for empty that it looks at while the path
+                // is lost (`sd_revalidate_disk`), and does not look again.
+                if found.disk.size()? == 0 {
+                    phases.enter(Stage::Rescan);
+                    scsi::rescan(&device, &self.lanes, deadline)?;
+                }
                 return Ok(found.brought(via, device, false, watch));
             }
         }

@@ -9,13 +9,16 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{Flush, StageObserver, Unit};
 use lunbd::error::Stage;
-use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
+use lunbd::{
+    AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, Error, ErrorKind, Source,
+};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::fcoe::FcFabric;
@@ -185,7 +188,7 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
         .unwrap();
     let hctl = attachment.hctl().unwrap();
     let disk = File::open(&attachment.node).unwrap();
-    fabric.set_rport("dev_loss_tmo", "15");
+    fabric.set_rport("dev_loss_tmo", "13");
     fabric.set_rport("fast_io_fail_tmo", "8");
 
     fabric.link_down();
@@ -218,8 +221,11 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
     assert!(failure.to_string().contains(&us), "{failure}");
 
     fabric.wait_for_rport("Not Present");
+    // The device's link goes before its disk.
+    let name = attachment.node.file_name().unwrap();
+    let block = Path::new("/sys/block").join(name);
     guest::wait_until("the device to go", LIMIT, || {
-        luns(&fabric).is_empty().then_some(())
+        (luns(&fabric).is_empty() && !block.exists()).then_some(())
     });
     assert_port_is(
         &attach_fails(&engine, at(&fabric, 3)),
@@ -422,4 +428,43 @@ fn a_blocked_disk_with_nothing_to_write_is_detached_while_the_link_is_down() {
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     assert_eq!(luns(&fabric), [0; 0]);
     fabric.link_up();
+}
+
+#[test]
+fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_again() {
+    let engine = engine();
+    let store = Store::file("d9", 8 * MIB);
+    let mut fabric = FcFabric::up();
+    fabric.map(4, &store);
+    let source = at(&fabric, 4);
+    let request = AttachRequest::new(source.clone());
+    let attachment = engine.attach(&request, soon()).unwrap();
+    fabric.set_rport("dev_loss_tmo", "600");
+    fabric.set_rport("fast_io_fail_tmo", "4");
+    let mut disk = OpenOptions::new()
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    fabric.link_down();
+    disk.write_all(&[0x99; 4096]).unwrap();
+    // Its close writes back; an open waits for that, and goes on when it fails.
+    let closer = thread::spawn(move || drop(disk));
+    let failure = soon_fails(|deadline| engine.detach(source.clone(), deadline));
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    closer.join().unwrap();
+    until_nothing_is_stuck(&engine);
+    fabric.link_up();
+    wait_for_state(&fabric, 4, "running");
+    let name = attachment.node.file_name().unwrap().to_str().unwrap();
+    let size = fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
+    assert_eq!(size.trim(), "0", "else this shows nothing");
+
+    let again = engine.attach(&request, soon()).unwrap();
+    assert_eq!((again.size, again.changed), (8 * MIB, false));
+    // What the close could not write is lost, and nobody has been told so far.
+    let failure = engine.detach(source.clone(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    let abandon = DetachRequest::new(source).abandon_unwritten();
+    let detachment = engine.detach(abandon, soon()).unwrap();
+    assert!(detachment.changed && !detachment.safe_to_unmap);
 }
