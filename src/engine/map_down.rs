@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::claim::{self, Claim};
+use super::in_use::Holder;
 use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt};
@@ -35,13 +36,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (daemon, request) = way;
-        for part in map.partition_maps()? {
-            let (flush, claim) =
-                self.claim_and_flush(part.disk(), request.abandon, watch, phases, deadline)?;
-            drop((flush, claim));
-            phases.enter(Stage::RemoveMap);
-            self.remove_map(&part, None, watch, deadline)?;
-        }
+        self.take_partition_maps_down(map, request.abandon, watch, phases, deadline)?;
         phases.enter(Stage::Claim);
         let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
         phases.enter(Stage::Flush);
@@ -56,6 +51,63 @@ impl Engine {
         phases.enter(Stage::RemoveMap);
         self.remove_map(map, daemon, watch, deadline)?;
         receipt.gone = true;
+        Ok(())
+    }
+
+    /// Removes the maps of the map's partitions. None goes before it is known that
+    /// nobody uses any of them, nor the map itself: what is refused stands whole.
+    fn take_partition_maps_down(
+        &self,
+        map: &Map,
+        abandon: bool,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let parts = map.partition_maps()?;
+        if parts.is_empty() {
+            return Ok(());
+        }
+        phases.enter(Stage::Claim);
+        self.refuse_users_beside(map, &parts)?;
+        let mut claimed = Vec::new();
+        for part in parts {
+            let (_, claim) = self.claim_and_flush(part.disk(), abandon, watch, phases, deadline)?;
+            claimed.push((part, claim));
+        }
+        phases.enter(Stage::RemoveMap);
+        for (part, claim) in claimed {
+            drop(claim);
+            self.remove_map(&part, None, watch, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// A claim of the map would not show them while its partitions hold it, and
+    /// those that have it open without a claim would keep it from being removed.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom.
+    fn refuse_users_beside(&self, map: &Map, parts: &[Map]) -> Result<()> {
+        let is_part = |holder: &Holder| {
+            let Holder::Stacked { device } = holder else {
+                return false;
+            };
+            parts.iter().any(|part| part.disk().name() == device)
+        };
+        for one in std::iter::once(map).chain(parts) {
+            let mut users = in_use::find_holders(self.roots(), one.disk())?;
+            users.retain(|holder| !is_part(holder));
+            let openers = in_use::find_openers(self.roots(), one.disk())?;
+            users.extend(
+                openers
+                    .into_iter()
+                    .filter(|user| !in_use::looks_at_disks(user)),
+            );
+            if !users.is_empty() {
+                return Err(in_use::refuse(one.disk(), &users));
+            }
+        }
         Ok(())
     }
 

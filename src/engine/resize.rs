@@ -255,10 +255,13 @@ impl Before {
         };
         let disks: Vec<&BlockDevice> = paths.iter().filter_map(|p| p.disk.as_ref()).collect();
         let first = *disks.first().ok_or_else(not_found)?;
-        let map = match &wanted.map {
-            Some(map) => Some(map.clone()),
-            None => Map::of_path(first)?,
-        };
+        let mut map = wanted.map.clone();
+        // A path may be out of the map, as one that multipathd has given up.
+        for disk in &disks {
+            if map.is_none() {
+                map = Map::of_path(disk)?;
+            }
+        }
         let disk = map.as_ref().map_or(first, Map::disk).clone();
         Ok(Self {
             size: disk.size()?,

@@ -1,9 +1,12 @@
 //! Taking back what an attach brought in.
 
+use std::time::Duration;
+
 use super::Engine;
 use super::phases::Phases;
-use crate::deadline::Deadline;
-use crate::error::Error;
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result};
+use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
 
@@ -18,14 +21,46 @@ pub(super) fn device(
     deadline: Deadline,
 ) -> Error {
     tracing::info!(%error, "taking the device down again");
-    match engine.take_down(device, watch, phases, deadline) {
-        Ok(_) => error,
+    match take_down(engine, device, watch, phases, deadline) {
+        Ok(()) => error,
         Err(failure) => {
             let stands = format!(
                 "the device {} was brought in and could not be taken down again: {failure}",
                 device.hctl()
             );
             error.with_last_seen(stands)
+        }
+    }
+}
+
+/// multipathd hears of a path from udev and makes a map of it at once, whatever
+/// we think of it: it is told to let go, again where it took the path meanwhile.
+fn take_down(
+    engine: &Engine,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    phases: &mut Phases,
+    deadline: Deadline,
+) -> Result<()> {
+    let daemon = Daemon::find(engine.roots())?;
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    loop {
+        let disk = device.disk()?;
+        if let (Some(daemon), Some(disk)) = (&daemon, &disk)
+            && let Err(error) = daemon.delete_path(disk.name(), deadline)
+        {
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+        }
+        match engine.take_down(device, watch, phases, deadline) {
+            Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
+                let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
+                if daemon.is_none() || map.is_none() {
+                    return Err(error);
+                }
+                let pause = pauses.pause().min(deadline.remaining());
+                watch.next(Deadline::after(pause));
+            }
+            done => return done.map(drop),
         }
     }
 }

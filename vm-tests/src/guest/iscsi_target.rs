@@ -56,6 +56,13 @@ impl IscsiTarget {
         &self.iqn
     }
 
+    /// The source that is a LUN of it over these of [`PORTALS`].
+    #[must_use]
+    pub fn uri(&self, portals: &[usize], lun: u64) -> String {
+        let portals: Vec<&str> = portals.iter().map(|&at| PORTALS[at]).collect();
+        format!("iscsi://{}/{}/{lun}", portals.join(","), self.iqn)
+    }
+
     /// Presents a volume, to the sessions that are there as well.
     pub fn map(&mut self, lun: u64, store: &Store) {
         store.present_at(&self.lun_dir(lun));
