@@ -10,7 +10,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -76,14 +76,20 @@ fn writer(node: &Path) -> File {
     OpenOptions::new().write(true).open(node).unwrap()
 }
 
-/// Keeps the file open until the detach comes to this stage.
-fn closed_at(last: Stage, file: File) -> StageObserver {
-    let file = Mutex::new(Some(file));
-    StageObserver::new(move |stage| {
-        if stage == last {
-            drop(file.lock().unwrap().take());
+/// Keeps the file open until the detach comes to this stage, and says how much
+/// was dirty then: the last close of a device writes it back.
+fn closed_at(last: Stage, file: File) -> (StageObserver, Arc<AtomicU64>) {
+    let (file, left) = (Mutex::new(Some(file)), Arc::new(AtomicU64::new(u64::MAX)));
+    let seen = Arc::clone(&left);
+    let observer = StageObserver::new(move |stage| {
+        if stage == last
+            && let Some(file) = file.lock().unwrap().take()
+        {
+            seen.store(dirty(), Ordering::Relaxed);
+            drop(file);
         }
-    })
+    });
+    (observer, left)
 }
 
 /// The same bytes each time: a mebibyte from a seed (splitmix64), over and over,
@@ -156,7 +162,7 @@ fn with_a_path_that_is(state: &str) {
     let mut disk = writer(&attachment.node);
     write_pattern(&mut disk, 1, 8 * MIB);
     // Its last close would wait for the path before the detach does.
-    let close = closed_at(Stage::RemoveMap, disk);
+    let (close, _) = closed_at(Stage::RemoveMap, disk);
 
     let start = Instant::now();
     assert_eq!(state_of(&second), state);
@@ -380,12 +386,14 @@ fn nothing_of_the_cache_is_lost(multipath: Multipath, stage: Stage) {
     let pages = dirty() - before;
     assert!(pages > BYTES - 8 * MIB, "{pages}");
 
-    let close = closed_at(stage, disk);
+    let (close, left) = closed_at(stage, disk);
     let request = DetachRequest::new(DetachTarget::Device(attachment.node)).observe(close);
     let detachment = engine
         .detach(request, Deadline::after(Duration::from_secs(120)))
         .unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
+    let left = left.load(Ordering::Relaxed);
+    assert!(left < before + 8 * MIB, "{left} bytes were not flushed");
     nothing_is_left();
     holds_pattern(&store, 4, BYTES);
 }

@@ -131,30 +131,20 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_mounted_map_is_refused_by_its_mount_point_and_goes_when_it_is_unmounted() {
+fn a_map_is_refused_by_whoever_uses_it_and_goes_when_nobody_does() {
     let unit = Unit::attach();
     let mounted = Mounted::make(unit.node(), "/tmp/in use");
     unit.is_refused("mounted on /tmp/in use");
     fs::write("/tmp/in use/file", "still written to").unwrap();
     drop(mounted);
-    unit.goes();
-}
 
-#[test]
-fn a_map_with_another_device_on_top_is_refused_by_its_name_and_goes_after_it() {
-    let unit = Unit::attach();
     let table = format!("0 2048 linear {} 0", unit.node());
     guest::run(&["dmsetup", "create", "on-top", "--table", &table]);
     let holders = guest::entries(format!("/sys/block/{}/holders", unit.map()));
     assert_eq!(holders.len(), 1, "{holders:?}");
     unit.is_refused(&format!("held by {}", holders[0]));
     guest::run(&["dmsetup", "remove", "--retry", "on-top"]);
-    unit.goes();
-}
 
-#[test]
-fn a_map_that_a_process_has_open_is_refused_by_the_process_exclusive_or_not() {
-    let unit = Unit::attach();
     let us = format!("open in process {}", std::process::id());
     let exclusive = OpenOptions::new()
         .read(true)

@@ -225,7 +225,7 @@ fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
 }
 
 #[test]
-fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_unless_multipathd_takes_theirs() {
+fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_until_multipathd_takes_theirs() {
     let engine = engine();
     let store = Store::growable("e1", 32 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -233,7 +233,7 @@ fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_unless_multipathd_take
     let iscsid = Iscsid::start();
     let mut multipathd = Multipathd::start(NoPath::Fail);
     let _sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
-    two_paths(&target, &engine);
+    let attachment = two_paths(&target, &engine);
     let map = multipathd::maps().pop().unwrap();
     multipathd.stop();
     store.grow(16 * MIB);
@@ -247,5 +247,14 @@ fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_unless_multipathd_take
     assert_eq!((resized.old_size, resized.size), (32 * MIB, 16 * MIB));
     assert!(resized.changed, "{resized:?}");
     assert_eq!(size_of(&map), 16 * MIB);
+
+    // The first path is none of the map's any more: the others lead to it.
+    let first = attachment.paths()[0].node.file_name().unwrap();
+    let told = multipathd.ask(&format!("del path {}", first.to_str().unwrap()));
+    assert_eq!(told.as_deref().map(str::trim), Some("ok"));
+    store.grow(24 * MIB);
+    let resized = engine.resize(&request, soon()).unwrap();
+    assert!(resized.map.is_some(), "{resized:?}");
+    assert_eq!(size_of(&map), 24 * MIB);
     engine.detach(over(&target, &[0, 1]), soon()).unwrap();
 }
