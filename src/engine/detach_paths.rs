@@ -59,6 +59,7 @@ impl Way<'_> {
         let paths = engine.paths_of(&self.names, &self.seeds, deadline)?;
         let map = self.map_of(&paths)?;
         if paths.is_empty() && map.is_none() {
+            self.receipt.nothing_is_there();
             return Ok(false);
         }
         for path in &paths {
@@ -292,22 +293,29 @@ impl Way<'_> {
         Ok(())
     }
 
+    /// Has the receipt name the path, once, with its disk as soon as that has
+    /// come.
     pub(super) fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
-        if self.devices.contains(&path.device) {
-            return Ok(());
+        let roots = self.engine.roots();
+        if !self.devices.contains(&path.device) {
+            self.devices.push(path.device.clone());
+            self.receipt.paths.push(PathReceipt {
+                hctl: path.device.hctl(),
+                node: None,
+                devno: None,
+                diskseq: None,
+                flush: None,
+                gone: false,
+                forgotten: None,
+            });
         }
-        let disk = path.disk.as_ref();
-        let diskseq = disk.map(BlockDevice::diskseq).transpose()?.flatten();
-        self.receipt.paths.push(PathReceipt {
-            hctl: path.device.hctl(),
-            node: disk.map(|disk| disk.node(self.engine.roots())),
-            devno: disk.map(BlockDevice::devno),
-            diskseq,
-            flush: None,
-            gone: false,
-            forgotten: None,
-        });
-        self.devices.push(path.device.clone());
+        if let Some(disk) = &path.disk
+            && let Some(entry) = self.entry(&path.device)
+        {
+            entry.node = Some(disk.node(roots));
+            entry.devno = Some(disk.devno());
+            entry.diskseq = disk.diskseq()?;
+        }
         Ok(())
     }
 

@@ -95,6 +95,17 @@ pub enum Flush {
 }
 
 impl Receipt {
+    /// Nothing of the unit was found any more: what others took away meanwhile is
+    /// gone too.
+    pub(super) fn nothing_is_there(&mut self) {
+        for path in &mut self.paths {
+            path.gone = true;
+        }
+        if let Some(map) = &mut self.map {
+            map.gone = true;
+        }
+    }
+
     /// Draws the conclusion.
     pub(super) fn conclude(&mut self) {
         let mut doubts = Vec::new();
@@ -247,6 +258,19 @@ mod tests {
         assert!(!concluded(
             |receipt| receipt.paths[0].forgotten = Some(false)
         ));
+    }
+
+    #[test]
+    fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
+        let taken = |flush| {
+            concluded(|receipt| {
+                receipt.paths[1].gone = false;
+                receipt.paths[1].flush = flush;
+                receipt.nothing_is_there();
+            })
+        };
+        assert!(taken(Some(Flush::Done)));
+        assert!(!taken(None));
     }
 
     #[test]
