@@ -13,7 +13,6 @@ use super::{Engine, in_use};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
-use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{self, ScsiDevice};
 use crate::uevent::Watch;

@@ -132,9 +132,9 @@ impl ScsiDevice {
     pub(crate) fn require_usable(&self, stage: Stage) -> Result<()> {
         let hctl = self.hctl;
         match self.state()?.filter(|_| self.is_there()) {
-            Some(state) if state.is_usable() => Ok(()),
-            Some(state) => {
-                let message = format!("{hctl} is in state {state} and serves no I/O");
+            Some(now) if now.is_usable() => Ok(()),
+            Some(now) => {
+                let message = format!("{hctl} is in state {now} and serves no I/O");
                 let error = Error::new(ErrorKind::NotReady, message);
                 Err(error.at(stage).with_path(&self.dir))
             }
