@@ -35,10 +35,10 @@ fn scsi_devices() -> Vec<String> {
 }
 
 fn missing(attachment: &Attachment) -> Vec<String> {
-    match &attachment.unit {
-        Unit::Scsi { missing, .. } => missing.iter().map(ToString::to_string).collect(),
-        other => panic!("{other:?}"),
-    }
+    let Unit::Scsi { missing, .. } = &attachment.unit else {
+        return vec![format!("no SCSI unit: {attachment:?}")];
+    };
+    missing.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -127,7 +127,8 @@ fn of_sixty_four_luns_only_the_one_that_was_asked_for_appears() {
     guest::udevd::settle();
     let mut expected = sessions.map(|session| format!("{}:0:0:37", session.host));
     let mut found = scsi_devices();
-    (expected.sort(), found.sort());
+    expected.sort();
+    found.sort();
     assert_eq!(found, expected);
     engine
         .detach(DetachTarget::Device(attachment.node), soon())
