@@ -89,13 +89,17 @@ impl Engine {
         if abandon && in_use::is_a_flush_of_ours(&openers) {
             return Ok(Claim::Stuck(refused.to_string()));
         }
-        if !busy || mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
+        if mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
             holders.extend(openers);
             return Err(in_use::refuse(disk, &holders).caused_by(refused));
         }
         uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
         match try_claim(lane, disk, roots, deadline) {
             Ok(file) => Ok(Claim::Held(Arc::new(file))),
+            // udevd had it open from before it served no opens any more.
+            Err(error) if !busy && in_use::find_openers(roots, disk)?.is_empty() => {
+                Ok(Claim::Unreachable(error.to_string()))
+            }
             Err(error) if error.kind() == ErrorKind::InUse => {
                 let mut holders = in_use::find_holders(roots, disk)?;
                 holders.extend(in_use::find_openers(roots, disk)?);

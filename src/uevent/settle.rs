@@ -92,6 +92,7 @@ pub(crate) fn settle(
     watch.drain();
     let needed = watch.ledger().of(&devpath).map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
+    let mut by_event = needed != 0;
     let mut patience = Backoff::new(UDEVS_PATIENCE, 8 * UDEVS_PATIENCE);
     let mut ask_again = Deadline::after(patience.pause());
     loop {
@@ -101,10 +102,15 @@ pub(crate) fn settle(
             unanswered = true;
             ask_again = Deadline::after(patience.pause());
         }
-        if watch.take_missed() || unanswered || (needed == 0 && barrier.is_none()) {
+        let missed = watch.take_missed();
+        if missed {
+            by_event = false;
+            barrier.iter_mut().for_each(Barrier::forget_marks);
+        }
+        if missed || unanswered || (needed == 0 && barrier.is_none()) {
             barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
         }
-        if barrier.is_none() {
+        if by_event {
             let seen = watch.ledger().of(&devpath);
             match seen.and_then(|seen| seen.udev.as_ref()) {
                 _ if by == Origin::Kernel => return Ok(Proof::without_udev()),
@@ -157,7 +163,8 @@ pub(crate) fn settle_again(
 /// An event that we have the kernel send
 /// (`Documentation/ABI/testing/sysfs-uevent`, Linux 4.13).
 struct Barrier {
-    uuid: String,
+    /// All that prove it: a slow udevd's answer to an earlier one as well.
+    marks: Vec<String>,
     /// The kernel has sent it; what is left is udev's answer.
     echoed: bool,
     /// When to take it for lost: the kernel drops the events of a disk whose
@@ -182,20 +189,30 @@ impl Barrier {
             ErrorKind::Vanished => gone(dir).caused_by(error),
             _ => error,
         })?;
-        let mut patience = earlier.map_or_else(
-            || Backoff::new(Duration::from_millis(20), Duration::from_secs(1)),
-            |earlier| earlier.patience,
+        let (mut marks, mut patience) = earlier.map_or_else(
+            || {
+                let patience = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+                (Vec::new(), patience)
+            },
+            |earlier| (earlier.marks, earlier.patience),
         );
+        marks.push(uuid);
         Ok(Self {
-            uuid,
+            marks,
             echoed: false,
             echo_due: Deadline::after(patience.pause()),
             patience,
         })
     }
 
+    /// They lie before what was missed.
+    fn forget_marks(&mut self) {
+        self.marks.clear();
+    }
+
     fn is_answered(&mut self, event: &Event, by: Origin) -> bool {
-        let marked = event.synth_uuid.as_deref() == Some(&self.uuid);
+        let mark = event.synth_uuid.as_ref();
+        let marked = mark.is_some_and(|mark| self.marks.contains(mark));
         self.echoed |= marked;
         marked && event.origin == by
     }

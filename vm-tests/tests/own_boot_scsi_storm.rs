@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_mins(4);
 const FLOODED: usize = 4;
 /// Between two marks; udevd gets through these before the next come, or it
 /// would be behind for ever.
-const BURST: usize = 200;
+const BURST: usize = 40;
 
 fn count(of: &str) -> usize {
     guest::entries(format!("/proc/self/{of}")).len()

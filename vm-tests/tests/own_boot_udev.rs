@@ -9,9 +9,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use lunbd::engine::StageObserver;
 use lunbd::error::Stage;
 use lunbd::uevent::{Mode, Settled};
-use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Roots};
+use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Roots};
 use vm_tests::guest::agent::unit;
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
@@ -148,4 +149,77 @@ fn a_scan_that_hangs_does_not_hang_the_caller() {
         error.last_seen().unwrap().contains("host state="),
         "{error}"
     );
+}
+
+fn restart_udevd() {
+    udevd::kill();
+    udevd::start();
+}
+
+/// The device's own event dies with the udevd that had it in hand.
+#[test]
+fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    let stopped = udevd::stopped();
+    let observer = StageObserver::new(|stage| {
+        if stage == Stage::Settle {
+            restart_udevd();
+        }
+    });
+    let request = AttachRequest::new(unit(&target, 3)).observe(observer);
+    let attachment = engine.attach(&request, in_seconds(60)).unwrap();
+    drop(stopped);
+    assert_eq!(attachment.settled, Settled::Barrier);
+    assert!(!attachment.links.is_empty());
+    for link in &attachment.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
+    }
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
+}
+
+/// What is gone nobody can be asked for again: the truth is that udev has not
+/// handled it.
+#[test]
+fn a_udevd_that_is_killed_and_restarted_in_a_detach_leaves_an_error_that_says_so() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    let request = AttachRequest::new(unit(&target, 3));
+    let first = engine.attach(&request, in_seconds(60)).unwrap();
+    let device = target.device_dir(3);
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Delete {
+            udevd::kill();
+            let device = device.clone();
+            std::thread::spawn(move || {
+                let gone = || (!device.exists()).then_some(());
+                guest::wait_until("the device to be gone", Duration::from_secs(20), gone);
+                udevd::start();
+            });
+        }
+    });
+    let detach = DetachRequest::new(unit(&target, 3)).observe(observer);
+    let failure = engine.detach(detach, in_seconds(8)).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Settle));
+    assert!(failure.last_seen().unwrap().contains("the device is gone"));
+    assert!(failure.receipt.paths[0].gone);
+    guest::wait_until("udevd to answer", Duration::from_secs(20), || {
+        udevd::answers().then_some(())
+    });
+    assert!(
+        !engine
+            .detach(unit(&target, 3), in_seconds(60))
+            .unwrap()
+            .changed
+    );
+    // Its stale record is no proof for the next.
+    let next = engine.attach(&request, in_seconds(60)).unwrap();
+    assert!(next.changed && next.diskseq != first.diskseq);
+    for link in &next.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), next.node);
+    }
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
 }

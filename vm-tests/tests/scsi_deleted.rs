@@ -253,6 +253,7 @@ fn a_device_put_offline_at_any_stage_of_its_attach_is_said_to_be_and_taken_away_
         assert!(acted.once());
         assert_eq!(error.kind(), ErrorKind::NotReady, "{error:#}");
         assert!(error.to_string().contains("in state offline"), "{error}");
+        assert_eq!(error.last_seen(), None, "{error}");
         assert_eq!(target.devices(), [] as [&str; 0]);
     }
 }

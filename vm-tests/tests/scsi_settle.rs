@@ -78,7 +78,7 @@ fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() 
     let before = engine.hub().counters().resyncs;
     let detachment = std::thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..3_000 {
+            for _ in 0..500 {
                 fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
             }
         });
