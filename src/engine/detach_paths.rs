@@ -21,6 +21,10 @@ use crate::uevent::Watch;
 /// already: nothing of its own is left to write.
 const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long others may take with a device of which nobody can say any more whose
+/// path it is. A host that hangs must not hold up those of others.
+const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+
 /// A detach under way.
 pub(super) struct Way<'a> {
     pub(super) engine: &'a Engine,
@@ -290,6 +294,27 @@ impl Way<'_> {
             path.forgotten = Some(true);
         }
         Ok(())
+    }
+
+    /// Waits a moment for devices that somebody is taking away while we look: each
+    /// may be a path of the unit, whose last write is still to come. Says which
+    /// are not gone.
+    pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
+        let patience = Deadline::after(LEAVING_LIMIT.min(deadline.remaining()));
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut leaving = ScsiDevice::leaving(self.engine.roots())?;
+        loop {
+            leaving.retain(ScsiDevice::is_there);
+            if leaving.is_empty() || patience.has_passed() {
+                break;
+            }
+            self.maps.next(Deadline::after(pauses.pause()));
+        }
+        let doubt = |device: &ScsiDevice| {
+            let hctl = device.hctl();
+            format!("{hctl}, which may be a path of it, is being taken away and is not gone yet")
+        };
+        Ok(leaving.iter().map(doubt).collect())
     }
 
     /// Has the receipt name the path, once, with its disk as soon as that has

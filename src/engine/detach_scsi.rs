@@ -84,8 +84,9 @@ impl Engine {
         way.read_back();
         match gone {
             Ok(()) => {
-                lost::sweep(self.roots());
-                Ok(detachment(way.receipt, wanted))
+                let mut doubts = way.wait_for_those_leaving(deadline)?;
+                doubts.extend(lost::sweep(self.roots(), &way.names));
+                Ok(detachment(way.receipt, doubts, wanted))
             }
             Err(error) => Err(DetachFailure::new(error, way.receipt)),
         }
@@ -227,8 +228,8 @@ fn was_taken_down(path: &PathReceipt) -> bool {
     path.flush.is_some()
 }
 
-fn detachment(mut receipt: Receipt, wanted: &Wanted) -> Detachment {
-    receipt.conclude();
+fn detachment(mut receipt: Receipt, doubts: Vec<String>, wanted: &Wanted) -> Detachment {
+    receipt.conclude(doubts);
     let first = receipt.paths.first();
     let address = first.map(|path| path.hctl);
     let place = Place::Scsi {

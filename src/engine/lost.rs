@@ -5,19 +5,24 @@
 //! written down for as long as this life of the disk lasts, and no later flush
 //! of it, of whatever process, is taken for a proof.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
+use crate::multipath::Map;
+use crate::scsi::ScsiDevice;
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
 pub(super) struct Lost {
     path: PathBuf,
-    disk: PathBuf,
+    disk: BlockDevice,
 }
 
 impl Lost {
@@ -29,24 +34,29 @@ impl Lost {
         };
         let name = disk.name();
         let path = roots.run.join(format!("lunbd/lost-{name}-{life}"));
-        let disk = disk.dir().to_owned();
+        let disk = disk.clone();
         Ok(Self { path, disk })
     }
 
     /// Why an earlier flush failed, where one did.
     pub(super) fn read(&self) -> Result<Option<String>> {
-        sysfs::read_if_there(&self.path)
+        let text = sysfs::read_if_there(&self.path)?;
+        Ok(text.map(|text| Note::parse(&text).why))
     }
 
     /// Writes down that a flush failed, unless the disk is gone: then nobody can
     /// ask any more.
     pub(super) fn set(&self, error: &Error) {
-        if !self.disk.exists() {
+        if !self.disk.dir().exists() {
             return;
         }
+        let note = Note {
+            why: error.to_string().replace('\n', " "),
+            names: names_of(&self.disk),
+        };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         let written =
-            fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, error.to_string()));
+            fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, note.to_string()));
         if let Err(failure) = written {
             tracing::error!(%error, %failure, path = %self.path.display(), "a failed flush could not be written down");
         }
@@ -58,10 +68,43 @@ impl Lost {
     }
 }
 
-/// Takes away the marks on lives that are over: of disks that the kernel removed
-/// by itself, as after `dev_loss_tmo`.
-pub(super) fn sweep(roots: &Roots) {
+/// What a mark says: why, and the names of the unit, one a line.
+struct Note {
+    why: String,
+    names: Vec<Wwid>,
+}
+
+impl Note {
+    fn parse(text: &str) -> Self {
+        let mut lines = text.lines();
+        let why = lines.next().unwrap_or_default().to_owned();
+        let names = lines.filter_map(|name| name.parse().ok()).collect();
+        Self { why, names }
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.why)?;
+        self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
+    }
+}
+
+/// The unit behind a disk or a map, as far as the kernel can say it.
+fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
+    if let Ok(Some(map)) = Map::of_disk(disk) {
+        return map.wwid().into_iter().collect();
+    }
+    let device = ScsiDevice::of_disk(disk).ok().flatten();
+    let identity = device.and_then(|device| device.cached_identity().ok());
+    identity.unwrap_or_default().names
+}
+
+/// Takes away the marks on lives of this unit that are over: of disks that the
+/// kernel removed by itself, as after `dev_loss_tmo`. Returns what they said.
+pub(super) fn sweep(roots: &Roots, unit: &BTreeSet<Wwid>) -> Vec<String> {
     let folder = roots.run.join("lunbd");
+    let mut said = Vec::new();
     for mark in sysfs::names(&folder).unwrap_or_default() {
         let named = mark.strip_prefix("lost-");
         let Some((name, _)) = named.and_then(|named| named.rsplit_once('-')) else {
@@ -74,10 +117,14 @@ pub(super) fn sweep(roots: &Roots) {
             Ok(None) => false,
             Err(_) => true,
         };
-        if !lives {
+        let note = Note::parse(&sysfs::read(&path).unwrap_or_default());
+        let of_unit = note.names.iter().any(|name| unit.contains(name));
+        if !lives && (of_unit || note.names.is_empty()) {
             let _swept_by_another = fs::remove_file(path);
+            said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         }
     }
+    said
 }
 
 /// What is said instead of a flush that would prove nothing.
@@ -121,19 +168,19 @@ mod tests {
         lost().clear();
         assert_eq!(lost().read().unwrap(), None);
         lost().set(&Error::new(ErrorKind::Io, "no"));
-        sweep(&roots);
+        sweep(&roots, &BTreeSet::new());
         assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
         let seventh = lost();
         fs::write(dir.join("diskseq"), "8\n").unwrap();
-        sweep(&roots);
+        sweep(&roots, &BTreeSet::new());
         assert_eq!(seventh.read().unwrap(), None);
         seventh.set(&Error::new(ErrorKind::Io, "no"));
         fs::remove_dir_all(&dir).unwrap();
-        sweep(&roots);
+        sweep(&roots, &BTreeSet::new());
         assert_eq!(seventh.read().unwrap(), None);
         let gone = Lost {
             path: roots.run.join("lunbd/lost-sda-7"),
-            disk: dir,
+            disk,
         };
         gone.set(&Error::new(ErrorKind::Io, "no"));
         assert_eq!(gone.read().unwrap(), None);

@@ -106,9 +106,8 @@ impl Receipt {
         }
     }
 
-    /// Draws the conclusion.
-    pub(super) fn conclude(&mut self) {
-        let mut doubts = Vec::new();
+    /// Draws the conclusion, from what it says itself and from `doubts`.
+    pub(super) fn conclude(&mut self, mut doubts: Vec<String>) {
         if !self.names.iter().any(Wwid::is_registered) {
             doubts.push(
                 "nobody could say a name that the unit alone can have, so other paths to it were \
@@ -160,7 +159,7 @@ pub struct DetachFailure {
 
 impl DetachFailure {
     pub(super) fn new(error: Error, mut receipt: Receipt) -> Self {
-        receipt.conclude();
+        receipt.conclude(Vec::new());
         let receipt = Box::new(receipt);
         Self { error, receipt }
     }
@@ -229,7 +228,7 @@ mod tests {
             ..Receipt::default()
         };
         change(&mut receipt);
-        receipt.conclude();
+        receipt.conclude(Vec::new());
         assert_eq!(receipt.safe_to_unmap, receipt.notes.is_empty());
         receipt.safe_to_unmap
     }

@@ -1,5 +1,6 @@
 //! A SCSI device as sysfs shows it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -78,6 +79,29 @@ impl ScsiDevice {
         }
         devices.sort_by_key(|device| device.hctl);
         Ok(devices)
+    }
+
+    /// The devices that the kernel is taking away, by whosever hand: they are off
+    /// the bus, and their disk's last write and SYNCHRONIZE CACHE are still to come
+    /// (`drivers/base/core.c`, `device_del`). Who they are cannot be read any more.
+    pub(crate) fn leaving(roots: &Roots) -> Result<Vec<Self>> {
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
+        let mut leaving = Vec::new();
+        for target in on_bus.iter().filter(|name| name.starts_with("target")) {
+            let Some(target) = sysfs::resolve(&bus.join(target))? else {
+                continue;
+            };
+            for name in sysfs::names(&target)? {
+                if let Ok(hctl) = name.parse::<Hctl>()
+                    && !on_bus.contains(&name)
+                    && !bus.join(&name).exists()
+                {
+                    leaving.extend(Self::at(hctl, target.join(name)));
+                }
+            }
+        }
+        Ok(leaving)
     }
 
     /// The other devices of the same target.
