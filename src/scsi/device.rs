@@ -153,18 +153,18 @@ impl ScsiDevice {
     ///
     /// # Errors
     /// `NotReady`, naming the state; `Vanished`.
-    pub(crate) fn require_usable(&self, stage: Stage) -> Result<()> {
+    pub(crate) fn require_usable(&self, at: Stage) -> Result<()> {
         let hctl = self.hctl;
         match self.state()?.filter(|_| self.is_there()) {
             Some(now) if now.is_usable() => Ok(()),
             Some(now) => {
                 let message = format!("{hctl} is in state {now} and serves no I/O");
                 let error = Error::new(ErrorKind::NotReady, message);
-                Err(error.at(stage).with_path(&self.dir))
+                Err(error.at(at).with_path(&self.dir))
             }
             None => {
                 let message = format!("the SCSI device {hctl} went away");
-                Err(Error::new(ErrorKind::Vanished, message).at(stage))
+                Err(Error::new(ErrorKind::Vanished, message).at(at))
             }
         }
     }
