@@ -151,10 +151,15 @@ fn sixty_four_luns_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_l
                 })
             })
             .collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let ended: Vec<_> = threads
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
         enough.store(true, Ordering::Relaxed);
         let sent = flood.join().unwrap();
-        ended.into_iter().for_each(|end| end.unwrap());
+        for end in ended {
+            end.unwrap();
+        }
         sent
     });
     let rounds: Vec<usize> = rounds.into_iter().map(AtomicUsize::into_inner).collect();
