@@ -167,7 +167,7 @@ fn a_device_deleted_at_any_stage_of_its_detach_is_gone_and_the_receipt_says_what
             let node = attach(&engine, &target, 4).node;
             if dirty {
                 let mut disk = OpenOptions::new().write(true).open(&node).unwrap();
-                disk.write_all(&[0x5a; 64 << 10]).unwrap();
+                disk.write_all(&vec![0x5a; 64 << 10]).unwrap();
                 drop(disk);
                 guest::udevd::settle();
             }
@@ -264,7 +264,7 @@ fn a_device_put_offline_at_any_stage_of_its_detach_is_never_said_to_be_flushed()
     for (stage, nth) in OF_DETACH {
         let node = attach(&engine, &target, 7).node;
         let mut disk = OpenOptions::new().write(true).open(&node).unwrap();
-        disk.write_all(&[0x5a; 64 << 10]).unwrap();
+        disk.write_all(&vec![0x5a; 64 << 10]).unwrap();
         drop(disk);
         guest::udevd::settle();
         let state = target.device_dir(7).join("state");
