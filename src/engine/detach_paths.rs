@@ -40,6 +40,11 @@ pub(super) struct Way<'a> {
     pub(super) receipt: Receipt,
     /// The devices of the receipt's paths, in their order.
     pub(super) devices: Vec<ScsiDevice>,
+    /// What was found out before the first turn.
+    pub(super) looked_at: Vec<KnownPath>,
+    /// A path had not answered us in time: that question, when it comes back,
+    /// lets go of the device.
+    pub(super) late: bool,
 }
 
 /// A path that is claimed and about to go.
@@ -59,7 +64,9 @@ impl Way<'_> {
     ) -> Result<bool> {
         let engine = self.engine;
         phases.enter(Stage::Resolve);
-        let paths = engine.paths_of(&self.names, &self.seeds, deadline)?;
+        let looked_at = std::mem::take(&mut self.looked_at);
+        let paths = engine.paths_of(&self.names, &self.seeds, looked_at, deadline)?;
+        self.late |= paths.iter().any(|path| path.late);
         let map = self.map_of(&paths)?;
         if paths.is_empty() && map.is_none() {
             self.receipt.nothing_is_there();
@@ -239,6 +246,7 @@ impl Way<'_> {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
+            (Some(Stage::Claim), ErrorKind::Quarantined) => self.late,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => self.may_be_let_go(),
             _ => false,
         }
@@ -249,9 +257,10 @@ impl Way<'_> {
     fn may_be_let_go(&self) -> bool {
         let roots = self.engine.roots();
         let look = || {
-            let paths =
-                self.engine
-                    .paths_of(&self.names, &self.seeds, Deadline::after(Duration::ZERO))?;
+            let at_once = Deadline::after(Duration::ZERO);
+            let paths = self
+                .engine
+                .paths_of(&self.names, &self.seeds, Vec::new(), at_once)?;
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
                 let busy = !in_use::find_holders(roots, map.disk())?.is_empty();

@@ -53,7 +53,7 @@ impl Engine {
 
         phases.enter(Stage::Identify);
         let seeds = self.seeds(wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&BTreeSet::new(), &seeds, deadline)?;
+        let known = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
         let names = names_of(wanted, &known, request.expected.as_ref())?;
         self.refuse_unproven_alias(wanted, &known, &names)?;
 
@@ -74,12 +74,15 @@ impl Engine {
             },
             names,
             devices: Vec::new(),
+            looked_at: Vec::new(),
+            late: false,
         };
         // Whatever becomes of them: one that goes away by another's hand was
         // flushed by nobody here.
         for path in &known {
             way.enter_into_receipt(path)?;
         }
+        way.looked_at = known;
         let gone = go(&mut way, phases, deadline);
         way.read_back();
         match gone {

@@ -109,14 +109,14 @@ impl Engine {
 
         phases.enter(Stage::Identify);
         let seeds = self.seeds(&wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&BTreeSet::new(), &seeds, deadline)?;
+        let known = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
         let names = names_of(&wanted, &known, request.expected.as_ref())?;
         let names: Vec<Wwid> = names.into_iter().collect();
         phases.enter(Stage::Lock);
         let _unit = self.lease_unit(&names, deadline)?;
         phases.enter(Stage::Rescan);
         let set = names.iter().cloned().collect();
-        let paths = self.paths_of(&set, &seeds, deadline)?;
+        let paths = self.paths_of(&set, &seeds, known, deadline)?;
         let unit = Before::look(&paths, &wanted)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {

@@ -21,6 +21,9 @@ pub(super) struct KnownPath {
     pub(super) device: ScsiDevice,
     pub(super) disk: Option<BlockDevice>,
     pub(super) standing: Standing,
+    /// It was asked and had not answered in time: the question is still under way
+    /// and keeps other calls off the device until it comes back.
+    pub(super) late: bool,
 }
 
 /// Who answers on a path.
@@ -58,27 +61,32 @@ impl Engine {
         names.first().map(take).transpose()
     }
 
-    /// Who answers at a device, and whether it is the unit that the kernel
-    /// scanned there.
-    pub(super) fn standing(
-        &self,
-        device: &ScsiDevice,
-        disk: Option<&BlockDevice>,
-        deadline: Deadline,
-    ) -> Result<Standing> {
+    /// Who answers at a device, and whether it is the unit that the kernel scanned
+    /// there.
+    fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
+        let disk = device.disk()?;
         let was = device.cached_identity()?;
+        let known = |standing, late| KnownPath {
+            device: device.clone(),
+            disk: disk.clone(),
+            standing,
+            late,
+        };
         let answers = device.state()? == Some(State::Running);
-        let Some(disk) = disk.filter(|_| answers) else {
-            return Ok(Standing::Silent(was));
+        let Some(there) = disk.as_ref().filter(|_| answers) else {
+            return Ok(known(Standing::Silent(was), false));
         };
         let limit = Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4));
-        match scsi::read_identity(self.roots(), &self.lanes, device, disk, limit) {
-            Ok(now) if was.names.is_empty() || now.is_same_unit(&was) => Ok(Standing::Live(now)),
-            Ok(now) => Ok(Standing::Replaced { was, now }),
+        match scsi::read_identity(self.roots(), &self.lanes, device, there, limit) {
+            Ok(now) if was.names.is_empty() || now.is_same_unit(&was) => {
+                Ok(known(Standing::Live(now), false))
+            }
+            Ok(now) => Ok(known(Standing::Replaced { was, now }, false)),
             // Dead, or taken away at the array: data about this path.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                Ok(Standing::Silent(was))
+                let late = error.kind() == ErrorKind::TimedOut;
+                Ok(known(Standing::Silent(was), late))
             }
         }
     }
@@ -98,11 +106,12 @@ impl Engine {
     }
 
     /// Every device of the unit of these names that there is now, those of
-    /// `seeds` first.
+    /// `seeds` first. Those in `looked_at` are taken as they are.
     pub(super) fn paths_of(
         &self,
         names: &BTreeSet<Wwid>,
         seeds: &[ScsiDevice],
+        mut looked_at: Vec<KnownPath>,
         deadline: Deadline,
     ) -> Result<Vec<KnownPath>> {
         let mut found: Vec<ScsiDevice> = seeds
@@ -119,17 +128,13 @@ impl Engine {
         }
         let mut paths = Vec::new();
         for device in found {
-            let look = || {
-                let disk = device.disk()?;
-                let standing = self.standing(&device, disk.as_ref(), deadline)?;
-                Ok::<_, Error>((disk, standing))
-            };
-            match look() {
-                Ok((disk, standing)) => paths.push(KnownPath {
-                    device,
-                    disk,
-                    standing,
-                }),
+            let known = looked_at.iter().position(|path| path.device == device);
+            if let Some(known) = known.map(|at| looked_at.swap_remove(at)) {
+                paths.push(known);
+                continue;
+            }
+            match self.look_at(&device, deadline) {
+                Ok(path) => paths.push(path),
                 // It went away while we looked.
                 Err(_) if !device.is_there() => {}
                 Err(error) => return Err(error.at(Stage::Resolve)),
@@ -187,7 +192,10 @@ mod tests {
     fn found(engine: &Engine, name: &str) -> usize {
         let names = BTreeSet::from([name.parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(5));
-        engine.paths_of(&names, &[], soon).unwrap().len()
+        engine
+            .paths_of(&names, &[], Vec::new(), soon)
+            .unwrap()
+            .len()
     }
 
     #[test]
