@@ -44,6 +44,7 @@
     reason = "a test that cannot go on panics, and what it prints is kept with it"
 )]
 
+pub mod bench;
 pub mod guest;
 pub mod job;
 pub mod story;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lunbd::{AttachRequest, Engine, Source};
 use nix::unistd::{SysconfVar, sysconf};
-use serde::Serialize;
+use vm_tests::bench::{AtOnce, Burst};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
 use vm_tests::guest::{self, udevd};
@@ -17,27 +17,6 @@ use crate::nbd::is_free;
 use crate::rounds::millis;
 
 const DEVICES: u32 = 64;
-
-/// What all the devices at once came to.
-#[derive(Debug, Serialize)]
-pub(crate) struct AtOnce {
-    devices: u32,
-    attach: Burst,
-    detach: Burst,
-}
-
-/// One call for each device, all begun together.
-#[derive(Debug, Serialize)]
-struct Burst {
-    wall_ms: f64,
-    /// The process's, user and system.
-    cpu_ms: f64,
-    /// What the kernel numbered meanwhile.
-    kernel_events: u64,
-    /// What the hub read: the kernel's events and udev's.
-    events_read: u64,
-    overruns: u64,
-}
 
 pub(crate) fn measure() -> AtOnce {
     let _module = NbdModule::load(DEVICES);
@@ -144,26 +123,24 @@ fn cpu() -> Duration {
     Duration::from_millis(ticks * 1000 / rate.unsigned_abs())
 }
 
-impl AtOnce {
-    pub(crate) fn print(&self) {
+pub(crate) fn print(at_once: &AtOnce) {
+    println!(
+        "{:<42} {:>10} {:>10} {:>14} {:>14}",
+        format!("NBD, {} devices from as many threads", at_once.devices),
+        "wall",
+        "CPU",
+        "kernel events",
+        "events read"
+    );
+    for (name, burst) in [("attach", &at_once.attach), ("detach", &at_once.detach)] {
         println!(
-            "{:<42} {:>10} {:>10} {:>14} {:>14}",
-            format!("NBD, {} devices from as many threads", self.devices),
-            "wall",
-            "CPU",
-            "kernel events",
-            "events read"
+            "  {:<40} {:>7.0} ms {:>7.0} ms {:>14} {:>14}",
+            format!("lunbd, one engine: {name}"),
+            burst.wall_ms,
+            burst.cpu_ms,
+            burst.kernel_events,
+            burst.events_read
         );
-        for (name, burst) in [("attach", &self.attach), ("detach", &self.detach)] {
-            println!(
-                "  {:<40} {:>7.0} ms {:>7.0} ms {:>14} {:>14}",
-                format!("lunbd, one engine: {name}"),
-                burst.wall_ms,
-                burst.cpu_ms,
-                burst.kernel_events,
-                burst.events_read
-            );
-        }
-        println!("  each event is read once from the kernel and once from udev, for all threads\n");
     }
+    println!("  each event is read once from the kernel and once from udev, for all threads\n");
 }

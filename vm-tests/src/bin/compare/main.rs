@@ -10,55 +10,52 @@
 )]
 
 mod at_once;
+mod flood;
 mod nbd;
 mod rounds;
-mod scsi;
+mod sizes;
 mod table;
+mod ways;
 
+use std::env;
 use std::fs;
 
-use serde::Serialize;
+use vm_tests::bench::Figures;
 use vm_tests::guest;
 use vm_tests::job::RESULT_FILE;
 
-use crate::at_once::AtOnce;
-use crate::rounds::{ROUNDS, Row};
-
-/// All that was measured.
-#[derive(Debug, Serialize)]
-struct Figures {
-    /// `uname -r`.
-    kernel: String,
-    rounds: usize,
-    nbd: Vec<Row>,
-    nbd_at_once: AtOnce,
-    scsi: Vec<Row>,
-}
-
+/// The parts and the number of rounds: `nbd iscsi 20`.
 fn main() {
     guest::enter();
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let is_wanted = |part: &str| arguments.iter().any(|argument| argument == part);
+    let rounds = arguments.iter().find_map(|argument| argument.parse().ok());
+    let rounds = rounds.expect("a number of rounds");
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
-    let kernel = kernel.trim().to_owned();
-    let udev = guest::run(&["udevadm", "--version"]);
     let processors = std::thread::available_parallelism().expect("the processors");
-    println!(
-        "Linux {kernel}, systemd-udevd {}, {processors} virtual CPUs; {ROUNDS} rounds, \
-         taking turns, one more before them that is not counted.\n",
-        udev.trim()
-    );
-    let nbd = nbd::compare();
-    table::print("NBD, one nbdkit memory export", &nbd);
-    let nbd_at_once = at_once::measure();
-    nbd_at_once.print();
-    let scsi = scsi::compare();
-    table::print("SCSI, one LUN of 256", &scsi);
-    let figures = Figures {
-        kernel,
-        rounds: ROUNDS,
-        nbd,
-        nbd_at_once,
-        scsi,
+    let mut figures = Figures {
+        kernel: kernel.trim().to_owned(),
+        udev: guest::run(&["udevadm", "--version"]).trim().to_owned(),
+        processors: processors.get(),
+        rounds,
+        ..Figures::default()
     };
+    println!(
+        "Linux {}, systemd-udevd {}, {processors} virtual CPUs; {rounds} rounds where nothing \
+         else is said, taking turns, one more before them that is not counted.\n",
+        figures.kernel, figures.udev
+    );
+    if is_wanted("nbd") {
+        let rows = nbd::compare(rounds);
+        table::print("NBD, one nbdkit memory export", &rows);
+        figures.nbd = Some(rows);
+        let at_once = at_once::measure();
+        at_once::print(&at_once);
+        figures.nbd_at_once = Some(at_once);
+    }
+    if is_wanted("iscsi") {
+        figures.scsi = Some(sizes::measure(rounds));
+    }
     let json = serde_json::to_vec(&figures).expect("the figures as JSON");
     fs::write(RESULT_FILE, json).expect(RESULT_FILE);
 }

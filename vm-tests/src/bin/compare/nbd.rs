@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use lunbd::engine::Phase;
 use lunbd::{AttachRequest, Engine, Source};
+use vm_tests::bench::Row;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
 use vm_tests::guest::{self, udevd};
 
-use crate::rounds::{self, Row, Way};
+use crate::rounds::{Rounds, Way};
 
 /// As many as the module makes where nobody says otherwise.
 const DEVICES: u32 = 16;
 const SIZE: &str = "64M";
 const SECTORS: &str = "131072";
 
-pub(crate) fn compare() -> Vec<Row> {
+pub(crate) fn compare(rounds: usize) -> Vec<Row> {
     let _module = NbdModule::load(DEVICES);
     let server = NbdServer::nbdkit(At::unix(), &["memory", SIZE]);
     let At::Unix(socket) = server.at() else {
@@ -26,7 +27,7 @@ pub(crate) fn compare() -> Vec<Row> {
     // qemu-nbd keeps a socket there, which a package's script would have made.
     fs::create_dir_all("/var/lock").expect("/var/lock");
     let uri = server.uri("");
-    rounds::take(&mut [
+    Rounds::of(rounds).take(&mut [
         &mut InProcess {
             engine: engine(),
             source: uri.parse().expect("a source"),

@@ -6,12 +6,16 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use lunbd::engine::Phase;
-use serde::Serialize;
-use vm_tests::guest::{self, udevd};
+use vm_tests::bench::{Row, Series};
+use vm_tests::guest::udev_arrivals::UdevArrivals;
+use vm_tests::guest::{self, UeventCounter, udevd};
 
-pub(crate) const ROUNDS: usize = 20;
+use crate::flood::Flood;
+
 /// For what is looked at outside the times.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than udevd takes to raise one more event after its last.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// One way to a disk and away from it again. `attach` and `detach` return when
 /// the way takes itself for done; what they return is where the time went, as
@@ -25,69 +29,75 @@ pub(crate) trait Way {
     fn is_gone(&self) -> bool;
 }
 
-/// What one way came to, in milliseconds.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Row {
-    pub(crate) way: &'static str,
-    pub(crate) attach: Series,
-    pub(crate) detach: Series,
-    /// Attach and detach of each round.
-    pub(crate) whole: Series,
-    /// Rounds in which the way was done with its attach before the disk was
-    /// there and udev had handled it.
-    pub(crate) attached_early: usize,
-    /// The same of its detach, and the disk not gone.
-    pub(crate) detached_early: usize,
-    /// Medians by stage, in the order of the stages.
-    pub(crate) attach_stages: Vec<(String, f64)>,
-    pub(crate) detach_stages: Vec<(String, f64)>,
+/// How the turns are taken.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounds<'a> {
+    count: usize,
+    warming: bool,
+    flood: Option<&'a Flood>,
 }
 
-/// Every round's time and their median.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Series {
-    pub(crate) median: f64,
-    rounds: Vec<f64>,
-}
-
-impl Series {
-    fn of(rounds: Vec<f64>) -> Self {
-        let median = median(&rounds);
-        Self { median, rounds }
-    }
-}
-
-/// Attaches and detaches by each way in turn. Each round begins with another
-/// way, and every second goes backwards, so that none always follows the same
-/// neighbour.
-pub(crate) fn take(ways: &mut [&mut dyn Way]) -> Vec<Row> {
-    let mut runs: Vec<Run> = ways.iter().map(|_| Run::default()).collect();
-    for round in 0..=ROUNDS {
-        for turn in 0..ways.len() {
-            let turn = if round % 2 == 0 {
-                turn
-            } else {
-                ways.len() - 1 - turn
-            };
-            let at = (round + turn) % ways.len();
-            // What the first finds cold the others find warm.
-            let mut warming = Run::default();
-            let run = if round == 0 {
-                &mut warming
-            } else {
-                &mut runs[at]
-            };
-            run.once(ways[at]);
+impl<'a> Rounds<'a> {
+    /// One more before them is not counted: what the first finds cold the
+    /// others find warm.
+    pub(crate) fn of(count: usize) -> Self {
+        Self {
+            count,
+            warming: true,
+            flood: None,
         }
     }
-    let named = ways.iter().zip(runs);
-    named.map(|(way, run)| run.row(way.name())).collect()
+
+    /// Without the one that is not counted, for what takes minutes.
+    pub(crate) fn few(count: usize) -> Self {
+        Self {
+            warming: false,
+            ..Self::of(count)
+        }
+    }
+
+    /// Each attach begins while `flood` keeps udev's queue busy.
+    pub(crate) fn under(self, flood: &'a Flood) -> Self {
+        Self {
+            flood: Some(flood),
+            ..self
+        }
+    }
+
+    /// Attaches and detaches by each way in turn. Each round begins with another
+    /// way, and every second goes backwards, so that none always follows the
+    /// same neighbour.
+    pub(crate) fn take(self, ways: &mut [&mut dyn Way]) -> Vec<Row> {
+        let mut runs: Vec<Run> = ways.iter().map(|_| Run::default()).collect();
+        let first = usize::from(!self.warming);
+        for round in first..=self.count {
+            for turn in 0..ways.len() {
+                let turn = if round % 2 == 0 {
+                    turn
+                } else {
+                    ways.len() - 1 - turn
+                };
+                let at = (round + turn) % ways.len();
+                let mut warming = Run::default();
+                let run = if round == 0 {
+                    &mut warming
+                } else {
+                    &mut runs[at]
+                };
+                run.once(ways[at], self.flood);
+            }
+        }
+        let named = ways.iter().zip(runs);
+        named.map(|(way, run)| run.row(way.name())).collect()
+    }
 }
 
 #[derive(Default)]
 struct Run {
     attach: Vec<f64>,
     detach: Vec<f64>,
+    uevents: Vec<f64>,
+    after_own_event: Vec<f64>,
     attached_early: usize,
     detached_early: usize,
     attach_stages: Stages,
@@ -95,19 +105,33 @@ struct Run {
 }
 
 impl Run {
-    fn once(&mut self, way: &mut dyn Way) {
+    fn once(&mut self, way: &mut dyn Way, flood: Option<&Flood>) {
         udevd::settle();
         let name = way.name();
+        let counter = UeventCounter::start();
+        let arrivals = UdevArrivals::start();
+        let flowing = flood.map(Flood::begin);
         let since = SystemTime::now();
         let start = Instant::now();
         let phases = way.attach();
-        self.attach.push(millis(start.elapsed()));
+        let returned = Instant::now();
+        self.attach.push(millis(returned - start));
         self.attach_stages.add(&phases);
-        let is_ready = || udev_handled(&way.disk()?, since).then_some(());
+        let is_ready = || way.disk().filter(|disk| udev_handled(disk, since));
         self.attached_early += usize::from(is_ready().is_none());
-        guest::wait_until(name, PATIENCE, is_ready);
+        let disk = guest::wait_until(name, PATIENCE, is_ready);
+        drop(flowing);
 
         udevd::settle();
+        let events = counter.until_quiet(QUIET);
+        let own = events.iter().filter(|event| !Flood::is_behind(event));
+        #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+        self.uevents.push(own.count() as f64);
+        if let Some(arrival) = arrivals.first_of(&disk, "add") {
+            self.after_own_event.push(millis_from(arrival.at, returned));
+        }
+        drop((counter, arrivals));
+
         let start = Instant::now();
         let phases = way.detach();
         self.detach.push(millis(start.elapsed()));
@@ -117,14 +141,16 @@ impl Run {
         guest::wait_until(name, PATIENCE, is_gone);
     }
 
-    fn row(self, way: &'static str) -> Row {
+    fn row(self, way: &str) -> Row {
         let whole = self.attach.iter().zip(&self.detach);
         let whole = whole.map(|(attach, detach)| attach + detach).collect();
         Row {
-            way,
+            way: way.to_owned(),
             whole: Series::of(whole),
             attach: Series::of(self.attach),
             detach: Series::of(self.detach),
+            uevents: Series::of(self.uevents),
+            after_own_event: Series::of(self.after_own_event),
             attached_early: self.attached_early,
             detached_early: self.detached_early,
             attach_stages: self.attach_stages.medians(),
@@ -154,10 +180,10 @@ impl Stages {
         }
     }
 
-    fn medians(self) -> Vec<(String, f64)> {
+    fn medians(mut self) -> Vec<(String, f64)> {
         let median_of = |stage: String| {
-            let median = median(&self.times[&stage]);
-            (stage, median)
+            let times = self.times.remove(&stage).unwrap_or_default();
+            (stage, Series::of(times).median)
         };
         self.order.into_iter().map(median_of).collect()
     }
@@ -176,25 +202,10 @@ pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        even if even % 2 == 0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
-        _ => sorted[middle],
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[expect(clippy::float_cmp, reason = "sums of halves are exact")]
-    fn the_median_of_an_even_number_of_rounds_lies_between_the_two_in_the_middle() {
-        assert_eq!(median(&[9.0, 1.0, 2.0, 4.0]), 3.0);
-        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
+/// Negative where `to` was before.
+fn millis_from(from: Instant, to: Instant) -> f64 {
+    match to.checked_duration_since(from) {
+        Some(after) => millis(after),
+        None => -millis(from - to),
     }
 }

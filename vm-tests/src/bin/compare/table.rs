@@ -1,6 +1,6 @@
 //! The figures for a reader.
 
-use crate::rounds::Row;
+use vm_tests::bench::Row;
 
 /// Prints the ways, the first of them being the one that the others are
 /// compared with.
@@ -30,6 +30,16 @@ pub(crate) fn print(title: &str, rows: &[Row]) {
                 row.way, row.attached_early, row.detached_early
             );
         }
+    }
+    for row in rows {
+        let mut facts = vec![format!("{} uevents an attach", row.uevents.median)];
+        if !row.after_own_event.rounds.is_empty() {
+            let after = row.after_own_event.median;
+            facts.push(format!(
+                "back {after:.1} ms after udev's own event of the disk"
+            ));
+        }
+        println!("  {}: {}", row.way, facts.join(", "));
     }
     for row in rows {
         print_stages("attach", &row.attach_stages);

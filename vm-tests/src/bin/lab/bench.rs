@@ -2,22 +2,76 @@
 
 use std::fs;
 use std::io::{Write, stdout};
+use std::path::Path;
+use std::process::Command;
+use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use vm_tests::bench::Figures;
 use vm_tests::job::{Job, Report};
 
 use crate::accel::Accel;
 use crate::boot::{self, Setup};
+use crate::charts;
 use crate::kernel::Series;
 use crate::run_dir::RunDir;
 use crate::{modules, programs, schedule};
 
-/// The last word is what has the boot carry the NBD programs.
-const COMPARE: [&str; 2] = ["compare", "nbd"];
+const ROUNDS: u16 = 20;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// Only this comparison.
+    part: Option<Part>,
+    /// How often each way is timed.
+    #[arg(long, default_value_t = ROUNDS)]
+    rounds: u16,
+    /// Put figures and charts into vm-tests/results, where the README links
+    /// them.
+    #[arg(long, conflicts_with = "part")]
+    keep: bool,
+}
+
+/// One comparison of the bench's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// One NBD export, and many at once.
+    Nbd,
+    /// One LUN of iSCSI targets of several sizes.
+    Iscsi,
+}
+
+impl Part {
+    /// By this word the guest knows it, and the boot what it has to carry.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Nbd => "nbd",
+            Self::Iscsi => "iscsi",
+        }
+    }
+}
+
+/// What is kept of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Results {
+    /// `YYYY-MM-DD`, UTC.
+    pub(crate) date: String,
+    command: String,
+    pub(crate) accelerator: String,
+    host_processors: usize,
+    /// The host's load average over one minute before the boot and after it:
+    /// above the two virtual CPUs of the guest, others have slowed it down.
+    load_average: [f64; 2],
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
 
 /// Boots the bench's kernel, passes the tables on as they come, and keeps the
-/// figures. No time fails it: only what does not work at all does.
-pub(crate) fn run() -> Result<()> {
+/// figures and draws them. No time fails it: only what does not work at all
+/// does.
+pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
     // The first of those that a test run would take.
     let series = &Series::wanted(false)?[..1];
     let run_dir = RunDir::create()?;
@@ -32,18 +86,59 @@ pub(crate) fn run() -> Result<()> {
         accel,
         run_dir: &run_dir,
     };
+    let parts = arguments
+        .part
+        .map_or_else(|| vec![Part::Nbd, Part::Iscsi], |part| vec![part]);
+    let mut compare = vec!["compare".to_owned(), arguments.rounds.to_string()];
+    compare.extend(parts.iter().map(|part| part.word().to_owned()));
     let job = Job {
         modules: modules::LOADED_AT_BOOT
             .iter()
             .map(|name| (*name).to_owned())
             .collect(),
         tests: Vec::new(),
-        story: Some(COMPARE.map(str::to_owned).to_vec()),
+        story: Some(compare),
         own_boot: true,
     };
     eprintln!("booting {} ({accel:?})\n", kernel.series);
+    let load_before = load_average()?;
+    let figures = boot_and_listen(&setup, &job)?;
+    let results = Results {
+        date: today()?,
+        command: command(arguments),
+        accelerator: format!("{accel:?}").to_lowercase(),
+        host_processors: available_parallelism()?.get(),
+        load_average: [load_before, load_average()?],
+        figures,
+    };
+    println!("\nQEMU's {accel:?} on this machine; every round, and charts:");
+    let json = serde_json::to_string_pretty(&results)?;
+    let mut files = vec![("attach.json", json)];
+    if let Some(scsi) = &results.figures.scsi {
+        files.extend(charts::draw(&results, scsi));
+    }
+    for (name, content) in files {
+        let name = if arguments.part.is_some() {
+            format!("part-{name}")
+        } else {
+            name.to_owned()
+        };
+        let kept = if arguments.keep {
+            let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+            fs::create_dir_all(&results)?;
+            results.join(name)
+        } else {
+            run_dir.kept(&name)
+        };
+        fs::write(&kept, content).with_context(|| kept.display().to_string())?;
+        println!("  {}", kept.display());
+    }
+    Ok(())
+}
+
+fn boot_and_listen(setup: &Setup<'_>, job: &Job) -> Result<Figures> {
     let mut ending = None;
-    let ended = boot::boot(&setup, &job, |report| {
+    let ended = boot::boot(setup, job, |report| {
         match report {
             Report::Story { text } => {
                 let mut out = stdout();
@@ -56,7 +151,7 @@ pub(crate) fn run() -> Result<()> {
         Ok(())
     })?;
     let Some((result, status)) = ending else {
-        let log = run_dir.keep_log("bench", &ended.console)?;
+        let log = setup.run_dir.keep_log("bench", &ended.console)?;
         bail!(
             "the guest ended before its bench ({}); its console: {}",
             ended.why,
@@ -66,15 +161,32 @@ pub(crate) fn run() -> Result<()> {
     if status != 0 {
         bail!("the bench ended with status {status}");
     }
-    let mut figures = result.context("the bench left no figures")?;
-    // The guest does not know what runs it.
-    figures["accelerator"] = format!("{accel:?}").to_lowercase().into();
-    let path = run_dir.kept("bench.json");
-    let json = serde_json::to_vec_pretty(&figures)?;
-    fs::write(&path, json).with_context(|| path.display().to_string())?;
-    println!(
-        "\nQEMU's {accel:?} on this machine; every round: {}",
-        path.display()
-    );
-    Ok(())
+    let figures = result.context("the bench left no figures")?;
+    serde_json::from_value(figures).context("the bench's figures")
+}
+
+/// As a user would write it.
+fn command(arguments: &BenchArguments) -> String {
+    let mut command = vec!["vm-tests/bench".to_owned()];
+    if arguments.keep {
+        command.push("--keep".to_owned());
+    }
+    if arguments.rounds != ROUNDS {
+        command.push(format!("--rounds {}", arguments.rounds));
+    }
+    command.extend(arguments.part.map(|part| part.word().to_owned()));
+    command.join(" ")
+}
+
+fn today() -> Result<String> {
+    let date = Command::new("date").args(["--utc", "+%F"]).output();
+    let date = date.context("date (coreutils)")?.stdout;
+    Ok(String::from_utf8_lossy(&date).trim().to_owned())
+}
+
+fn load_average() -> Result<f64> {
+    let path = "/proc/loadavg";
+    let averages = fs::read_to_string(path).context(path)?;
+    let first = averages.split(' ').next().unwrap_or_default();
+    first.parse().context(path)
 }

@@ -14,6 +14,7 @@ mod bench;
 mod boot;
 mod bzimage;
 mod cache;
+mod charts;
 mod debian;
 mod decompress;
 mod demo;
@@ -30,6 +31,7 @@ mod run_dir;
 mod schedule;
 mod step;
 mod summary;
+mod svg;
 
 use std::process::ExitCode;
 
@@ -57,9 +59,9 @@ enum Command {
     /// Tell the story of one attach in one VM and draw it.
     #[command(override_usage = "vm-tests/demo")]
     Demo,
-    /// Time lunbd beside nbd-client, qemu-nbd and sysfs by hand in one VM.
-    #[command(override_usage = "vm-tests/bench")]
-    Bench,
+    /// Time lunbd beside what is used today in one VM, and draw it.
+    #[command(override_usage = "vm-tests/bench [OPTIONS] [PART]", after_help = ENVIRONMENT)]
+    Bench(bench::BenchArguments),
 }
 
 #[derive(Debug, Args)]
@@ -89,7 +91,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Test(arguments) => test(&arguments),
         Command::Demo => demo::run().map(|()| true),
-        Command::Bench => bench::run().map(|()| true),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

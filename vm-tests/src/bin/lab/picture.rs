@@ -5,6 +5,8 @@ use std::fmt::Write;
 
 use vm_tests::story::{Figures, Run};
 
+use crate::svg::{self, line, text};
+
 const WIDTH: f64 = 860.0;
 const MARGIN: f64 = 30.0;
 const LANE: f64 = 96.0;
@@ -13,7 +15,7 @@ const TOP: f64 = 84.0;
 const TICKS: usize = 600;
 const COLOURS: [&str; 3] = ["#0b7285", "#c92a2a", "#5f3dc4"];
 
-/// Draws `figures`; the text needs no font of its own.
+/// Draws `figures`.
 pub(crate) fn draw(figures: &Figures) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a handful of lanes")]
     let height = TOP + LANE * figures.runs.len() as f64 + 46.0;
@@ -24,26 +26,19 @@ pub(crate) fn draw(figures: &Figures) -> String {
         .max()
         .unwrap_or(0)
         .max(1);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" fill=\"#212529\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n"
-    );
     let title = format!("One disk wanted, {} LUNs behind the host", figures.luns);
-    text(&mut svg, MARGIN, 36.0, 21, "start", &title);
     let subtitle = format!(
         "each tick is a kernel uevent; Linux {}, systemd-udevd",
         figures.kernel
     );
-    text(&mut svg, MARGIN, 60.0, 13, "start", &subtitle);
+    let mut svg = svg::begin(WIDTH, height, &title, &subtitle);
     let mut y = TOP;
     for (run, colour) in figures.runs.iter().zip(COLOURS.iter().cycle()) {
         lane(&mut svg, run, colour, y, last);
         y += LANE;
     }
     axis(&mut svg, y, last);
-    svg.push_str("</svg>\n");
-    svg
+    svg::end(svg)
 }
 
 fn lane(svg: &mut String, run: &Run, colour: &str, y: f64, last: u64) {
@@ -107,21 +102,6 @@ fn x(at: u64, last: u64) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "milliseconds of one boot")]
 fn seconds(millis: u64) -> String {
     format!("{:.1} s", millis as f64 / 1000.0)
-}
-
-fn text(svg: &mut String, x: f64, y: f64, size: u32, anchor: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;");
-    line(
-        svg,
-        &format!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\">{content}</text>"
-        ),
-    );
-}
-
-fn line(svg: &mut String, element: &str) {
-    svg.push_str(element);
-    svg.push('\n');
 }
 
 #[cfg(test)]

@@ -1,0 +1,81 @@
+//! Others' devices, whose changes keep udev's queue busy.
+
+use std::fs;
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vm_tests::guest::{self, KernelUevent};
+
+/// Changes a second, over all of the disks.
+pub(crate) const RATE: u32 = 40;
+/// How long they go on.
+pub(crate) const LASTING: Duration = Duration::from_secs(3);
+/// There while udevd has something to do.
+const QUEUE: &str = "/run/udev/queue";
+
+/// Disks that change when they are told to; nobody here waits for them. The
+/// module stays loaded.
+pub(crate) struct Flood {
+    disks: u32,
+}
+
+impl Flood {
+    pub(crate) fn new() -> Self {
+        let disks = 16;
+        guest::modprobe("null_blk", &[&format!("nr_devices={disks}"), "gb=1"]);
+        guest::udevd::settle();
+        Self { disks }
+    }
+
+    /// Begins with the changes; the queue is busy when this returns.
+    pub(crate) fn begin(&self) -> Flowing {
+        let disks = self.disks;
+        let changes = thread::spawn(move || {
+            let start = Instant::now();
+            let mut number = 0;
+            while start.elapsed() < LASTING {
+                let disk = number % disks;
+                let uevent = format!("/sys/block/nullb{disk}/uevent");
+                fs::write(&uevent, "change").expect(&uevent);
+                number += 1;
+                let next = Duration::from_secs(1) * number / RATE;
+                thread::sleep(next.saturating_sub(start.elapsed()));
+            }
+        });
+        guest::wait_until("udev's queue to be busy", LASTING, || {
+            Path::new(QUEUE).exists().then_some(())
+        });
+        Flowing(Some(changes))
+    }
+
+    pub(crate) fn is_behind(event: &KernelUevent) -> bool {
+        event.devpath.contains("/nullb")
+    }
+
+    /// The part of a flood in which udev's queue is busy, when nothing else goes
+    /// on.
+    pub(crate) fn busy_part(&self) -> f64 {
+        let flowing = self.begin();
+        let start = Instant::now();
+        let (mut busy, mut looks) = (0_u32, 0_u32);
+        while start.elapsed() < LASTING {
+            busy += u32::from(Path::new(QUEUE).exists());
+            looks += 1;
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(flowing);
+        f64::from(busy) / f64::from(looks)
+    }
+}
+
+/// The changes go on; dropping it waits for the last of them.
+pub(crate) struct Flowing(Option<JoinHandle<()>>);
+
+impl Drop for Flowing {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            thread.join().expect("the flood");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The bench's figures as charts.
+
+mod bars;
+mod lines;
+
+use std::collections::BTreeMap;
+
+use bars::{Bar, Bars, Group};
+use lines::{Line, Lines};
+use vm_tests::bench::{Row, Scsi};
+
+use crate::bench::Results;
+
+/// lunbd's first, that of the scan by hand second, as their rows come.
+const COLOURS: [&str; 5] = ["#0b7285", "#5f3dc4", "#c92a2a", "#e67700", "#5c940d"];
+
+/// Every chart of the SCSI part with the name of its file.
+pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)> {
+    let conditions = format!(
+        "Linux {}, systemd-udevd {}, QEMU ({}), {}",
+        results.figures.kernel, results.figures.udev, results.accelerator, results.date
+    );
+    let of_sizes = |title: &str, value: fn(&Row) -> f64, write: fn(f64) -> String| {
+        let lines = Lines {
+            title: title.to_owned(),
+            subtitle: format!("LIO iSCSI target over loopback; {conditions}"),
+            x_label: "LUNs that the target presents".to_owned(),
+            ways: lines_of(scsi, value),
+            write,
+        };
+        lines.draw()
+    };
+    vec![
+        (
+            "attach-time.svg",
+            of_sizes(
+                "From the call to a settled disk, one LUN wanted (median)",
+                |row| row.attach.median,
+                seconds,
+            ),
+        ),
+        (
+            "attach-uevents.svg",
+            of_sizes(
+                "Kernel uevents, one LUN wanted (median)",
+                |row| row.uevents.median,
+                |count| format!("{count:.0}"),
+            ),
+        ),
+        ("attach-busy.svg", busy(scsi, &conditions)),
+    ]
+}
+
+/// One line a way: a way's points are the sizes at which it was measured.
+fn lines_of(scsi: &Scsi, value: fn(&Row) -> f64) -> Vec<Line> {
+    let mut order = Vec::new();
+    let mut points: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for size in &scsi.sizes {
+        for row in &size.rows {
+            if !order.contains(&row.way.as_str()) {
+                order.push(row.way.as_str());
+            }
+            let point = (f64::from(size.luns), value(row));
+            points.entry(&row.way).or_default().push(point);
+        }
+    }
+    let coloured = order.into_iter().zip(COLOURS.iter().cycle());
+    coloured
+        .map(|(way, colour)| Line {
+            label: way.to_owned(),
+            colour,
+            points: points.remove(way).unwrap_or_default(),
+        })
+        .collect()
+}
+
+/// What else may go on, and what it does to the attach.
+fn busy(scsi: &Scsi, conditions: &str) -> String {
+    let busy = &scsi.busy;
+    let quiet = scsi.sizes.iter().find(|size| size.luns == busy.luns);
+    let quiet = quiet.map_or(&[][..], |size| &size.rows);
+    let lasting = seconds(f64::from(
+        u32::try_from(busy.lasting_ms).unwrap_or(u32::MAX),
+    ));
+    let groups = [
+        ("nothing else goes on".to_owned(), quiet),
+        (
+            format!(
+                "others' devices change, {} a second for {lasting}",
+                busy.rate
+            ),
+            &busy.rows[..],
+        ),
+        (
+            format!("{} other LUNs are attached already", scsi.among.present),
+            &scsi.among.rows[..],
+        ),
+    ];
+    let bars = Bars {
+        title: format!("The same attach of one LUN of {}, while", busy.luns),
+        subtitle: format!("median, from the call to a settled disk; {conditions}"),
+        groups: groups
+            .map(|(title, rows)| Group {
+                title,
+                bars: bars_of(rows),
+            })
+            .into(),
+    };
+    bars.draw()
+}
+
+fn bars_of(rows: &[Row]) -> Vec<Bar> {
+    let base = rows.first().map_or(1.0, |row| row.attach.median);
+    let bar = |(row, colour): (&Row, &&'static str)| {
+        let time = row.attach.median;
+        let is_first = rows.first().is_some_and(|first| first.way == row.way);
+        let value = if is_first {
+            seconds(time)
+        } else {
+            format!("{}, {:.1} times lunbd's", seconds(time), time / base)
+        };
+        Bar {
+            label: row.way.clone(),
+            length: time,
+            value,
+            colour,
+        }
+    };
+    rows.iter().take(2).zip(&COLOURS).map(bar).collect()
+}
+
+fn seconds(millis: f64) -> String {
+    let seconds = millis / 1000.0;
+    if seconds < 0.1 {
+        format!("{millis:.0} ms")
+    } else if seconds < 10.0 {
+        format!("{seconds:.2} s")
+    } else {
+        format!("{seconds:.0} s")
+    }
+}

@@ -1,0 +1,51 @@
+//! What every picture is made of; the text needs no font of its own.
+
+/// A picture with a title and a line below it.
+pub(crate) fn begin(width: f64, height: f64, title: &str, subtitle: &str) -> String {
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" fill=\"#212529\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n"
+    );
+    text(&mut svg, 30.0, 36.0, 21, "start", title);
+    text(&mut svg, 30.0, 60.0, 13, "start", subtitle);
+    svg
+}
+
+/// The whole of it.
+pub(crate) fn end(mut svg: String) -> String {
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// `content` at a place, by `anchor`: `start`, `middle` or `end`.
+pub(crate) fn text(svg: &mut String, x: f64, y: f64, size: u32, anchor: &str, content: &str) {
+    let content = escaped(content);
+    line(
+        svg,
+        &format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\">{content}</text>"
+        ),
+    );
+}
+
+/// The same in a colour, from a place on.
+pub(crate) fn coloured(svg: &mut String, x: f64, y: f64, size: u32, colour: &str, content: &str) {
+    let content = escaped(content);
+    line(
+        svg,
+        &format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\">{content}</text>"
+        ),
+    );
+}
+
+/// One element on a line of its own.
+pub(crate) fn line(svg: &mut String, element: &str) {
+    svg.push_str(element);
+    svg.push('\n');
+}
+
+fn escaped(content: &str) -> String {
+    content.replace('&', "&amp;").replace('<', "&lt;")
+}
