@@ -131,6 +131,8 @@ pub struct Busy {
     pub luns: u32,
     /// Foreign changes a second.
     pub rate: u32,
+    /// How long udev is at work on each, mostly waiting.
+    pub each_ms: u64,
     /// How long they go on; they begin before the attach.
     pub lasting_ms: u64,
     /// The part of that time, by samples, in which udev's queue was not empty.

@@ -67,9 +67,9 @@ impl Store {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         mount_configfs();
         match kind {
-            "fileio" => super::modprobe("target_core_file", &[]),
-            "iblock" => super::modprobe("target_core_iblock", &[]),
-            _ => super::modprobe("target_core_mod", &[]),
+            "fileio" => need_module("target_core_file"),
+            "iblock" => need_module("target_core_iblock"),
+            _ => need_module("target_core_mod"),
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = PathBuf::from(format!("{CORE}/{kind}_{number}/volume-{number}"));
@@ -169,6 +169,14 @@ impl Drop for Backstore {
         if let Some(file) = &self.file {
             let _gone_already = fs::remove_file(file);
         }
+    }
+}
+
+/// Starts no program where it is there: for a thousand volumes that would take
+/// minutes.
+fn need_module(name: &str) {
+    if !Path::new("/sys/module").join(name).exists() {
+        super::modprobe(name, &[]);
     }
 }
 

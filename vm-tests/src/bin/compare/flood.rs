@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 use vm_tests::guest::{self, KernelUevent};
 
 /// Changes a second, over all of the disks.
-pub(crate) const RATE: u32 = 40;
+pub(crate) const RATE: u32 = 10;
+/// How long udev is at work on each, and does not use the processor: a disk
+/// that is slow to answer a probe.
+pub(crate) const EACH: Duration = Duration::from_millis(300);
 /// How long they go on.
 pub(crate) const LASTING: Duration = Duration::from_secs(3);
+const RULES: &str = "/run/udev/rules.d/99-slow-disk.rules";
 /// There while udevd has something to do.
 const QUEUE: &str = "/run/udev/queue";
 
@@ -24,6 +28,13 @@ impl Flood {
     pub(crate) fn new() -> Self {
         let disks = 16;
         guest::modprobe("null_blk", &[&format!("nr_devices={disks}"), "gb=1"]);
+        fs::create_dir_all("/run/udev/rules.d").expect("a place for rules");
+        let rule = format!(
+            "ACTION==\"change\", KERNEL==\"nullb*\", PROGRAM=\"/usr/bin/sleep {}\"\n",
+            EACH.as_secs_f64()
+        );
+        fs::write(RULES, rule).expect(RULES);
+        guest::run(&["udevadm", "control", "--reload"]);
         guest::udevd::settle();
         Self { disks }
     }

@@ -1,6 +1,6 @@
 //! One LUN of targets of several sizes, by lunbd and by what is used today.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lunbd::Engine;
 use vm_tests::bench::{Among, Busy, Row, Scsi, Size};
@@ -24,18 +24,21 @@ const BYTES: u64 = 64 << 10;
 const WHOLE_TARGET: [(u32, usize); 2] = [(16, 3), (64, 1)];
 /// The target whose other LUNs are all attached in the end, and rounds there.
 const AMONG: (u32, usize) = (256, 10);
-/// The target of the rounds under others' changes.
-const BUSY: u32 = 256;
+/// The target of the rounds under others' changes, and the most rounds there.
+const BUSY: (u32, usize) = (256, 10);
 
 pub(crate) fn measure(rounds: usize) -> Scsi {
     let begun = Instant::now();
     let targets: Vec<Target> = SIZES.iter().map(|luns| Target::new(*luns)).collect();
+    let made = begun.elapsed();
     let iscsid = Iscsid::start();
     let logged_in = targets.iter().map(|target| target.login(&iscsid));
     let sessions: Vec<Session> = logged_in.collect();
     println!(
-        "iSCSI targets with {SIZES:?} LUNs made and logged into in {:.1} s; of each, LUN {LUN} is wanted.\n",
-        begun.elapsed().as_secs_f64()
+        "iSCSI targets with {SIZES:?} LUNs, made in {:.1} s, logged into in {:.1} s; of each, \
+         LUN {LUN} is wanted.\n",
+        made.as_secs_f64(),
+        begun.elapsed().saturating_sub(made).as_secs_f64()
     );
     let engine = engine();
     let of = |luns: u32| {
@@ -55,13 +58,18 @@ pub(crate) fn measure(rounds: usize) -> Scsi {
 
     let flood = Flood::new();
     let busy = Busy {
-        luns: BUSY,
+        luns: BUSY.0,
         rate: flood::RATE,
-        lasting_ms: u64::try_from(flood::LASTING.as_millis()).unwrap_or(u64::MAX),
+        each_ms: whole_millis(flood::EACH),
+        lasting_ms: whole_millis(flood::LASTING),
         busy_part: flood.busy_part(),
-        rows: both(&engine, of(BUSY), Rounds::of(rounds).under(&flood)),
+        rows: both(
+            &engine,
+            of(BUSY.0),
+            Rounds::of(rounds.min(BUSY.1)).under(&flood),
+        ),
     };
-    let title = format!("SCSI, {} changes/s of others for 3 s", busy.rate);
+    let title = format!("SCSI, {} slow changes/s of others", busy.rate);
     table::print(&title, &busy.rows);
     println!(
         "  udev's queue busy {:.0} % of that time\n",
@@ -77,6 +85,10 @@ pub(crate) fn measure(rounds: usize) -> Scsi {
         among,
         busy,
     }
+}
+
+fn whole_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// All sizes take turns, so that what changes on the machine meanwhile is no

@@ -8,16 +8,15 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 use vm_tests::bench::Figures;
 use vm_tests::job::{Job, Report};
 
 use crate::accel::Accel;
 use crate::boot::{self, Setup};
-use crate::charts;
 use crate::kernel::Series;
+use crate::results::{self, Results};
 use crate::run_dir::RunDir;
-use crate::{modules, programs, schedule};
+use crate::{charts, modules, programs, schedule};
 
 const ROUNDS: u16 = 20;
 
@@ -51,21 +50,6 @@ impl Part {
             Self::Iscsi => "iscsi",
         }
     }
-}
-
-/// What is kept of a run.
-#[derive(Debug, Serialize)]
-pub(crate) struct Results {
-    /// `YYYY-MM-DD`, UTC.
-    pub(crate) date: String,
-    command: String,
-    pub(crate) accelerator: String,
-    host_processors: usize,
-    /// The host's load average over one minute before the boot and after it:
-    /// above the two virtual CPUs of the guest, others have slowed it down.
-    load_average: [f64; 2],
-    #[serde(flatten)]
-    pub(crate) figures: Figures,
 }
 
 /// Boots the bench's kernel, passes the tables on as they come, and keeps the
@@ -111,27 +95,23 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
         load_average: [load_before, load_average()?],
         figures,
     };
-    println!("\nQEMU's {accel:?} on this machine; every round, and charts:");
+    println!("\nQEMU's {accel:?} on this machine; every round, tables and charts:");
     let json = serde_json::to_string_pretty(&results)?;
     let mut files = vec![("attach.json", json)];
     if let Some(scsi) = &results.figures.scsi {
+        files.push(("README.md", results::write(&results, scsi)));
         files.extend(charts::draw(&results, scsi));
     }
+    let directory = if arguments.keep {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+    } else {
+        run_dir.kept("bench")
+    };
+    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     for (name, content) in files {
-        let name = if arguments.part.is_some() {
-            format!("part-{name}")
-        } else {
-            name.to_owned()
-        };
-        let kept = if arguments.keep {
-            let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
-            fs::create_dir_all(&results)?;
-            results.join(name)
-        } else {
-            run_dir.kept(&name)
-        };
-        fs::write(&kept, content).with_context(|| kept.display().to_string())?;
-        println!("  {}", kept.display());
+        let path = directory.join(name);
+        fs::write(&path, content).with_context(|| path.display().to_string())?;
+        println!("  {}", path.display());
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use bars::{Bar, Bars, Group};
 use lines::{Line, Lines};
 use vm_tests::bench::{Row, Scsi};
 
-use crate::bench::Results;
+use crate::results::Results;
 
 /// lunbd's first, that of the scan by hand second, as their rows come.
 const COLOURS: [&str; 5] = ["#0b7285", "#5f3dc4", "#c92a2a", "#e67700", "#5c940d"];
@@ -86,7 +86,7 @@ fn busy(scsi: &Scsi, conditions: &str) -> String {
         ("nothing else goes on".to_owned(), quiet),
         (
             format!(
-                "others' devices change, {} a second for {lasting}",
+                "others keep udev's queue busy: {} slow changes a second for {lasting}",
                 busy.rate
             ),
             &busy.rows[..],

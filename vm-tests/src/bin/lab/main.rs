@@ -27,6 +27,7 @@ mod newc;
 mod picture;
 mod programs;
 mod qemu;
+mod results;
 mod run_dir;
 mod schedule;
 mod step;

@@ -1,0 +1,167 @@
+//! What is kept of a run of the bench, and its tables for a reader.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+use vm_tests::bench::{Figures, Row, Scsi};
+
+/// The figures and what they were taken under.
+#[derive(Debug, Serialize)]
+pub(crate) struct Results {
+    /// `YYYY-MM-DD`, UTC.
+    pub(crate) date: String,
+    pub(crate) command: String,
+    pub(crate) accelerator: String,
+    pub(crate) host_processors: usize,
+    /// The host's load average over one minute, before the boot and after it:
+    /// where it is above the two virtual CPUs of the guest, others have slowed
+    /// it down.
+    pub(crate) load_average: [f64; 2],
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+/// The SCSI part as Markdown, and what it says of the goals.
+pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
+    let figures = &results.figures;
+    let mut text = format!(
+        "# One LUN wanted: how long, and how many uevents\n\n\
+         Written by `{}` on {}: Linux {}, systemd-udevd {}, {} virtual CPUs, QEMU ({}) on a host \
+         with {} CPUs whose load average was {:.1} before and {:.1} after. Every round is in \
+         [attach.json](attach.json).\n\n\
+         One boot, one LIO iSCSI target a size over loopback, the same for every way; nothing \
+         else of the target is attached unless a table says so. Medians, of {} rounds where \
+         nothing else is said. \"After udev\" is the time from the arrival of udev's own event \
+         for the disk to the return of the way.\n\n\
+         ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
+        results.command,
+        results.date,
+        figures.kernel,
+        figures.udev,
+        figures.processors,
+        results.accelerator,
+        results.host_processors,
+        results.load_average[0],
+        results.load_average[1],
+        figures.rounds
+    );
+    for size in &scsi.sizes {
+        table(&mut text, &format!("One LUN of {}", size.luns), &size.rows);
+    }
+    let busy = &scsi.busy;
+    let title = format!(
+        "One LUN of {}, while devices of others change {} times a second for {} ms, each change \
+         with {} ms of udev's (its queue is busy for {:.0} % of that time)",
+        busy.luns,
+        busy.rate,
+        busy.lasting_ms,
+        busy.each_ms,
+        busy.busy_part * 100.0
+    );
+    table(&mut text, &title, &busy.rows);
+    let title = format!("One LUN more, {} attached already", scsi.among.present);
+    table(&mut text, &title, &scsi.among.rows);
+    if let Some((least, most)) = spread(scsi) {
+        line(
+            &mut text,
+            &format!(
+                "From {} to {} LUNs lunbd's slowest median is {:.0} % above its quickest.",
+                scsi.sizes.first().map_or(0, |size| size.luns),
+                scsi.sizes.last().map_or(0, |size| size.luns),
+                (most / least - 1.0) * 100.0
+            ),
+        );
+    }
+    text
+}
+
+/// lunbd's quickest and slowest median over the sizes.
+fn spread(scsi: &Scsi) -> Option<(f64, f64)> {
+    let medians = || {
+        let first = scsi.sizes.iter().filter_map(|size| size.rows.first());
+        first.map(|row| row.attach.median)
+    };
+    let least = medians().min_by(f64::total_cmp)?;
+    Some((least, medians().max_by(f64::total_cmp)?))
+}
+
+fn table(text: &mut String, title: &str, rows: &[Row]) {
+    line(text, &format!("## {title}\n"));
+    line(
+        text,
+        "| way | attach | of lunbd's | detach | uevents | after udev | rounds | done too early |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|",
+    );
+    let base = rows.first().map_or(1.0, |row| row.attach.median);
+    for row in rows {
+        line(
+            text,
+            &format!(
+                "| `{}` | {:.0} ms | {:.2} | {:.0} ms | {:.0} | {:.1} ms | {} | {} |",
+                row.way,
+                row.attach.median,
+                row.attach.median / base,
+                row.detach.median,
+                row.uevents.median,
+                row.after_own_event.median,
+                row.attach.rounds.len(),
+                row.attached_early
+            ),
+        );
+    }
+    text.push('\n');
+}
+
+fn line(text: &mut String, content: &str) {
+    let _fmt_to_string_cannot_fail = writeln!(text, "{content}");
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_tests::bench::{Among, Busy, Series, Size};
+
+    use super::*;
+
+    fn row(way: &str, attach: f64) -> Row {
+        Row {
+            way: way.to_owned(),
+            attach: Series::of(vec![attach]),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn a_table_has_every_ways_ratio_and_the_end_says_how_flat_the_time_is() {
+        let size = |luns, lunbd| Size {
+            luns,
+            rows: vec![row("lunbd", lunbd), row("by hand", 1500.0)],
+        };
+        let scsi = Scsi {
+            lun: 9,
+            sizes: vec![size(16, 1000.0), size(1024, 1100.0)],
+            among: Among {
+                present: 255,
+                rows: Vec::new(),
+            },
+            busy: Busy {
+                luns: 256,
+                rate: 40,
+                each_ms: 300,
+                lasting_ms: 3000,
+                busy_part: 0.5,
+                rows: Vec::new(),
+            },
+        };
+        let results = Results {
+            date: "2026-01-01".into(),
+            command: "vm-tests/bench".into(),
+            accelerator: "tcg".into(),
+            host_processors: 2,
+            load_average: [0.1, 2.0],
+            figures: Figures::default(),
+        };
+        let text = write(&results, &scsi);
+        assert!(text.contains("| `by hand` | 1500 ms | 1.50 |"), "{text}");
+        assert!(text.contains("From 16 to 1024 LUNs lunbd's slowest median is 10 % above"));
+    }
+}
