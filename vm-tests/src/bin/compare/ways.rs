@@ -149,7 +149,7 @@ impl Way for WholeTarget<'_> {
 
     fn attach(&mut self) -> Vec<Phase> {
         (self.scan)(self.unit.session);
-        udevd::settle();
+        settle_all();
         Vec::new()
     }
 
@@ -161,13 +161,18 @@ impl Way for WholeTarget<'_> {
         for device in self.devices() {
             delete(&device);
         }
-        udevd::settle();
+        settle_all();
         Vec::new()
     }
 
     fn is_gone(&self) -> bool {
         self.devices().is_empty()
     }
+}
+
+/// As long as hundreds of disks may take.
+fn settle_all() {
+    guest::run(&["udevadm", "settle", "--timeout=900"]);
 }
 
 /// What is wanted.
