@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use vm_tests::guest::{self, KernelUevent};
 
 /// Changes a second, over all of the disks.
-pub(crate) const RATE: u32 = 10;
+pub(crate) const RATE: u32 = 5;
 /// How long udev is at work on each, and does not use the processor: a disk
 /// that is slow to answer a probe.
-pub(crate) const EACH: Duration = Duration::from_millis(300);
+pub(crate) const EACH: Duration = Duration::from_millis(500);
 /// How long they go on.
 pub(crate) const LASTING: Duration = Duration::from_secs(3);
 const RULES: &str = "/run/udev/rules.d/99-slow-disk.rules";

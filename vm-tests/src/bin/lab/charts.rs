@@ -20,13 +20,15 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
         "Linux {}, systemd-udevd {}, QEMU ({}), {}",
         results.figures.kernel, results.figures.udev, results.accelerator, results.date
     );
-    let of_sizes = |title: &str, value: fn(&Row) -> f64, write: fn(f64) -> String| {
+    let of_sizes = |title: &str, value: fn(&Row) -> f64, write: fn(f64) -> String, write_tick| {
         let lines = Lines {
             title: title.to_owned(),
             subtitle: format!("LIO iSCSI target over loopback; {conditions}"),
-            x_label: "LUNs that the target presents".to_owned(),
+            x_label: "LUNs that the target presents; a line ends where more takes minutes"
+                .to_owned(),
             ways: lines_of(scsi, value),
             write,
+            write_tick,
         };
         lines.draw()
     };
@@ -37,6 +39,7 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
                 "From the call to a settled disk, one LUN wanted (median)",
                 |row| row.attach.median,
                 seconds,
+                |tick| format!("{} s", tick / 1000.0),
             ),
         ),
         (
@@ -45,6 +48,7 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
                 "Kernel uevents, one LUN wanted (median)",
                 |row| row.uevents.median,
                 |count| format!("{count:.0}"),
+                |tick| tick.to_string(),
             ),
         ),
         ("attach-busy.svg", busy(scsi, &conditions)),
@@ -79,15 +83,12 @@ fn busy(scsi: &Scsi, conditions: &str) -> String {
     let busy = &scsi.busy;
     let quiet = scsi.sizes.iter().find(|size| size.luns == busy.luns);
     let quiet = quiet.map_or(&[][..], |size| &size.rows);
-    let lasting = seconds(f64::from(
-        u32::try_from(busy.lasting_ms).unwrap_or(u32::MAX),
-    ));
     let groups = [
         ("nothing else goes on".to_owned(), quiet),
         (
             format!(
-                "others keep udev's queue busy: {} slow changes a second for {lasting}",
-                busy.rate
+                "others keep udev's queue busy: {} slow changes a second for {} ms",
+                busy.rate, busy.lasting_ms
             ),
             &busy.rows[..],
         ),

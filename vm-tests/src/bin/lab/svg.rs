@@ -29,13 +29,14 @@ pub(crate) fn text(svg: &mut String, x: f64, y: f64, size: u32, anchor: &str, co
     );
 }
 
-/// The same in a colour, from a place on.
+/// The same in a colour, from a place on, readable over lines.
 pub(crate) fn coloured(svg: &mut String, x: f64, y: f64, size: u32, colour: &str, content: &str) {
     let content = escaped(content);
     line(
         svg,
         &format!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\">{content}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\" \
+             stroke=\"#fff\" stroke-width=\"4\" paint-order=\"stroke\">{content}</text>"
         ),
     );
 }

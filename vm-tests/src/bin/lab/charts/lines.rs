@@ -6,7 +6,7 @@ const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;
 const LEFT: f64 = 76.0;
 /// Room for the names at the lines' ends.
-const RIGHT: f64 = 600.0;
+const RIGHT: f64 = 540.0;
 const TOP: f64 = 88.0;
 const BOTTOM: f64 = 376.0;
 /// Names nearer to each other than this would overlap.
@@ -21,6 +21,8 @@ pub(super) struct Lines {
     pub(super) ways: Vec<Line>,
     /// A figure with its unit.
     pub(super) write: fn(f64) -> String,
+    /// One of an axis.
+    pub(super) write_tick: fn(f64) -> String,
 }
 
 /// One way's figures.
@@ -79,7 +81,14 @@ impl Lines {
                 svg,
                 &format!("<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#dee2e6\"/>"),
             );
-            text(svg, LEFT - 8.0, y + 4.0, 12, "end", &(self.write)(*tick));
+            text(
+                svg,
+                LEFT - 8.0,
+                y + 4.0,
+                12,
+                "end",
+                &(self.write_tick)(*tick),
+            );
         }
         let mut sizes: Vec<f64> = self
             .ways
@@ -208,6 +217,7 @@ mod tests {
             x_label: "LUNs".into(),
             ways: vec![way("one", 700.0), way("two", 700.0)],
             write: |figure| format!("{figure} ms"),
+            write_tick: |tick| tick.to_string(),
         };
         let svg = chart.draw();
         assert!(svg.contains("a &lt; b"));
