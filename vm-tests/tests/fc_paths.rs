@@ -71,7 +71,6 @@ fn soon_fails<T: std::fmt::Debug, E: std::fmt::Display>(
 ) -> E {
     let deadline = Deadline::after(SHORT);
     let failure = call(deadline).unwrap_err();
-    println!("{failure}");
     let took = deadline.elapsed();
     assert!(took < SHORT + TOLERANCE, "{took:?}: {failure}");
     failure
@@ -271,7 +270,6 @@ fn a_link_that_goes_down_before_the_scan_is_a_missing_path_and_no_missing_lun() 
         }
     }));
     let error = engine.attach(&request, soon()).unwrap_err();
-    println!("{error}");
     assert_port_is(&error, &fabric, "Blocked");
     assert_eq!(error.stage(), Some(Stage::Scan));
 
@@ -388,7 +386,6 @@ fn a_flush_that_fails_after_its_detach_has_ended_is_remembered_and_a_dead_disk_i
     fabric.link_up();
     wait_for_state(&fabric, 4, "running");
     let failure = engine.detach(source.clone(), soon()).unwrap_err();
-    println!("{failure}");
     assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
     assert!(
         failure.to_string().contains("an earlier flush"),
@@ -400,7 +397,6 @@ fn a_flush_that_fails_after_its_detach_has_ended_is_remembered_and_a_dead_disk_i
     fabric.link_down();
     wait_for_state(&fabric, 4, "transport-offline");
     let detachment = engine.detach(source, soon()).unwrap();
-    println!("{detachment:?}");
     assert!(
         matches!(detachment.flush, Some(Flush::Unreachable(_))),
         "{detachment:?}"
@@ -424,7 +420,6 @@ fn a_blocked_disk_with_nothing_to_write_is_detached_while_the_link_is_down() {
     fabric.link_down();
     wait_for_state(&fabric, 6, "blocked");
     let detachment = engine.detach(at(&fabric, 6), soon()).unwrap();
-    println!("{detachment:?}");
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     assert_eq!(luns(&fabric), [0; 0]);
     fabric.link_up();
