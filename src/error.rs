@@ -3,6 +3,7 @@
 
 mod kind;
 mod stage;
+mod untrusted;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -15,6 +16,7 @@ use nix::errno::Errno;
 use crate::id::ParseIdError;
 pub use kind::{ErrorKind, Retry};
 pub use stage::Stage;
+pub(crate) use untrusted::shown;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -116,7 +116,7 @@
 //!
 //! A room uses its own floor and those below: [`error`], [`id`] and
 //! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
-//! kernel; [`scsi`], [`nbd`], [`transport`] and [`multipath`] are domains;
+//! kernel; [`scsi`], [`nbd`], [`iscsi`], [`transport`] and [`multipath`] are domains;
 //! [`engine`] puts them together. A test holds that.
 
 #![forbid(unsafe_code)]
@@ -125,6 +125,7 @@ pub mod deadline;
 pub mod engine;
 pub mod error;
 pub mod id;
+pub mod iscsi;
 pub mod kernel;
 pub mod multipath;
 pub mod nbd;

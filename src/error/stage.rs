@@ -20,10 +20,14 @@ pub enum Stage {
     Probe,
     /// Reading the identity from the device.
     Identify,
-    /// Reaching an NBD server.
+    /// Reaching an NBD server or an iSCSI portal.
     Dial,
     /// Agreeing with an NBD server on an export.
     Handshake,
+    /// Agreeing with an iSCSI target on a session.
+    Login,
+    /// Asking an iSCSI portal for its targets.
+    Discover,
     /// Handing an NBD server's sockets to the kernel.
     Connect,
     /// Handing new sockets to an NBD device that is connected.
@@ -65,6 +69,8 @@ impl Stage {
             Self::Identify => "identify",
             Self::Dial => "dial",
             Self::Handshake => "handshake",
+            Self::Login => "login",
+            Self::Discover => "discover",
             Self::Connect => "connect",
             Self::Reconfigure => "reconfigure",
             Self::Map => "map",

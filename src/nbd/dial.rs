@@ -1,6 +1,5 @@
 //! From an address to a socket that the kernel can take over.
 
-mod tcp;
 mod unix;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +9,7 @@ use super::handshake::{self, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
-use crate::kernel::stream::DeadlineStream;
+use crate::kernel::{stream::DeadlineStream, tcp};
 
 /// A connection in the transmission phase, of which nothing has been read yet.
 #[derive(Debug)]
@@ -59,7 +58,7 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
     match server {
-        NbdServer::Tcp { host, port } => tcp::connect(host, *port, deadline),
+        NbdServer::Tcp { host, port } => tcp::connect(host, *port, "the NBD server", deadline),
         NbdServer::Unix { socket } => unix::connect(socket, deadline),
     }
     .map_err(|error| error.at(Stage::Dial))

@@ -172,9 +172,7 @@ fn read_list<S: Read + Write>(
 
 /// The server broke the protocol in this field.
 pub(super) fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
-    let message =
-        format!("the NBD server broke the protocol: {field} is {found}, expected {expected}");
-    Error::new(ErrorKind::Protocol, message)
+    Error::broken("the NBD server", field, found, expected)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a server says of its exports.
 
 use super::wire::{self, Fields};
-use super::{LONGEST_NAME, ListedExport, broken, refusal};
-use crate::error::{Error, Result};
+use super::{LONGEST_NAME, ListedExport, broken};
+use crate::error::{Error, Result, shown};
 use crate::nbd::block_size::BlockSizes;
 use crate::nbd::export::Export;
 
@@ -83,7 +83,7 @@ pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
     };
     Ok(ListedExport {
         name: String::from_utf8(name.to_vec()).map_err(not_text)?,
-        description: (!description.is_empty()).then(|| refusal::shown(description)),
+        description: (!description.is_empty()).then(|| shown(description)),
     })
 }
 

@@ -1,7 +1,7 @@
 //! A server's error replies.
 
 use super::broken;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, shown};
 
 /// An error reply: which, and the server's words for it.
 #[derive(Debug)]
@@ -64,25 +64,6 @@ impl Refusal {
     }
 }
 
-/// A server's text as it may be shown: one line of it, escaped, and not too
-/// much.
-pub(super) fn shown(text: &[u8]) -> String {
-    const LONGEST: usize = 200;
-    let text = String::from_utf8_lossy(text);
-    let mut characters = text.trim().chars();
-    let mut shown = String::new();
-    for character in characters.by_ref().take(LONGEST) {
-        match character {
-            '\'' => shown.push('\''),
-            other => shown.extend(other.escape_debug()),
-        }
-    }
-    if characters.next().is_some() {
-        shown.push_str("...");
-    }
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,18 +86,6 @@ mod tests {
         assert_eq!(error(5, b"").kind(), ErrorKind::NotSupported);
         assert_eq!(error(7, b"").retry(), Retry::Again);
         assert_eq!(error(12345, b"").kind(), ErrorKind::Refused);
-    }
-
-    #[test]
-    fn a_servers_words_cannot_forge_a_line_or_fill_a_log() {
-        assert_eq!(
-            shown(b" a\nb\x1b[31m\0\xff "),
-            "a\\nb\\u{1b}[31m\\0\u{fffd}"
-        );
-        assert_eq!(shown("\u{202e}x".as_bytes()), "\\u{202e}x");
-        let long = shown(&vec![b'x'; 65_536]);
-        assert_eq!(long.len(), 203);
-        assert!(long.ends_with("..."));
     }
 
     #[test]

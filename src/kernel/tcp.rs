@@ -1,4 +1,4 @@
-//! TCP.
+//! TCP: from a host's name to a connection, within a deadline.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::worker;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::worker;
 
 /// How long sent data may stay unacknowledged, and a full window shut, before
 /// the kernel gives the connection up (tcp(7), `TCP_USER_TIMEOUT`). With it
@@ -18,15 +18,26 @@ const PROBE_AFTER_IDLE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
 
+/// Connects to `peer` ("the NBD server"), which errors name, at `host`: its
+/// addresses are tried one after the other, each for an equal share of what is
+/// left.
+///
+/// The socket is blocking, sends at once (`TCP_NODELAY`) and has no receive and
+/// send timeouts. The kernel gives it up after 30 seconds in which sent data is
+/// not acknowledged or not taken (`TCP_USER_TIMEOUT`), and after the same of
+/// probes without an answer on an idle link (keepalive, first sent after 10
+/// seconds).
+///
 /// # Errors
 /// `Unreachable`, naming each address that was tried and why it failed;
-/// `TimedOut` at stage `resolve` or `dial`.
-pub(super) fn connect(host: &str, port: u16, deadline: Deadline) -> Result<OwnedFd> {
+/// `TimedOut` at stage `resolve` or `dial`. Resolving a name cannot be
+/// cancelled: after a timeout its thread stays until the resolver lets go.
+pub(crate) fn connect(host: &str, port: u16, peer: &str, deadline: Deadline) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
-    connect_to_one(&addresses, deadline)
+    connect_to_one(&addresses, peer, deadline)
 }
 
-fn connect_to_one(addresses: &[SocketAddr], deadline: Deadline) -> Result<OwnedFd> {
+fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> Result<OwnedFd> {
     let mut failures = Vec::new();
     for (tried, address) in addresses.iter().enumerate() {
         let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -46,7 +57,7 @@ fn connect_to_one(addresses: &[SocketAddr], deadline: Deadline) -> Result<OwnedF
         let error = Error::timed_out(Stage::Dial, deadline.elapsed(), &what);
         return Err(error.with_last_seen(failures));
     }
-    let message = format!("cannot connect to the NBD server: {failures}");
+    let message = format!("cannot connect to {peer}: {failures}");
     Err(Error::new(ErrorKind::Unreachable, message))
 }
 
@@ -107,7 +118,7 @@ mod tests {
         let listener = listen();
         let address = listener.local_addr().unwrap();
         let deadline = Deadline::after(Duration::from_secs(10));
-        let socket = connect(&address.ip().to_string(), address.port(), deadline).unwrap();
+        let socket = connect(&address.ip().to_string(), address.port(), "it", deadline).unwrap();
         assert!(getsockopt(&socket, sockopt::TcpNoDelay).unwrap());
         assert!(getsockopt(&socket, sockopt::KeepAlive).unwrap());
         assert_eq!(getsockopt(&socket, sockopt::TcpKeepIdle), Ok(10));
@@ -122,9 +133,9 @@ mod tests {
         let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
         drop(gone);
         let deadline = Deadline::after(Duration::from_secs(10));
-        assert!(connect_to_one(&addresses, deadline).is_ok());
+        assert!(connect_to_one(&addresses, "it", deadline).is_ok());
         drop(there);
-        let error = connect_to_one(&addresses, deadline)
+        let error = connect_to_one(&addresses, "it", deadline)
             .unwrap_err()
             .to_string();
         for address in addresses {

@@ -1,0 +1,54 @@
+//! What a peer said, in the words of an error.
+
+use std::fmt;
+
+use super::{Error, ErrorKind};
+
+impl Error {
+    /// `peer` ("the NBD server") sent what its protocol does not allow.
+    pub(crate) fn broken(
+        peer: &str,
+        field: &str,
+        found: impl fmt::Display,
+        expected: &str,
+    ) -> Self {
+        let message = format!("{peer} broke the protocol: {field} is {found}, expected {expected}");
+        Self::new(ErrorKind::Protocol, message)
+    }
+}
+
+/// A peer's text as it may be shown: one line of it, escaped, and not too
+/// much.
+pub(crate) fn shown(text: &[u8]) -> String {
+    const LONGEST: usize = 200;
+    let text = String::from_utf8_lossy(text);
+    let mut characters = text.trim().chars();
+    let mut shown = String::new();
+    for character in characters.by_ref().take(LONGEST) {
+        match character {
+            '\'' => shown.push('\''),
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    if characters.next().is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peers_words_cannot_forge_a_line_or_fill_a_log() {
+        assert_eq!(
+            shown(b" a\nb\x1b[31m\0\xff "),
+            "a\\nb\\u{1b}[31m\\0\u{fffd}"
+        );
+        assert_eq!(shown("\u{202e}x".as_bytes()), "\\u{202e}x");
+        let long = shown(&vec![b'x'; 65_536]);
+        assert_eq!(long.len(), 203);
+        assert!(long.ends_with("..."));
+    }
+}

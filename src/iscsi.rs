@@ -1,0 +1,31 @@
+//! iSCSI sessions of our own: the login phase on our own TCP socket, and the
+//! discovery of targets. No daemon and no node database is needed.
+//!
+//! The protocol is RFC 7143. Everything that a target says is untrusted: each
+//! length, count and exchange has a limit, no answer is waited for past the
+//! deadline, and a field that is wrong is named in an error of kind
+//! [`Protocol`](crate::ErrorKind::Protocol).
+
+pub mod chap;
+mod discovery;
+mod login;
+mod name;
+pub mod pdu;
+pub mod text;
+mod wire;
+
+use std::fmt;
+
+pub use chap::{Credentials, Secret};
+pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
+pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
+pub use name::{INITIATOR_NAME_FILE, initiator_name};
+
+use crate::error::Error;
+
+/// Who is spoken with, in errors.
+const PEER: &str = "the iSCSI target";
+
+fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::broken(PEER, field, found, expected)
+}

@@ -1,0 +1,241 @@
+//! Names and secrets: from a file or from the environment, never from where a
+//! list of processes shows them.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use zeroize::Zeroizing;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Of a name or a secret, in bytes.
+const LONGEST: usize = 255;
+/// Of a file of credentials, in bytes.
+const LONGEST_FILE: u64 = 8 << 10;
+/// What a file calls them; in the environment they are in capitals, with
+/// `LUNBD_CHAP_` before them.
+const FIELDS: [&str; 4] = ["user", "secret", "target_user", "target_secret"];
+
+/// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
+/// when it is dropped.
+///
+/// The RFC wants 12 random bytes at least; many arrays have shorter ones, which
+/// are taken.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl Secret {
+    /// The secret of these bytes.
+    ///
+    /// # Errors
+    /// `InvalidInput` where they are none or more than 255.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
+        let bytes = bytes.as_ref();
+        if bytes.is_empty() || bytes.len() > LONGEST {
+            return Err(invalid("a CHAP secret has 1 to 255 bytes"));
+        }
+        Ok(Self(Zeroizing::new(bytes.to_vec())))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// What we prove to a target that we know, and what it must prove to us.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    pub(super) user: String,
+    pub(super) secret: Secret,
+    pub(super) target: Option<(Option<String>, Secret)>,
+}
+
+impl Credentials {
+    /// One-way: the target learns that we know `secret`. A target that does not
+    /// ask for it gets no proof.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the name has not 1 to 255 bytes, or has control
+    /// characters.
+    pub fn new(user: impl Into<String>, secret: Secret) -> Result<Self> {
+        Ok(Self {
+            user: checked(user.into())?,
+            secret,
+            target: None,
+        })
+    }
+
+    /// Mutual: the target must prove that it knows `secret`, under the name
+    /// `user` where one is given. One that does not is refused.
+    ///
+    /// # Errors
+    /// `InvalidInput` as of [`new`](Self::new), and where both secrets are the
+    /// same: then the target's proof could be had from us.
+    pub fn mutual(mut self, user: Option<String>, secret: Secret) -> Result<Self> {
+        if secret == self.secret {
+            return Err(invalid("the two secrets of mutual CHAP must differ"));
+        }
+        self.target = Some((user.map(checked).transpose()?, secret));
+        Ok(self)
+    }
+
+    /// Whether the target must prove itself.
+    #[must_use]
+    pub fn is_mutual(&self) -> bool {
+        self.target.is_some()
+    }
+
+    /// From a file of lines `user=`, `secret=`, and for mutual CHAP
+    /// `target_secret=` and, where it is to be checked, `target_user=`. Lines
+    /// that begin with `#` and empty lines say nothing; a value is all behind the
+    /// first equals sign.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and
+    /// others of reading a file.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let failed = |error: &std::io::Error| Error::io("cannot read credentials", path, error);
+        let file = File::open(path).map_err(|error| failed(&error))?;
+        // No growing: that would leave copies behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(8 << 10));
+        file.take(LONGEST_FILE)
+            .read_to_end(&mut text)
+            .map_err(|error| failed(&error))?;
+        Self::parse(&text).map_err(|error| error.with_path(path))
+    }
+
+    fn parse(text: &[u8]) -> Result<Self> {
+        let mut values: [Option<&[u8]>; 4] = [None; 4];
+        for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            if line.is_empty() || line.starts_with(b"#") {
+                continue;
+            }
+            let at = line.iter().position(|byte| *byte == b'=');
+            let (key, value) = line.split_at(at.unwrap_or(line.len()));
+            let field = FIELDS.iter().position(|field| field.as_bytes() == key);
+            let slot = field.and_then(|field| values.get_mut(field));
+            match (slot, value.get(1..)) {
+                (Some(slot @ None), Some(value)) => *slot = Some(value),
+                _ => {
+                    let number = number + 1;
+                    let expected = "expected each of user=, secret=, target_user= and \
+                                    target_secret= at most once";
+                    return Err(invalid(&format!("line {number}: {expected}")));
+                }
+            }
+        }
+        Self::of(values)?.ok_or_else(|| invalid("no line user=NAME and no line secret=SECRET"))
+    }
+
+    /// From `LUNBD_CHAP_USER`, `LUNBD_CHAP_SECRET`, and for mutual CHAP
+    /// `LUNBD_CHAP_TARGET_SECRET` and `LUNBD_CHAP_TARGET_USER`; `None` where none
+    /// of them is set. The environment itself cannot be wiped.
+    ///
+    /// # Errors
+    /// `InvalidInput` where one is missing or none.
+    pub fn from_environment() -> Result<Option<Self>> {
+        use std::os::unix::ffi::OsStringExt as _;
+        let values = FIELDS.map(|field| {
+            let name = format!("LUNBD_CHAP_{}", field.to_ascii_uppercase());
+            std::env::var_os(name).map(|value| Zeroizing::new(value.into_vec()))
+        });
+        Self::of(
+            values
+                .each_ref()
+                .map(|value| value.as_ref().map(|value| value.as_slice())),
+        )
+    }
+
+    fn of([user, secret, target_user, target_secret]: [Option<&[u8]>; 4]) -> Result<Option<Self>> {
+        let name = |bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec()).map_err(|_| invalid("a CHAP name is no UTF-8"))
+        };
+        let one_way = match (user, secret) {
+            (Some(user), Some(secret)) => Self::new(name(user)?, Secret::new(secret)?)?,
+            (None, None) if target_user.is_none() && target_secret.is_none() => return Ok(None),
+            _ => return Err(invalid("a user and a secret are needed, both")),
+        };
+        match (target_user, target_secret) {
+            (user, Some(secret)) => {
+                let user = user.map(name).transpose()?;
+                one_way.mutual(user, Secret::new(secret)?).map(Some)
+            }
+            (None, None) => Ok(Some(one_way)),
+            (Some(_), None) => Err(invalid("a target_user is nothing without a target_secret")),
+        }
+    }
+}
+
+fn checked(name: String) -> Result<String> {
+    if name.is_empty() || name.len() > LONGEST || name.contains(char::is_control) {
+        let message = "a CHAP name has 1 to 255 bytes and no control characters";
+        return Err(invalid(message));
+    }
+    Ok(name)
+}
+
+fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_gives_one_way_and_mutual_credentials() {
+        let one_way = Credentials::parse(b"# me\nuser=joe\nsecret= a=b \r\n\n").unwrap();
+        assert_eq!(one_way.user, "joe");
+        assert_eq!(one_way.secret.bytes(), b" a=b ");
+        assert!(one_way.target.is_none());
+        let mutual = b"user=joe\nsecret=a\ntarget_user=array\ntarget_secret=b";
+        let (user, secret) = Credentials::parse(mutual).unwrap().target.unwrap();
+        assert_eq!(
+            (user.as_deref(), secret.bytes()),
+            (Some("array"), &b"b"[..])
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_said_without_its_secret() {
+        for text in [
+            "",
+            "user=joe",
+            "secret=hush",
+            "user=joe\nsecret=hush\nsecret=hush",
+            "user=joe\nsecret=hush\nhush",
+            "user=joe\nsecret=hush\npassword=hush",
+            "user=joe\nsecret=hush\ntarget_secret=hush",
+            "user=joe\nsecret=hush\ntarget_user=x",
+            "user=\nsecret=hush",
+            "user=joe\nsecret=",
+        ] {
+            let error = Credentials::parse(text.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text:?}");
+            assert!(!error.to_string().contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        let secret = Secret::new("hush").unwrap();
+        let other = Secret::new("quiet").unwrap();
+        let credentials = Credentials::new("joe", secret).unwrap();
+        let shown = format!("{:?}", credentials.mutual(None, other).unwrap());
+        assert!(shown.contains("joe") && !shown.contains("hush"), "{shown}");
+        assert!(
+            !shown.contains("104") && !shown.contains("quiet"),
+            "{shown}"
+        );
+        assert!(Secret::new("").is_err() && Secret::new([1; 256]).is_err());
+    }
+}

@@ -1,0 +1,312 @@
+//! Which targets a portal knows: `SendTargets` (RFC 7143, appendix C).
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use super::chap::Credentials;
+use super::login::{LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address};
+use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
+use super::text::{Gathered, Text, pairs};
+use super::wire::Wire;
+use super::{PEER, broken};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Iqn, Portal};
+
+/// What we take in one PDU, in bytes.
+const IN_ONE: u32 = 32 << 10;
+/// Of the whole list, in bytes: 10,000 targets with the longest names.
+const LONGEST_LIST: usize = 4 << 20;
+/// PDUs of one list, so that one that holds nothing does not come for ever.
+const MOST_PARTS: usize = 4096;
+/// How long a target may take to say goodbye.
+const TO_LEAVE: Duration = Duration::from_secs(2);
+const TEXT_TAG: u32 = 2;
+const LOGOUT_TAG: u32 = 3;
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub struct DiscoveryOptions {
+    initiator: Iqn,
+    credentials: Option<Credentials>,
+}
+
+impl DiscoveryOptions {
+    /// As `initiator`, without credentials.
+    #[must_use]
+    pub fn new(initiator: Iqn) -> Self {
+        Self {
+            initiator,
+            credentials: None,
+        }
+    }
+
+    /// With CHAP: see [`LoginOptions::credentials`].
+    #[must_use]
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+}
+
+/// A target, and where it is to be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DiscoveredTarget {
+    /// Its name.
+    pub iqn: Iqn,
+    /// Its portals, each once, in the order of the target's list.
+    pub portals: Vec<TargetPortal>,
+}
+
+/// One portal of a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct TargetPortal {
+    /// Where it listens.
+    pub portal: Portal,
+    /// The tag of its portal group. `None` where the target does not say it, as
+    /// one that names no portals: it is at the portal that was asked.
+    pub group: Option<u16>,
+}
+
+/// Asks `portal` for its targets, in a session that is closed at the end: all
+/// within `deadline`, but for a goodbye that the target does not answer, which is
+/// waited for two seconds at most. The kernel's iSCSI takes no part in it.
+///
+/// # Errors
+/// As of [`log_in`], and of the question itself at stage `discover`: `Protocol`,
+/// naming the field, also for a list of more than 4 MiB; `Refused` where the
+/// target does not answer the question.
+pub fn discover(
+    portal: &Portal,
+    options: &DiscoveryOptions,
+    deadline: Deadline,
+) -> Result<Vec<DiscoveredTarget>> {
+    let connection = log_in(portal, &login(options)?, deadline)?;
+    let limit = connection.session.parameters.max_recv_data_segment_length;
+    let mut wire = connection.wire(deadline);
+    wire.enter(Stage::Discover, limit);
+    let found = ask(&mut wire, &connection.portal).map_err(|error| error.at(Stage::Discover))?;
+    let goodbye = Deadline::after(deadline.remaining().min(TO_LEAVE));
+    let mut last = connection.wire(goodbye);
+    last.enter(Stage::Discover, limit);
+    last.exp_stat_sn = wire.exp_stat_sn;
+    leave(&mut last);
+    Ok(found)
+}
+
+/// As [`discover`], over a stream that is connected with `portal`, whose reads
+/// and writes must give up by themselves when `deadline` passes. A redirect is
+/// not followed.
+///
+/// # Errors
+/// As of [`discover`]; `NotSupported` for a redirect.
+pub fn discover_over(
+    stream: &mut (impl Read + Write),
+    portal: &Portal,
+    options: &DiscoveryOptions,
+    deadline: Deadline,
+) -> Result<Vec<DiscoveredTarget>> {
+    let options = login(options)?;
+    let mut wire = Wire::new(stream, options.cmd_sn, deadline);
+    let outcome = agree(&mut wire, &options, &mut Vec::new());
+    if let Outcome::Moved(to) = outcome.map_err(|error| error.at(Stage::Login))? {
+        let message = format!("{PEER} redirects the login to {to}");
+        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Login));
+    }
+    let found = ask(&mut wire, portal).map_err(|error| error.at(Stage::Discover))?;
+    leave(&mut wire);
+    Ok(found)
+}
+
+fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
+    // 10b in the first two bits: the rest is random (RFC 7143, 11.12.5).
+    let mut isid = [0; 6];
+    getrandom::fill(&mut isid[1..]).map_err(|error| {
+        Error::new(
+            ErrorKind::Io,
+            format!("the kernel gives no random bytes: {error}"),
+        )
+    })?;
+    isid[0] = 0x80;
+    let offer = Parameters {
+        max_recv_data_segment_length: IN_ONE,
+        ..Parameters::offer()
+    };
+    let initiator = options.initiator.clone();
+    let login = LoginOptions::new(initiator, SessionKind::Discovery, Isid(isid)).offer(offer);
+    Ok(match &options.credentials {
+        Some(credentials) => login.credentials(credentials.clone()),
+        None => login,
+    })
+}
+
+fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Vec<DiscoveredTarget>> {
+    let mut question = Text::default();
+    question.push("SendTargets", "All");
+    let mut list = Gathered::new(LONGEST_LIST);
+    let (mut transfer_tag, mut lun) = (NO_TAG, [0; 8]);
+    for _ in 0..MOST_PARTS {
+        let request = TextRequest {
+            tag: TEXT_TAG,
+            transfer_tag,
+            lun,
+            cmd_sn: wire.cmd_sn,
+            exp_stat_sn: wire.exp_stat_sn,
+            text: question.as_bytes(),
+        };
+        wire.send("the question for targets", &request.encode())?;
+        let (response, data) = match wire.receive_answer("the list of targets")? {
+            (Response::Text(response), data) => (response, data),
+            (other, _) => return Err(broken("opcode", other.name(), "that of a text response")),
+        };
+        if response.tag != TEXT_TAG {
+            let found = format!("{:#x}", response.tag);
+            return Err(broken(
+                "Initiator Task Tag",
+                found,
+                "that of the request, 0x2",
+            ));
+        }
+        wire.exp_stat_sn = response.stat_sn.wrapping_add(1);
+        list.add(&data)?;
+        if response.is_final {
+            return targets(&list.take(), portal);
+        }
+        // From now on only more of the answer is asked for.
+        question = Text::default();
+        (transfer_tag, lun) = (response.transfer_tag, response.lun);
+    }
+    Err(broken(
+        "the number of text responses",
+        "too large",
+        "the end of the list in at most 4096",
+    ))
+}
+
+/// What a list says. A target that it names twice has the portals of both.
+fn targets(list: &[u8], asked: &Portal) -> Result<Vec<DiscoveredTarget>> {
+    let mut targets: Vec<DiscoveredTarget> = Vec::new();
+    let mut places = BTreeMap::new();
+    let mut current = None;
+    for pair in pairs(list) {
+        let pair = pair?;
+        match pair.key {
+            "TargetName" => {
+                let iqn: Iqn = pair
+                    .value
+                    .parse()
+                    .map_err(|_| pair.broken("an iSCSI name"))?;
+                let place = places.entry(iqn.clone()).or_insert(targets.len());
+                if *place == targets.len() {
+                    let portals = Vec::new();
+                    targets.push(DiscoveredTarget { iqn, portals });
+                }
+                current = Some(*place);
+            }
+            "TargetAddress" => {
+                let (portal, group) = target_address(&pair)?;
+                let portal = TargetPortal { portal, group };
+                let target = current.and_then(|place: usize| targets.get_mut(place));
+                let target = target.ok_or_else(|| pair.broken("a TargetName before it"))?;
+                if !target.portals.contains(&portal) {
+                    target.portals.push(portal);
+                }
+            }
+            // Reject, NotUnderstood.
+            "SendTargets" => {
+                let message = format!("{PEER} does not list its targets: {:?}", pair.value);
+                return Err(Error::new(ErrorKind::Refused, message));
+            }
+            key => tracing::debug!(key, "a key that is no part of a list"),
+        }
+    }
+    for target in &mut targets {
+        if target.portals.is_empty() {
+            let (portal, group) = (asked.clone(), None);
+            target.portals.push(TargetPortal { portal, group });
+        }
+    }
+    Ok(targets)
+}
+
+/// Closes the session. The list is there already, so what comes of this is told
+/// to the log alone; the connection is closed in any case.
+fn leave<S: Read + Write>(wire: &mut Wire<S>) {
+    let request = LogoutRequest {
+        tag: LOGOUT_TAG,
+        cmd_sn: wire.cmd_sn,
+        exp_stat_sn: wire.exp_stat_sn,
+    };
+    let sent = wire.send("the logout", &request.encode());
+    match sent.and_then(|()| wire.receive_answer("the answer to the logout")) {
+        Ok((Response::Logout(response), _)) if response.response == 0 => {}
+        Ok((other, _)) => tracing::debug!(?other, "not the answer to a logout"),
+        Err(error) => tracing::debug!(%error, "a logout without an answer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &str) -> Result<Vec<DiscoveredTarget>> {
+        targets(list.as_bytes(), &"[::1]:3261".parse().unwrap())
+    }
+
+    fn shown(targets: &[DiscoveredTarget]) -> Vec<String> {
+        let portal = |at: &TargetPortal| format!("{},{:?}", at.portal, at.group);
+        let line = |target: &DiscoveredTarget| {
+            let portals: Vec<_> = target.portals.iter().map(portal).collect();
+            format!("{} {}", target.iqn, portals.join(" "))
+        };
+        targets.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_target_has_the_portals_that_follow_its_name() {
+        let list = "TargetName=iqn.2026-01.example:a\0TargetAddress=10.0.0.1:3260,1\0\
+                    TargetAddress=[fe80::1]:3260,2\0TargetAddress=10.0.0.1,1\0\
+                    TargetName=iqn.2026-01.example:b\0X-note=hello\0\
+                    TargetName=IQN.2026-01.EXAMPLE:A\0TargetAddress=array.example:9,3\0";
+        assert_eq!(
+            shown(&read(list).unwrap()),
+            [
+                "iqn.2026-01.example:a 10.0.0.1:3260,Some(1) [fe80::1]:3260,Some(2) \
+                 array.example:9,Some(3)",
+                "iqn.2026-01.example:b [::1]:3261,None",
+            ]
+        );
+        assert!(read("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_list_that_is_none_is_refused_by_its_key() {
+        for (list, kind, shown) in [
+            (
+                "TargetAddress=10.0.0.1,1\0",
+                ErrorKind::Protocol,
+                "TargetAddress",
+            ),
+            (
+                "TargetName=disk\0",
+                ErrorKind::Protocol,
+                "TargetName is \"disk\"",
+            ),
+            ("SendTargets=Reject\0", ErrorKind::Refused, "Reject"),
+            (
+                "TargetName=iqn.2026-01.example:a",
+                ErrorKind::Protocol,
+                "zero byte",
+            ),
+        ] {
+            let error = read(list).unwrap_err();
+            assert_eq!(error.kind(), kind);
+            assert!(error.to_string().contains(shown), "{error}");
+        }
+    }
+}

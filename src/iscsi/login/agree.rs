@@ -1,0 +1,121 @@
+//! One login at one portal: request and response in turn.
+
+use std::io::{Read, Write};
+
+use super::negotiation::{Negotiation, Step};
+use super::{CID, LoginOptions, Session, TAG, broken, status, target_address};
+use crate::error::{Error, Result, Stage};
+use crate::id::Portal;
+use crate::iscsi::PEER;
+use crate::iscsi::pdu::{LoginRequest, LoginResponse, Response};
+use crate::iscsi::text::pairs;
+use crate::iscsi::wire::{Wire, rejected};
+
+/// Between the first request and the full feature phase.
+const MOST_EXCHANGES: usize = 32;
+
+/// Where a login leads.
+#[derive(Debug)]
+pub(in crate::iscsi) enum Outcome {
+    LoggedIn(Session),
+    /// To another portal, where it is begun anew.
+    Moved(Portal),
+}
+
+/// Logs in. `challenges` are those of ours that were sent so far, on behalf of
+/// the same caller.
+pub(in crate::iscsi) fn agree<S: Read + Write>(
+    wire: &mut Wire<S>,
+    options: &LoginOptions,
+    challenges: &mut Vec<Vec<u8>>,
+) -> Result<Outcome> {
+    let mut negotiation = Negotiation::new(options, challenges);
+    for _ in 0..MOST_EXCHANGES {
+        let stage = negotiation.stage();
+        let (text, transit) = negotiation.request()?;
+        let request = LoginRequest {
+            stage,
+            transit,
+            isid: options.isid,
+            tsih: 0,
+            tag: TAG,
+            cid: CID,
+            cmd_sn: wire.cmd_sn,
+            exp_stat_sn: wire.exp_stat_sn,
+            text: text.as_bytes(),
+        };
+        wire.send("a login request", &request.encode())?;
+        let waiting_for = format!("the answer to a login request of the stage {stage:?}");
+        let (response, data) = match wire.receive(&waiting_for)? {
+            (Response::Login(response), data) => (response, data),
+            (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
+            (other, _) => return Err(broken("opcode", other.name(), "that of a login response")),
+        };
+        check(&response, options)?;
+        match response.status_class {
+            0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
+            1 => return moved(&data),
+            class => return Err(status::failure(class, response.status_detail)),
+        }
+        if let Step::Done(agreed) = negotiation.take(&response, &data)? {
+            agreed.parameters.check()?;
+            let session = Session {
+                isid: options.isid,
+                tsih: response.tsih,
+                cmd_sn: wire.cmd_sn,
+                exp_stat_sn: wire.exp_stat_sn,
+                group: agreed.group,
+                alias: agreed.alias,
+                parameters: agreed.parameters,
+            };
+            wire.enter(
+                Stage::Discover,
+                session.parameters.max_recv_data_segment_length,
+            );
+            return Ok(Outcome::LoggedIn(session));
+        }
+    }
+    Err(too_many())
+}
+
+fn too_many() -> Error {
+    broken(
+        "the number of login exchanges",
+        "too large",
+        "the full feature phase after at most 32",
+    )
+}
+
+fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
+    if response.tag != TAG {
+        let found = format!("{:#x}", response.tag);
+        return Err(broken(
+            "Initiator Task Tag",
+            found,
+            "that of the request, 0x1",
+        ));
+    }
+    if response.status_class != 0 {
+        // The rest need not be there.
+        return Ok(());
+    }
+    if response.isid != options.isid {
+        let found = format!("{:?}", response.isid);
+        return Err(broken("ISID", found, "that of the request"));
+    }
+    if response.version != 0 {
+        return Err(broken("Version-active", response.version, "0"));
+    }
+    Ok(())
+}
+
+fn moved(data: &[u8]) -> Result<Outcome> {
+    for pair in pairs(data) {
+        let pair = pair?;
+        if pair.key == "TargetAddress" {
+            return target_address(&pair).map(|(portal, _)| Outcome::Moved(portal));
+        }
+    }
+    let field = format!("the TargetAddress of {PEER}'s redirect");
+    Err(broken(&field, "absent", "a portal"))
+}

@@ -1,0 +1,282 @@
+//! What a target sends.
+
+use super::super::broken;
+use super::{HEADER, Isid, LoginStage, NO_TAG, half, lun, word};
+use crate::error::Result;
+
+const FINAL: u8 = 0x80;
+const CONTINUE: u8 = 0x40;
+
+/// A PDU of a target's; its data segment is beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Response {
+    /// To a request of a login.
+    Login(LoginResponse),
+    /// To a question in text.
+    Text(TextResponse),
+    /// To the wish to close the session.
+    Logout(LogoutResponse),
+    /// A PDU of ours that the target could not take.
+    Reject(Reject),
+    /// A ping.
+    NopIn(NopIn),
+    /// What the target says by itself.
+    Async(AsyncMessage),
+}
+
+/// See RFC 7143, 11.13.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoginResponse {
+    /// The stage that it belongs to.
+    pub stage: LoginStage,
+    /// The stage that follows at once.
+    pub transit: Option<LoginStage>,
+    /// The text goes on in the next response.
+    pub continues: bool,
+    /// The protocol's version that is spoken.
+    pub version: u8,
+    /// As in the request.
+    pub isid: Isid,
+    /// The target's part of the session's name.
+    pub tsih: u16,
+    /// As in the request.
+    pub tag: u32,
+    /// The number of this status.
+    pub stat_sn: u32,
+    /// What came of it: 0 is success.
+    pub status_class: u8,
+    /// More of it.
+    pub status_detail: u8,
+}
+
+/// See RFC 7143, 11.11.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextResponse {
+    /// Nothing more is to come.
+    pub is_final: bool,
+    /// The text goes on in the next response, in the middle of a pair maybe.
+    pub continues: bool,
+    /// To be given back when asking on.
+    pub lun: [u8; 8],
+    /// As in the request.
+    pub tag: u32,
+    /// To be given back when asking on; [`NO_TAG`] at the end.
+    pub transfer_tag: u32,
+    /// The number of this status.
+    pub stat_sn: u32,
+}
+
+/// See RFC 7143, 11.15.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogoutResponse {
+    /// 0 where the session is closed.
+    pub response: u8,
+    /// As in the request.
+    pub tag: u32,
+}
+
+/// See RFC 7143, 11.17.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reject {
+    /// Why.
+    pub reason: u8,
+}
+
+/// See RFC 7143, 11.19.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NopIn {
+    /// To be given back.
+    pub lun: [u8; 8],
+    /// To be given back; [`NO_TAG`] where no answer is wanted.
+    pub transfer_tag: u32,
+    /// The number of the last status, or of the next where no answer is wanted.
+    pub stat_sn: u32,
+}
+
+/// See RFC 7143, 11.9.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AsyncMessage {
+    /// 1 asks for a logout; 2 and 3 drop connections; 4 asks for a negotiation.
+    pub event: u8,
+}
+
+impl Response {
+    /// What `header` says.
+    ///
+    /// # Errors
+    /// `Protocol`, naming the field.
+    pub fn decode(header: &[u8; HEADER]) -> Result<Self> {
+        let flags = header[1];
+        let (is_final, continues) = (flags & FINAL != 0, flags & CONTINUE != 0);
+        // Both bits above are reserved in what a target sends.
+        Ok(match header[0] & 0x3f {
+            0x20 => Self::NopIn(NopIn {
+                lun: lun(header),
+                transfer_tag: word(header, 20),
+                stat_sn: word(header, 24),
+            }),
+            0x23 => Self::Login(LoginResponse::decode(header)?),
+            0x24 => {
+                let transfer_tag = word(header, 20);
+                if is_final && continues {
+                    return Err(broken("C of a text response", 1, "0 where F is 1"));
+                }
+                if is_final != (transfer_tag == NO_TAG) {
+                    let expected = "0xffffffff where F is 1, and only there";
+                    let found = format!("{transfer_tag:#x}");
+                    return Err(broken("Target Transfer Tag", found, expected));
+                }
+                Self::Text(TextResponse {
+                    is_final,
+                    continues,
+                    lun: lun(header),
+                    tag: word(header, 16),
+                    transfer_tag,
+                    stat_sn: word(header, 24),
+                })
+            }
+            0x26 => Self::Logout(LogoutResponse {
+                response: header[2],
+                tag: word(header, 16),
+            }),
+            0x32 => Self::Async(AsyncMessage { event: header[36] }),
+            0x3f => Self::Reject(Reject { reason: header[2] }),
+            opcode => {
+                let expected = "a response of login, text, logout, NOP, or a reject";
+                return Err(broken("opcode", format!("{opcode:#04x}"), expected));
+            }
+        })
+    }
+
+    /// What it is called in errors.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Login(_) => "a login response",
+            Self::Text(_) => "a text response",
+            Self::Logout(_) => "a logout response",
+            Self::Reject(_) => "a reject",
+            Self::NopIn(_) => "a NOP-In",
+            Self::Async(_) => "an asynchronous message",
+        }
+    }
+}
+
+impl LoginResponse {
+    fn decode(header: &[u8; HEADER]) -> Result<Self> {
+        let flags = header[1];
+        let (transits, continues) = (flags & FINAL != 0, flags & CONTINUE != 0);
+        let (status_class, status_detail) = (header[36], header[37]);
+        let mut isid = [0; 6];
+        isid.copy_from_slice(&header[8..14]);
+        let mut decoded = Self {
+            stage: LoginStage::Security,
+            transit: None,
+            continues: false,
+            version: header[3],
+            isid: Isid(isid),
+            tsih: half(header, 14),
+            tag: word(header, 16),
+            stat_sn: word(header, 24),
+            status_class,
+            status_detail,
+        };
+        if status_class != 0 {
+            // The flags mean nothing then (RFC 7143, 11.13.5).
+            return Ok(decoded);
+        }
+        let current = LoginStage::of(flags >> 2 & 3);
+        decoded.stage = current
+            .filter(|stage| *stage != LoginStage::FullFeature)
+            .ok_or_else(|| broken("CSG", flags >> 2 & 3, "0 or 1"))?;
+        if transits {
+            if continues {
+                return Err(broken("C of a login response", 1, "0 where T is 1"));
+            }
+            let next = LoginStage::of(flags & 3).filter(|next| *next > decoded.stage);
+            let next = next.ok_or_else(|| broken("NSG", flags & 3, "a later stage than CSG"))?;
+            decoded.transit = Some(next);
+        }
+        decoded.continues = continues;
+        Ok(decoded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn header(opcode: u8, flags: u8) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        (header[0], header[1]) = (opcode, flags);
+        header
+    }
+
+    #[test]
+    fn a_login_response_is_read_from_the_places_of_the_rfc() {
+        let mut bytes: [u8; HEADER] = std::array::from_fn(|at| u8::try_from(at).unwrap());
+        (bytes[0], bytes[1], bytes[36]) = (0x23, 0x87, 0);
+        let expected = LoginResponse {
+            stage: LoginStage::Operational,
+            transit: Some(LoginStage::FullFeature),
+            continues: false,
+            version: 3,
+            isid: Isid([8, 9, 10, 11, 12, 13]),
+            tsih: 0x0e0f,
+            tag: 0x1011_1213,
+            stat_sn: 0x1819_1a1b,
+            status_class: 0,
+            status_detail: 37,
+        };
+        assert_eq!(Response::decode(&bytes).unwrap(), Response::Login(expected));
+    }
+
+    #[test]
+    fn the_field_that_is_wrong_is_named() {
+        let mut more = header(0x24, 0);
+        more[20..24].copy_from_slice(&[0xff; 4]);
+        let mut both = header(0x24, 0xc0);
+        both[20..24].copy_from_slice(&[0xff; 4]);
+        for (bytes, field) in [
+            (header(0x23, 0x08), "CSG is 2"),
+            (header(0x23, 0x0c), "CSG is 3"),
+            (header(0x23, 0x82), "NSG is 2"),
+            (header(0x23, 0x85), "NSG is 1"),
+            (header(0x23, 0x80), "NSG is 0"),
+            (header(0x23, 0xc1), "C of a login response"),
+            (header(0x24, 0x80), "Target Transfer Tag is 0x0"),
+            (more, "Target Transfer Tag is 0xffffffff"),
+            (both, "C of a text response"),
+            (header(0x21, 0x80), "opcode is 0x21"),
+            (header(0x00, 0x80), "opcode is 0x00"),
+        ] {
+            let error = Response::decode(&bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.to_string().contains(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn of_a_login_that_failed_only_the_status_counts() {
+        let mut bytes = header(0x23, 0xff);
+        (bytes[36], bytes[37]) = (2, 1);
+        let Response::Login(failed) = Response::decode(&bytes).unwrap() else {
+            panic!("no login response");
+        };
+        assert_eq!((failed.status_class, failed.status_detail), (2, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_breaks_the_decoder(start: [u8; 32], end: [u8; 16]) {
+            let mut header = [0; HEADER];
+            header[..32].copy_from_slice(&start);
+            header[32..].copy_from_slice(&end);
+            let _ = Response::decode(&header);
+        }
+    }
+}
