@@ -53,6 +53,12 @@
 //! [`Engine::stuck_calls`] shows it with its kernel stack. The return of the call
 //! ends it.
 //!
+//! # iSCSI without a daemon
+//!
+//! [`iscsi::discover`] asks a portal for its targets, with CHAP in either or both
+//! directions where that is wanted, on a socket of its own: no daemon, no database,
+//! and nothing of the kernel's iSCSI. What a target says is untrusted.
+//!
 //! # NBD that survives
 //!
 //! An NBD device outlives the process that attached it, and with the defaults

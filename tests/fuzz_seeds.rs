@@ -42,6 +42,21 @@ fn no_seed_breaks_the_parsers_of_names() {
 }
 
 #[test]
+fn no_seed_breaks_the_iscsi_pdus() {
+    run("iscsi_pdu", entry::iscsi_pdu);
+}
+
+#[test]
+fn no_seed_breaks_the_iscsi_text() {
+    run("iscsi_text", entry::iscsi_text);
+}
+
+#[test]
+fn no_seed_breaks_the_iscsi_discovery() {
+    run("iscsi_discovery", entry::iscsi_discovery);
+}
+
+#[test]
 fn no_seed_breaks_the_netlink_messages() {
     run("netlink_decode", entry::netlink_decode);
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 use lunbd::id::{
     DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdUri, Portal, SessionId, Wwid, Wwpn,
 };
+use lunbd::iscsi::pdu::{DEFAULT_DATA, HEADER, Lengths, Response};
+use lunbd::iscsi::text::pairs;
+use lunbd::iscsi::{Credentials, DiscoveryOptions, Secret, chap, discover_over};
 use lunbd::nbd::{self, handshake};
 use lunbd::uevent::Message;
 use lunbd::{Deadline, Source};
@@ -51,6 +54,102 @@ pub(crate) fn handshake(bytes: &[u8]) {
             assert!(!shown.contains(char::is_control), "{shown:?}");
             assert!(shown.len() < 4096, "{shown:?}");
         }
+    }
+}
+
+/// One PDU of an iSCSI target's.
+pub(crate) fn iscsi_pdu(bytes: &[u8]) {
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
+        return;
+    };
+    if let Ok(lengths) = Lengths::decode(header, DEFAULT_DATA) {
+        assert!(lengths.following() <= 8192 + 1020);
+        let mut following = rest.get(..lengths.following()).unwrap_or(rest).to_vec();
+        lengths.keep_data(&mut following);
+        assert!(following.len() <= 8192);
+    }
+    if let Err(error) = Response::decode(header) {
+        assert!(!error.to_string().contains(char::is_control));
+    }
+}
+
+/// Keys and values, and the binary ones of CHAP among them.
+pub(crate) fn iscsi_text(bytes: &[u8]) {
+    for pair in pairs(bytes) {
+        match pair {
+            Ok(pair) => {
+                assert!(!pair.key.is_empty() && pair.key.len() <= 63);
+                assert!(!pair.value.contains(char::is_control));
+                let _ = (pair.number(0..=255), pair.boolean(), pair.answer());
+                if let Ok(bytes) = chap::decode_binary(&pair, 1024) {
+                    assert!((1..=1024).contains(&bytes.len()));
+                }
+            }
+            Err(error) => assert!(!format!("{error:#}").contains(char::is_control)),
+        }
+    }
+}
+
+/// All that an iSCSI target says while it is asked for targets. After the first
+/// byte, which says whether with CHAP and how; the answers' ISIDs are set right,
+/// which are random.
+pub(crate) fn iscsi_discovery(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let secret = |text| Secret::new(text).unwrap();
+    let me = "iqn.2026-01.example:me".parse().unwrap();
+    let mut options = DiscoveryOptions::new(me);
+    if kind & 1 != 0 {
+        let mut credentials = Credentials::new("me", secret("mine")).unwrap();
+        if kind & 2 != 0 {
+            credentials = credentials.mutual(None, secret("its")).unwrap();
+        }
+        options = options.credentials(credentials);
+    }
+    let mut target = Echoing {
+        said: bytes,
+        isid: [0; 6],
+    };
+    let portal = "10.0.0.1".parse().unwrap();
+    let deadline = Deadline::after(Duration::from_secs(60));
+    match discover_over(&mut target, &portal, &options, deadline) {
+        Ok(targets) => assert!(targets.iter().all(|target| !target.portals.is_empty())),
+        Err(error) => {
+            let shown = format!("{error:#}");
+            assert!(!shown.contains(char::is_control), "{shown:?}");
+            assert!(shown.len() < 4096, "{shown:?}");
+        }
+    }
+}
+
+/// A target that says these bytes and then closes, with the ISID of the request
+/// in each header of a login response.
+struct Echoing<'a> {
+    said: &'a [u8],
+    isid: [u8; 6],
+}
+
+impl Read for Echoing<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.said.read(buffer)?;
+        if read == HEADER && buffer[0] == 0x23 {
+            buffer[8..14].copy_from_slice(&self.isid);
+        }
+        Ok(read)
+    }
+}
+
+impl Write for Echoing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(isid) = bytes.get(8..14) {
+            self.isid.copy_from_slice(isid);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

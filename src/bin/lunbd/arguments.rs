@@ -5,11 +5,12 @@
 )]
 
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use lunbd::engine::{Multipath, NbdOptions};
-use lunbd::id::{BackendId, NbdIndex, Wwid};
+use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, Wwid};
 use lunbd::{DetachTarget, Source};
 
 /// Attach and detach block devices by talking to the kernel alone.
@@ -46,6 +47,9 @@ pub(crate) enum Command {
     /// Give NBD devices whose server went away and came back their new
     /// connections.
     Heal(Heal),
+    /// Ask an iSCSI portal which targets it knows, and where each is to be
+    /// reached. No daemon is needed.
+    Discover(Discover),
     /// List the SCSI units with their paths, maps and mounts, and the connected
     /// NBD devices.
     List,
@@ -192,6 +196,28 @@ pub(crate) struct Resize {
 
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Discover {
+    /// HOST or HOST:PORT, an IPv6 address in brackets.
+    pub(crate) portal: Portal,
+
+    /// The name to log in as; without it that of this machine, in
+    /// /etc/iscsi/initiatorname.iscsi.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) initiator: Option<Iqn>,
+
+    /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
+    /// CHAP target_secret=SECRET and, to check it, target_user=NAME. Without it the
+    /// same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET, LUNBD_CHAP_TARGET_SECRET and
+    /// LUNBD_CHAP_TARGET_USER, where they are set.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chap_file: Option<PathBuf>,
+
+    /// How long the whole may take: 500ms, 30s, 2m.
+    #[arg(long, default_value = "30s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 

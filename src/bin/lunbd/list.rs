@@ -8,7 +8,7 @@ use indicatif::HumanBytes;
 use lunbd::engine::{Inventory, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind};
 use lunbd::{Engine, Result};
 
-use crate::exit;
+use crate::{exit, table};
 
 const HEADING: [&str; 7] = [
     "SOURCE", "DEVICE", "SIZE", "STATE", "PATHS", "HELD BY", "NAME",
@@ -33,21 +33,7 @@ fn write(out: &mut dyn Write, inventory: &Inventory) -> io::Result<()> {
     }
     let mut rows = vec![HEADING.map(str::to_owned)];
     rows.extend(inventory.units.iter().flat_map(rows_of));
-    let widths = rows.iter().fold([0; HEADING.len()], |mut widths, row| {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-        widths
-    });
-    for row in &rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        writeln!(out, "{}", cells.join("  ").trim_end())?;
-    }
-    Ok(())
+    table::write(out, &rows)
 }
 
 /// A line for the unit, and one for each path where that tells more.

@@ -5,18 +5,20 @@
 mod arguments;
 mod attach;
 mod detach;
+mod discover;
 mod doctor;
 mod exit;
 mod heal;
 mod list;
 mod progress;
 mod resize;
+mod table;
 mod watch;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use lunbd::{Engine, Roots};
+use lunbd::{Engine, Result, Roots};
 
 use arguments::{Arguments, Command};
 
@@ -26,17 +28,23 @@ fn main() -> ExitCode {
         Err(error) => return exit::usage(&error),
     };
     let json = arguments.json;
-    let done = Engine::start(Roots::default()).and_then(|engine| match arguments.command {
-        Command::Attach(what) => attach::run(&engine, what, json),
-        Command::Detach(what) => Ok(detach::run(&engine, what, json)),
-        Command::Heal(what) => heal::run(&engine, what, json),
-        Command::Resize(what) => resize::run(&engine, what, json),
-        Command::List => list::run(&engine, json),
-        Command::Watch => watch::run(&engine, json),
-        Command::Doctor => Ok(doctor::run(&engine, json)),
-    });
-    match done {
+    match run(arguments.command, json) {
         Ok(code) => code,
         Err(error) => exit::failure(&error, json),
+    }
+}
+
+fn run(command: Command, json: bool) -> Result<ExitCode> {
+    let start = || Engine::start(Roots::default());
+    match command {
+        // Speaks with no kernel.
+        Command::Discover(what) => discover::run(&what, json),
+        Command::Attach(what) => attach::run(&start()?, what, json),
+        Command::Detach(what) => Ok(detach::run(&start()?, what, json)),
+        Command::Heal(what) => heal::run(&start()?, what, json),
+        Command::Resize(what) => resize::run(&start()?, what, json),
+        Command::List => list::run(&start()?, json),
+        Command::Watch => watch::run(&start()?, json),
+        Command::Doctor => Ok(doctor::run(&start()?, json)),
     }
 }

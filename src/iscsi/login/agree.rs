@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 
 use super::negotiation::{Negotiation, Step};
 use super::{CID, LoginOptions, Session, TAG, broken, status, target_address};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Portal;
 use crate::iscsi::PEER;
-use crate::iscsi::pdu::{LoginRequest, LoginResponse, Response};
+use crate::iscsi::pdu::{LoginRequest, LoginResponse, LoginStage, Response};
 use crate::iscsi::text::pairs;
 use crate::iscsi::wire::{Wire, rejected};
 
@@ -46,7 +46,8 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         };
         wire.send("a login request", &request.encode())?;
         let waiting_for = format!("the answer to a login request of the stage {stage:?}");
-        let (response, data) = match wire.receive(&waiting_for)? {
+        let received = wire.receive(&waiting_for);
+        let (response, data) = match received.map_err(|error| went(error, stage, options))? {
             (Response::Login(response), data) => (response, data),
             (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
             (other, _) => return Err(broken("opcode", other.name(), "that of a login response")),
@@ -76,6 +77,16 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         }
     }
     Err(too_many())
+}
+
+/// There are targets that close, without a word, where they want CHAP and are
+/// offered none.
+fn went(error: Error, stage: LoginStage, options: &LoginOptions) -> Error {
+    if stage == LoginStage::Security && error.kind() == ErrorKind::Unreachable {
+        let offered = format!("it was offered AuthMethod={}", options.methods());
+        return error.with_last_seen(offered);
+    }
+    error
 }
 
 fn too_many() -> Error {

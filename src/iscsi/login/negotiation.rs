@@ -125,14 +125,7 @@ impl<'a> Negotiation<'a> {
                         text.push("TargetName", target);
                     }
                 }
-                let credentials = options.credentials.as_ref();
-                let methods = match credentials.map(Credentials::is_mutual) {
-                    None => "None",
-                    Some(false) => "CHAP,None",
-                    // Who must prove itself may not choose not to.
-                    Some(true) => "CHAP",
-                };
-                text.push("AuthMethod", methods);
+                text.push("AuthMethod", options.methods());
                 let chap = chap.take();
                 let last = chap.is_none();
                 self.security = Security::Offered(chap);
@@ -273,6 +266,16 @@ impl<'a> Negotiation<'a> {
 }
 
 impl LoginOptions {
+    /// The ways of authentication that are offered.
+    pub(super) fn methods(&self) -> &'static str {
+        match self.credentials.as_ref().map(Credentials::is_mutual) {
+            None => "None",
+            Some(false) => "CHAP,None",
+            // Who must prove itself may not choose not to.
+            Some(true) => "CHAP",
+        }
+    }
+
     fn insists_on_proof(&self) -> bool {
         let credentials = self.credentials.as_ref();
         credentials.is_some_and(Credentials::is_mutual)

@@ -141,3 +141,41 @@ impl Drop for IscsiTarget {
         lio::remove_dir(self.group.parent().unwrap_or(Path::new(FABRIC)));
     }
 }
+
+/// What LIO asks of everybody who wants its list of targets; dropping it asks
+/// for nothing again.
+#[derive(Debug)]
+pub struct DiscoveryAuth(());
+
+impl DiscoveryAuth {
+    /// CHAP with this name and secret; and LIO proves itself with `mutual`.
+    #[must_use]
+    pub fn chap(user: &str, secret: &str, mutual: Option<(&str, &str)>) -> Self {
+        super::enter();
+        let auth = Self(());
+        let (mutual_user, mutual_secret) = mutual.unwrap_or(("NULL", "NULL"));
+        for (attribute, value) in [
+            ("userid", user),
+            ("password", secret),
+            ("userid_mutual", mutual_user),
+            ("password_mutual", mutual_secret),
+            ("enforce_discovery_auth", "1"),
+        ] {
+            lio::write(&Self::attribute(attribute), value);
+        }
+        auth
+    }
+
+    fn attribute(name: &str) -> PathBuf {
+        Path::new(FABRIC).join("discovery_auth").join(name)
+    }
+}
+
+impl Drop for DiscoveryAuth {
+    fn drop(&mut self) {
+        lio::write(&Self::attribute("enforce_discovery_auth"), "0");
+        for name in ["userid", "password", "userid_mutual", "password_mutual"] {
+            lio::write(&Self::attribute(name), "NULL");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `lunbd discover`
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use lunbd::id::Portal;
+use lunbd::iscsi::{
+    Credentials, DiscoveredTarget, DiscoveryOptions, INITIATOR_NAME_FILE, discover, initiator_name,
+};
+use lunbd::{Deadline, Result};
+use serde::Serialize;
+
+use crate::{arguments, exit, progress::Progress, table};
+
+#[derive(Serialize)]
+struct Discovered<'a> {
+    targets: &'a [DiscoveredTarget],
+}
+
+pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
+    let deadline = Deadline::after(what.timeout);
+    let initiator = match &what.initiator {
+        Some(name) => name.clone(),
+        None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
+    };
+    let credentials = match &what.chap_file {
+        Some(file) => Some(Credentials::from_file(file)?),
+        None => Credentials::from_environment()?,
+    };
+    let mut options = DiscoveryOptions::new(initiator);
+    if let Some(credentials) = credentials {
+        options = options.credentials(credentials);
+    }
+    let progress = Progress::of(&format!("asking {}", what.portal));
+    let targets = discover(&what.portal, &options, deadline)?;
+    drop(progress);
+    Ok(exit::print(|mut out| {
+        if json {
+            let targets = &targets;
+            exit::write_json(&mut out, &Discovered { targets })
+        } else {
+            write(out, &what.portal, &targets)
+        }
+    }))
+}
+
+fn write(out: &mut dyn Write, portal: &Portal, targets: &[DiscoveredTarget]) -> io::Result<()> {
+    if targets.is_empty() {
+        return writeln!(out, "{portal} shows no targets to this initiator");
+    }
+    let mut rows = vec![["TARGET", "PORTAL", "GROUP"].map(str::to_owned)];
+    for target in targets {
+        rows.extend(target.portals.iter().map(|at| {
+            let group = at
+                .group
+                .map_or_else(|| "-".to_owned(), |tag| tag.to_string());
+            [target.iqn.to_string(), at.portal.to_string(), group]
+        }));
+    }
+    table::write(out, &rows)
+}
