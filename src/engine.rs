@@ -14,6 +14,8 @@ mod gather;
 mod heal;
 mod in_use;
 mod inventory;
+#[cfg(feature = "journal")]
+pub mod journal;
 mod lease;
 mod lost;
 mod map_down;
@@ -22,10 +24,14 @@ mod patient;
 mod phases;
 mod preflight;
 mod receipt;
+#[cfg(feature = "journal")]
+mod recover;
 mod resize;
 mod take_down;
 mod undo;
 mod unit;
+#[cfg(feature = "journal")]
+mod volume;
 
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
@@ -34,11 +40,17 @@ pub use in_use::Holder;
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
+#[cfg(feature = "journal")]
+pub use journal::Journal;
 pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};
 pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
+#[cfg(feature = "journal")]
+pub use recover::{Action, Condition, Foreign, Recovered, Recovery};
 pub use resize::{ResizeRequest, Resized};
+#[cfg(feature = "journal")]
+pub use volume::DetachVolume;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -15,6 +15,7 @@ mod nbd_index;
 mod nbd_uri;
 mod portal;
 mod source;
+mod volume_id;
 mod wwid;
 mod wwpn;
 
@@ -29,6 +30,7 @@ pub use nbd_index::NbdIndex;
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use portal::{Portal, PortalHost, SessionId};
 pub use source::Source;
+pub use volume_id::VolumeId;
 pub use wwid::Wwid;
 pub use wwpn::Wwpn;
 
@@ -86,5 +88,5 @@ macro_rules! serde_as_text {
 #[cfg(feature = "serde")]
 serde_as_text!(
     BackendId, DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdIndex, NbdUri, Portal,
-    SessionId, Source, Wwid, Wwpn
+    SessionId, Source, VolumeId, Wwid, Wwpn
 );

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::Engine;
 use super::nbd_options::NbdOptions;
@@ -24,6 +25,7 @@ pub struct AttachRequest {
     pub(super) multipath: Multipath,
     pub(super) expected: Option<Wwid>,
     pub(super) nbd: NbdOptions,
+    pub(super) claim: Option<UnitClaim>,
     observer: Option<StageObserver>,
 }
 
@@ -37,6 +39,7 @@ impl AttachRequest {
             multipath: Multipath::default(),
             expected: None,
             nbd: NbdOptions::default(),
+            claim: None,
             observer: None,
         }
     }
@@ -91,9 +94,20 @@ impl AttachRequest {
     }
 }
 
+/// Asked of a SCSI unit as soon as it has said who it is, and before it is
+/// handed out: a refusal takes down again what the attach brought.
+#[derive(Clone)]
+pub(super) struct UnitClaim(pub(super) Arc<dyn Fn(&Identity) -> Result<()> + Send + Sync>);
+
+impl fmt::Debug for UnitClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UnitClaim")
+    }
+}
+
 /// Whether a SCSI unit is used through a multipath map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Multipath {
     /// The map must be there and hold every path of the attach: waits for it.

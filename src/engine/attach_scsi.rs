@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitPath};
+use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
 use super::bring::{Brought, Lost};
 use super::lease::Lease;
 use super::phases::Phases;
@@ -114,6 +114,9 @@ impl Engine {
         let roots = self.roots();
         require_paths(request, unit.paths.len(), &unit.missing, cause)?;
         let identity = unit.agree()?;
+        if let Some(UnitClaim(claim)) = &request.claim {
+            claim(&identity)?;
+        }
 
         phases.enter(Stage::Lock);
         let _unit = self.lease_unit(&identity.names, deadline)?;

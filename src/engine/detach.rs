@@ -311,7 +311,7 @@ impl Engine {
 
     /// Where a source leads, also where its session or port is down: the kernel
     /// keeps the devices.
-    fn addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
+    pub(super) fn addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
         if let Source::Scsi(hctl) = source {
             return Ok(BTreeSet::from([*hctl]));
         }

@@ -11,7 +11,7 @@ use crate::nbd::Timeouts;
 #[derive(Debug, Clone)]
 pub struct NbdOptions {
     pub(super) index: Option<NbdIndex>,
-    backend: Option<BackendId>,
+    pub(super) backend: Option<BackendId>,
     pub(super) connections: NonZeroU16,
     pub(super) read_only: bool,
     pub(super) timeouts: Timeouts,

@@ -54,6 +54,8 @@ pub enum Stage {
     Rescan,
     /// Giving the multipath map its paths' new size.
     Resize,
+    /// Writing down what is about to be done, or what was.
+    Journal,
 }
 
 impl Stage {
@@ -84,6 +86,7 @@ impl Stage {
             Self::Forget => "forget",
             Self::Rescan => "rescan",
             Self::Resize => "resize",
+            Self::Journal => "journal",
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use lunbd::engine::{Multipath, NbdOptions};
-use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, Wwid};
+use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
 use lunbd::{DetachTarget, Source};
 
 /// Attach and detach block devices by talking to the kernel alone.
@@ -50,6 +50,9 @@ pub(crate) enum Command {
     /// Ask an iSCSI portal which targets it knows, and where each is to be
     /// reached. No daemon is needed.
     Discover(Discover),
+    /// After a crash: find every volume of the journal on this machine, finish or
+    /// undo what was begun, and say what was found.
+    Recover(Recover),
     /// List the SCSI units with their paths, maps and mounts, and the connected
     /// NBD devices.
     List,
@@ -82,8 +85,28 @@ pub(crate) struct Attach {
     #[command(flatten)]
     pub(crate) nbd: Nbd,
 
+    /// What the volume is called: the attach is written down in the journal, for
+    /// `recover` and for `detach --volume`.
+    #[arg(long, value_name = "ID")]
+    pub(crate) volume: Option<VolumeId>,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR", requires = "volume")]
+    pub(crate) journal: Option<PathBuf>,
+
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Recover {
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
+
+    /// How long the whole may take: 500ms, 60s, 2m.
+    #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
@@ -157,8 +180,16 @@ pub(crate) struct Heal {
 pub(crate) struct Detach {
     /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
     /// of the unit as in --expect.
-    #[arg(value_name = "SOURCE|DEVICE|unit:ID")]
-    pub(crate) target: DetachTarget,
+    #[arg(value_name = "SOURCE|DEVICE|unit:ID", required_unless_present = "volume")]
+    pub(crate) target: Option<DetachTarget>,
+
+    /// A volume of the journal, in place of the target.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
+    pub(crate) volume: Option<VolumeId>,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR", requires = "volume")]
+    pub(crate) journal: Option<PathBuf>,
 
     /// Detach only the SCSI unit that has this name.
     #[arg(long, value_name = "ID")]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use lunbd::engine::{Phase, Unit};
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Error, ErrorKind, Result};
 
-use crate::{arguments, exit, progress::Progress};
+use crate::{arguments, exit, progress::Progress, recover};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Result<ExitCode> {
     let mut sources = what.sources.into_iter();
@@ -24,7 +24,14 @@ pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Resul
     if let Some(wwid) = what.expect {
         request = request.expect(wwid);
     }
-    let attachment = engine.attach(&request, Deadline::after(what.timeout))?;
+    let deadline = Deadline::after(what.timeout);
+    let attachment = match &what.volume {
+        Some(volume) => {
+            let journal = recover::open(engine, what.journal.as_deref(), deadline)?;
+            engine.attach_volume(&journal, volume, &request, deadline)?
+        }
+        None => engine.attach(&request, deadline)?,
+    };
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {

@@ -3,40 +3,59 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{Flush, Place, Receipt};
-use lunbd::{Deadline, DetachRequest, Detachment, Engine};
+use lunbd::engine::{DetachVolume, Flush, Place, Receipt};
+use lunbd::{Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
 
-use crate::{arguments, attach, exit, progress::Progress};
+use crate::{arguments, attach, exit, progress::Progress, recover};
 
-pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> ExitCode {
-    let progress = Progress::of(&format!("detaching {}", what.target));
-    let observer = progress.observer();
+pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let mut request = DetachRequest::new(what.target).observe(observer);
-    if let Some(id) = what.backend {
-        request = request.backend(id);
-    }
-    if what.abandon_unwritten {
-        request = request.abandon_unwritten();
-    }
-    if let Some(name) = what.expect {
-        request = request.expect(name);
-    }
-    let detachment = match engine.detach(request, deadline) {
+    let named = what.volume.as_ref().map(ToString::to_string);
+    let target = what.target.as_ref().map(ToString::to_string);
+    // clap has seen to it that there is one of the two.
+    let progress = Progress::of(&format!(
+        "detaching {}",
+        named.or(target).unwrap_or_default()
+    ));
+    let detached = match (what.target, &what.volume) {
+        (Some(target), _) => {
+            let mut request = DetachRequest::new(target).observe(progress.observer());
+            if let Some(id) = what.backend {
+                request = request.backend(id);
+            }
+            if what.abandon_unwritten {
+                request = request.abandon_unwritten();
+            }
+            if let Some(name) = what.expect {
+                request = request.expect(name);
+            }
+            engine.detach(request, deadline)
+        }
+        (None, Some(volume)) => {
+            let journal = recover::open(engine, what.journal.as_deref(), deadline)?;
+            let mut how = DetachVolume::default().observe(progress.observer());
+            if what.abandon_unwritten {
+                how = how.abandon_unwritten();
+            }
+            engine.detach_volume(&journal, volume, &how, deadline)
+        }
+        (None, None) => return Err(Error::new(ErrorKind::InvalidInput, "nothing to detach")),
+    };
+    let detachment = match detached {
         Ok(detachment) => detachment,
         Err(failure) => {
             drop(progress);
-            return exit::detach_failure(&failure, json);
+            return Ok(exit::detach_failure(&failure, json));
         }
     };
     drop(progress);
-    exit::print(|mut out| {
+    Ok(exit::print(|mut out| {
         if json {
             exit::write_json(&mut out, &detachment)
         } else {
             write(out, &detachment)
         }
-    })
+    }))
 }
 
 fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {

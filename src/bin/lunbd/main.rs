@@ -11,6 +11,7 @@ mod exit;
 mod heal;
 mod list;
 mod progress;
+mod recover;
 mod resize;
 mod table;
 mod watch;
@@ -40,8 +41,9 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         // Speaks with no kernel.
         Command::Discover(what) => discover::run(&what, json),
         Command::Attach(what) => attach::run(&start()?, what, json),
-        Command::Detach(what) => Ok(detach::run(&start()?, what, json)),
+        Command::Detach(what) => detach::run(&start()?, what, json),
         Command::Heal(what) => heal::run(&start()?, what, json),
+        Command::Recover(what) => recover::run(&start()?, &what, json),
         Command::Resize(what) => resize::run(&start()?, what, json),
         Command::List => list::run(&start()?, json),
         Command::Watch => watch::run(&start()?, json),

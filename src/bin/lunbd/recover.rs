@@ -1,0 +1,97 @@
+//! `lunbd recover`
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use lunbd::engine::{Action, Condition, Foreign, Journal, Recovered, Recovery};
+use lunbd::{Deadline, Engine, Result};
+
+use crate::{arguments, exit, progress::Progress};
+
+/// The journal of a directory, or the machine's.
+pub(crate) fn open(
+    engine: &Engine,
+    directory: Option<&Path>,
+    deadline: Deadline,
+) -> Result<Journal> {
+    match directory {
+        Some(directory) => engine.open_journal_at(directory, deadline),
+        None => engine.open_journal(deadline),
+    }
+}
+
+/// Exits with 1 where a volume is left that is neither attached nor detached.
+pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Result<ExitCode> {
+    let progress = Progress::of("recovering");
+    let deadline = Deadline::after(what.timeout);
+    let journal = open(engine, what.journal.as_deref(), deadline)?;
+    let recovery = engine.recover(&journal, deadline)?;
+    drop(progress);
+    let printed = exit::print(|mut out| {
+        if json {
+            exit::write_json(&mut out, &recovery)
+        } else {
+            write(out, &recovery)
+        }
+    });
+    Ok(if recovery.is_whole() {
+        printed
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn write(out: &mut dyn Write, recovery: &Recovery) -> io::Result<()> {
+    if recovery.volumes.is_empty() {
+        writeln!(out, "the journal has no volume")?;
+    }
+    for volume in &recovery.volumes {
+        write_volume(out, volume)?;
+    }
+    for foreign in &recovery.foreign {
+        write_foreign(out, foreign)?;
+    }
+    for problem in &recovery.problems {
+        let file = problem.file.display();
+        writeln!(out, "NO RECORD {file}: {}", problem.text)?;
+    }
+    Ok(())
+}
+
+fn write_volume(out: &mut dyn Write, volume: &Recovered) -> io::Result<()> {
+    let condition = match volume.condition {
+        Condition::Complete => "attached",
+        Condition::HalfAttached => "its attach was begun",
+        Condition::HalfDetached => "its detach was begun",
+        Condition::Gone => "gone",
+        Condition::Changed => "CHANGED",
+        Condition::LinkDead => "does not answer",
+        _ => "unknown",
+    };
+    let action = match &volume.action {
+        Action::Nothing => String::new(),
+        Action::Finished => "; finished".to_owned(),
+        Action::Undone => "; undone".to_owned(),
+        Action::Healed => "; healed".to_owned(),
+        Action::Failed(error) => format!("; NOT mended: {error:#}"),
+        _ => "; unknown".to_owned(),
+    };
+    write!(out, "{}: {condition}{action}", volume.volume)?;
+    if let Some(node) = &volume.node {
+        write!(out, ": {}", node.display())?;
+    }
+    writeln!(out, "\n  seen      {}", volume.seen)
+}
+
+fn write_foreign(out: &mut dyn Write, foreign: &Foreign) -> io::Result<()> {
+    write!(out, "foreign   {}", foreign.device)?;
+    if let Some(node) = &foreign.node {
+        write!(out, " {}", node.display())?;
+    }
+    let names = foreign.names.first().map(ToString::to_string);
+    match names.or_else(|| foreign.backend.clone()) {
+        Some(name) => writeln!(out, " {name}"),
+        None => writeln!(out),
+    }
+}

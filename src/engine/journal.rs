@@ -1,0 +1,150 @@
+//! What was about to be done with each volume, written down before it is done.
+//!
+//! The kernel is the truth, and the journal is no copy of it: it holds what was
+//! meant, how to repeat it, and by which names a device is found again. After a
+//! crash [`Engine::recover`] looks at sysfs and finishes or undoes what it says.
+//!
+//! One small file a volume, whole or not there at all whenever the machine stops
+//! (written beside, brought to the disk, renamed, the directory brought to the
+//! disk), with a version and a SHA-256 of all that follows. What is no record of
+//! this version (torn, of a newer version, foreign) is renamed and reported, and
+//! neither trusted nor deleted. One process has a journal at a time.
+//!
+//! A volume's record goes when its detach is proven, or when an attach that
+//! never came to its end has left nothing. It does **not** go because the device
+//! is gone: a session that is down takes its devices away and brings them again.
+
+mod conflict;
+mod file;
+mod format;
+mod open;
+mod record;
+mod turn;
+
+pub use format::{Fault, FaultKind};
+pub use open::Problem;
+pub use record::{Intent, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub(super) use turn::Turn;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::Flock;
+
+use super::Engine;
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::id::{VolumeId, Wwid};
+use crate::kernel::worker;
+
+/// A journal that this process holds, until it is dropped.
+#[derive(Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+    problems: Vec<Problem>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    directory: PathBuf,
+    table: Mutex<Table>,
+    /// Someone's turn at a volume has ended.
+    freed: Condvar,
+    // The kernel takes it back when the process dies, in whatever way.
+    _lock: Flock<File>,
+}
+
+/// The records as they are on the disk, and who is at work.
+#[derive(Debug)]
+struct Table {
+    records: BTreeMap<VolumeId, Record>,
+    busy: BTreeMap<VolumeId, Busy>,
+}
+
+/// What is claimed for a volume that is being worked on and may have no record
+/// yet.
+#[derive(Debug, Default)]
+struct Busy {
+    spec: Option<VolumeSpec>,
+    names: Vec<Wwid>,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code under this lock can leave the table half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Opens the journal of this machine, `/run/lunbd/journal`, which is as
+    /// short-lived as the devices: it is empty after a boot.
+    ///
+    /// # Errors
+    /// As [`open_journal_at`](Self::open_journal_at).
+    pub fn open_journal(&self, deadline: Deadline) -> Result<Journal> {
+        self.open_journal_at(&self.roots().run.join("lunbd/journal"), deadline)
+    }
+
+    /// Opens the journal in a directory, which is made where it is not there and
+    /// must hold nothing else. Files in it that are no records are set aside and
+    /// are in [`Journal::problems`].
+    ///
+    /// # Errors
+    /// `InUse`, naming the process that has it; `InvalidInput` where the
+    /// directory holds something and was never a journal; `NotPermitted`;
+    /// `TimedOut` at stage `journal`; `Io`.
+    pub fn open_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<Journal> {
+        let path = directory.to_owned();
+        let found = worker::run(
+            Stage::Journal,
+            "the journal to be read",
+            deadline,
+            || format!("{}: its file system does not answer", directory.display()),
+            move || open::open(&path),
+        )?;
+        let table = Table {
+            records: found.records,
+            busy: BTreeMap::new(),
+        };
+        let shared = Shared {
+            directory: directory.to_owned(),
+            table: Mutex::new(table),
+            freed: Condvar::new(),
+            _lock: found.lock,
+        };
+        Ok(Journal {
+            shared: Arc::new(shared),
+            problems: found.problems,
+        })
+    }
+}
+
+impl Journal {
+    /// Where it is.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.shared.directory
+    }
+
+    /// What was found in its directory and is no record. A volume may be behind
+    /// each: its device is a foreign one to [`Engine::recover`] now.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// All records, by volume.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        self.shared.table().records.values().cloned().collect()
+    }
+
+    /// A volume's record.
+    #[must_use]
+    pub fn record(&self, volume: &VolumeId) -> Option<Record> {
+        self.shared.table().records.get(volume).cloned()
+    }
+}

@@ -1,0 +1,166 @@
+//! The files of a journal: their names, and how one comes and goes whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::format::digest;
+use crate::error::{Error, Result};
+use crate::id::VolumeId;
+
+/// What the name of a record ends in.
+pub(super) const RECORD: &str = ".json";
+
+/// What the name of a record ends in besides while it is being written.
+pub(super) const BEING_WRITTEN: &str = ".new";
+
+/// What the name of a file ends in that was set aside, before a number.
+pub(super) const SET_ASIDE: &str = ".set-aside-";
+
+/// What stays as it is in a file's name.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+
+/// The name of a volume's file. Letters, digits, `-`, `_` and `.` stay, other
+/// bytes are percent-encoded, so that no id leaves the directory and no two
+/// have one file; of a long one the beginning and the SHA-256 of the whole stay,
+/// after a `~`, which is in no encoded text.
+pub(super) fn name_of(volume: &VolumeId) -> String {
+    /// A file's name has 255 bytes, and some are needed at its end.
+    const LONGEST: usize = 160;
+    const BEGINNING: usize = 80;
+    let mut name = utf8_percent_encode(volume.as_str(), PLAIN).to_string();
+    if name.starts_with('.') {
+        name.replace_range(..1, "%2E");
+    }
+    if name.len() > LONGEST {
+        // Pure ASCII, so every place is a character's boundary.
+        name.truncate(BEGINNING);
+        name = format!("{name}~{}", digest(volume.as_str().as_bytes()));
+    }
+    name + RECORD
+}
+
+/// Puts `bytes` at `name`, whole or not at all, whenever the machine stops: it
+/// is written beside, brought to the disk, and renamed. **Blocks** for as long
+/// as the file system does.
+pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = directory.join(name);
+    let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, &path)
+    };
+    write().map_err(|error| {
+        // It says nothing, and takes room on a disk that is full.
+        let _ = fs::remove_file(&beside);
+        Error::io("cannot write down what is to be done", &path, &error)
+    })?;
+    sync(directory)
+}
+
+/// Takes `name` away for good. **Blocks** for as long as the file system does.
+pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
+    let path = directory.join(name);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::io("cannot remove the record", &path, &error));
+        }
+        _ => {}
+    }
+    sync(directory)
+}
+
+/// Renames what is no record, to the first name that is free.
+pub(super) fn set_aside(path: &Path) -> Result<PathBuf> {
+    let mut number = 0_u64;
+    loop {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!("{SET_ASIDE}{number}"));
+        let aside = PathBuf::from(aside);
+        if fs::symlink_metadata(&aside).is_err() {
+            fs::rename(path, &aside)
+                .map_err(|error| Error::io("cannot set aside", path, &error))?;
+            return Ok(aside);
+        }
+        number += 1;
+    }
+}
+
+/// Brings a directory's names to the disk.
+pub(super) fn sync(directory: &Path) -> Result<()> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| Error::io("cannot write back", directory, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name(id: &str) -> String {
+        name_of(&id.parse().unwrap())
+    }
+
+    #[test]
+    fn an_id_is_its_files_name_where_it_can_be_and_never_a_way_out() {
+        assert_eq!(name("pvc-1_a.B"), "pvc-1_a.B.json");
+        assert_eq!(name(".."), "%2E..json");
+        assert_eq!(name("../../etc/passwd"), "%2E.%2F..%2Fetc%2Fpasswd.json");
+        assert_eq!(name("/dev/sda"), "%2Fdev%2Fsda.json");
+        assert_eq!(name("50% \u{e9}"), "50%25%20%C3%A9.json");
+    }
+
+    #[test]
+    fn ids_that_look_alike_have_files_of_their_own() {
+        let long = "x".repeat(252);
+        let ids = [
+            "a",
+            "A",
+            ".",
+            "..",
+            "%2E",
+            "%2E.",
+            "a/b",
+            "a%2Fb",
+            "a.json",
+            "a.json.new",
+            "a.set-aside-0",
+            "journal.lock",
+            &"naa.5000c500a1b2c3d4".repeat(4)[..68],
+            &format!("{long}1"),
+            &format!("{long}2"),
+            &"\u{1f980}".repeat(63),
+            &format!("{}~{}", "x".repeat(80), digest(long.as_bytes())),
+        ];
+        let names: BTreeSet<String> = ids.iter().map(|id| name(id)).collect();
+        assert_eq!(names.len(), ids.len());
+    }
+
+    proptest! {
+        #[test]
+        fn every_id_has_a_name_that_is_one_file_in_the_directory(
+            one in "\\PC{1,60}", two in "\\PC{1,60}"
+        ) {
+            let (Ok(one), Ok(two)) = (one.parse::<VolumeId>(), two.parse::<VolumeId>()) else {
+                return Ok(());
+            };
+            for name in [name_of(&one), name_of(&two)] {
+                prop_assert!(name.len() <= 200 && !name.starts_with('.') && !name.contains('/'));
+                prop_assert!(name.ends_with(RECORD) && name.is_ascii());
+            }
+            prop_assert_eq!(name_of(&one) == name_of(&two), one == two);
+        }
+    }
+}

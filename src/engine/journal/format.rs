@@ -1,0 +1,128 @@
+//! A record as bytes: one line that says what it is and what its checksum is,
+//! then JSON, for the reader at three in the morning.
+//!
+//! ```text
+//! lunbd-journal 1 sha256:HEX
+//! { "volume": "pvc-1", ... }
+//! ```
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+use super::record::Record;
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+const MAGIC: &str = "lunbd-journal ";
+
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// More than any record; a file that is none stays small in memory too.
+pub(super) const LONGEST: usize = 256 << 10;
+
+/// Why bytes are no record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// In one word.
+    pub kind: FaultKind,
+    /// In words.
+    pub text: String,
+}
+
+/// Why a file of the journal's directory is no record, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// It begins as a record does, and its checksum is not that of the rest.
+    Torn,
+    /// It is of a later version of this library.
+    Newer,
+    /// It is something else, or another volume's record.
+    Foreign,
+    /// It could not be read.
+    Unreadable,
+    /// It was set aside by an earlier start.
+    SetAsideEarlier,
+}
+
+impl Fault {
+    pub(super) fn new(kind: FaultKind, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { kind, text }
+    }
+}
+
+impl Record {
+    /// The bytes of its file.
+    ///
+    /// # Errors
+    /// `Io`, which no record gives.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let body = serde_json::to_vec_pretty(self).map_err(|error| {
+            let message = format!("cannot spell the record of {}: {error}", self.volume);
+            Error::new(ErrorKind::Io, message).at(Stage::Journal)
+        })?;
+        Ok(Self::seal(&body))
+    }
+
+    /// Puts the first line before a body.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn seal(body: &[u8]) -> Vec<u8> {
+        let mut sealed = header(body).into_bytes();
+        sealed.extend_from_slice(body);
+        sealed
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) gave, and nothing else.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let Some(rest) = bytes.strip_prefix(MAGIC.as_bytes()) else {
+            return Err(if MAGIC.as_bytes().starts_with(bytes) {
+                Fault::new(FaultKind::Torn, "it ends before its first line does")
+            } else {
+                Fault::new(FaultKind::Foreign, "it does not begin as a record does")
+            });
+        };
+        let end = rest.iter().position(|&byte| byte == b'\n');
+        let torn = |text| Fault::new(FaultKind::Torn, text);
+        let (line, body) = end
+            .and_then(|end| Some((rest.get(..end)?, rest.get(end + 1..)?)))
+            .ok_or_else(|| torn("it ends in its first line"))?;
+        let version = line.split(|&byte| byte == b' ').next().unwrap_or(line);
+        let version = std::str::from_utf8(version).ok();
+        match version.and_then(|version| version.parse::<u32>().ok()) {
+            Some(version) if version > VERSION => {
+                let text = format!("it is of version {version}, and this library reads {VERSION}");
+                return Err(Fault::new(FaultKind::Newer, text));
+            }
+            // As it would be written here: one spelling, so that no flipped bit
+            // gets through.
+            _ if bytes.get(..bytes.len() - body.len()) != Some(header(body).as_bytes()) => {
+                return Err(torn("its checksum is not that of the rest"));
+            }
+            _ => {}
+        }
+        let record: Self = serde_json::from_slice(body)
+            .map_err(|error| Fault::new(FaultKind::Foreign, format!("it is no record: {error}")))?;
+        if record.spec.sources.is_empty() {
+            return Err(Fault::new(FaultKind::Foreign, "its volume has no source"));
+        }
+        Ok(record)
+    }
+}
+
+fn header(body: &[u8]) -> String {
+    format!("{MAGIC}{VERSION} sha256:{}\n", digest(body))
+}
+
+/// SHA-256 in hex.
+pub(super) fn digest(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}

@@ -1,0 +1,185 @@
+//! A journal as it is found: held by one process, its records read, what is
+//! none set aside.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
+use super::format::{Fault, FaultKind, LONGEST};
+use super::record::Record;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::VolumeId;
+use crate::kernel::sysfs;
+
+/// Locked by who has the journal. It stays: by it a directory is known for a
+/// journal.
+const LOCK: &str = "journal.lock";
+
+/// A file of the journal's directory that is no record.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Problem {
+    /// Where it is now.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub kind: FaultKind,
+    /// The same in words.
+    pub text: String,
+}
+
+/// What was found in the directory.
+pub(super) struct Found {
+    pub(super) lock: Flock<File>,
+    pub(super) records: BTreeMap<VolumeId, Record>,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Takes the journal and reads it. **Blocks** for as long as the file system
+/// does.
+pub(super) fn open(directory: &Path) -> Result<Found> {
+    let lock = hold(directory)?;
+    let mut found = Found {
+        lock,
+        records: BTreeMap::new(),
+        problems: Vec::new(),
+    };
+    for name in names(directory)? {
+        found.take_in(directory, &name);
+    }
+    sync(directory)?;
+    Ok(found)
+}
+
+/// # Errors
+/// `InvalidInput` where the directory holds something and is no journal: what
+/// is in it would be set aside; `InUse` where another has it.
+fn hold(directory: &Path) -> Result<Flock<File>> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|error| Error::io("cannot make the journal's directory", directory, &error))?;
+    let path = directory.join(LOCK);
+    if !path.exists() && !names(directory)?.is_empty() {
+        let message = format!("the directory is no journal: it is not empty and has no {LOCK}");
+        return Err(Error::new(ErrorKind::InvalidInput, message).with_path(directory));
+    }
+    let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|error| failed(&error))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(mut file) => {
+            // For the error of who comes next; the lock itself is the flock.
+            let _ = file
+                .set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| write!(file, "{}", std::process::id()));
+            Ok(file)
+        }
+        Err((_, Errno::EWOULDBLOCK)) => {
+            let holder = sysfs::read_if_there(&path).ok().flatten();
+            let holder = holder.filter(|pid| !pid.is_empty());
+            let message = "another process has the journal";
+            let error = Error::new(ErrorKind::InUse, message).with_path(path);
+            Err(match holder {
+                Some(pid) => error.with_last_seen(format!("held by process {pid}")),
+                None => error,
+            })
+        }
+        Err((_, errno)) => Err(failed(&errno.into())),
+    }
+}
+
+/// The names in the directory, sorted, also those that are no text.
+fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
+    let failed = |error: &std::io::Error| Error::io("cannot list the journal", directory, error);
+    let entries = fs::read_dir(directory).map_err(|error| failed(&error))?;
+    let names: std::io::Result<Vec<_>> = entries
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect();
+    let mut names = names.map_err(|error| failed(&error))?;
+    names.sort();
+    Ok(names)
+}
+
+impl Found {
+    fn take_in(&mut self, directory: &Path, name: &std::ffi::OsStr) {
+        let path = directory.join(name);
+        let text = name.to_string_lossy();
+        if text == LOCK {
+            return;
+        }
+        let aside = text.rsplit_once(SET_ASIDE);
+        if aside.is_some_and(|(_, number)| number.parse::<u64>().is_ok()) {
+            let fault = Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier");
+            return self.report(path, fault);
+        }
+        let unfinished = text.strip_suffix(BEING_WRITTEN);
+        if unfinished.is_some_and(|record| record.ends_with(RECORD)) {
+            // Its writer died before the rename, so it was never the record, and
+            // nobody was told that it is. Where it stays, the next replaces it.
+            let _ = fs::remove_file(&path);
+            return;
+        }
+        match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {
+            Ok(record) => {
+                self.records.insert(record.volume.clone(), record);
+            }
+            Err(fault) => match set_aside(&path) {
+                Ok(aside) => self.report(aside, fault),
+                Err(error) => {
+                    let text = format!("{}; {error}", fault.text);
+                    self.report(path, Fault { text, ..fault });
+                }
+            },
+        }
+    }
+
+    fn report(&mut self, file: PathBuf, fault: Fault) {
+        let Fault { kind, text } = fault;
+        tracing::warn!(file = %file.display(), %text, "no record of the journal");
+        self.problems.push(Problem { file, kind, text });
+    }
+}
+
+/// A copy under another name is not that volume's record.
+fn belongs(record: Record, name: &str) -> Result<Record, Fault> {
+    if name_of(&record.volume) == name {
+        return Ok(record);
+    }
+    let text = format!(
+        "it is the record of volume {}, under another name",
+        record.volume
+    );
+    Err(Fault::new(FaultKind::Foreign, text))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Fault> {
+    let unreadable = |error: std::io::Error| Fault::new(FaultKind::Unreadable, error.to_string());
+    let metadata = fs::symlink_metadata(path).map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(Fault::new(FaultKind::Foreign, "it is no file"));
+    }
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+    File::open(path)
+        .and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
+        .map_err(unreadable)?;
+    if bytes.len() > LONGEST {
+        return Err(Fault::new(
+            FaultKind::Foreign,
+            "it is longer than any record",
+        ));
+    }
+    Ok(bytes)
+}

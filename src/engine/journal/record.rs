@@ -1,0 +1,221 @@
+//! What is written down of one volume.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, DevNo, DiskSeq, NbdIndex, Source, VolumeId, Wwid};
+
+/// One volume: how it is attached, what is under way, and what was read back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Record {
+    /// The caller's name of it.
+    pub volume: VolumeId,
+    /// How it is attached: all that a repeated attach needs.
+    pub spec: VolumeSpec,
+    /// What was about to be done. It stays until the outcome is written, so
+    /// where there is one the process died in the middle, or the call timed
+    /// out.
+    pub intent: Option<Intent>,
+    /// What the last attach read back; `None` where none has come to its end.
+    pub outcome: Option<Outcome>,
+}
+
+/// How a volume is attached, without what was asked of a single call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct VolumeSpec {
+    /// Its source, and further paths; at least one.
+    pub sources: Vec<Source>,
+    /// The name that the unit must have.
+    pub expect: Option<Wwid>,
+    /// How many paths must lead to it.
+    pub min_paths: usize,
+    /// Whether it is used through a map.
+    pub multipath: Multipath,
+    /// How an NBD source is attached; `None` of other sources.
+    pub nbd: Option<NbdSpec>,
+}
+
+/// How an NBD source is attached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct NbdSpec {
+    /// The id by which the device is found again.
+    pub backend: BackendId,
+    /// The device, where the caller named one.
+    pub index: Option<NbdIndex>,
+    /// How many connections.
+    pub connections: NonZeroU16,
+    /// Whether the kernel is to refuse writes.
+    pub read_only: bool,
+    /// See [`NbdOptions::io_timeout`].
+    pub io_timeout_ms: u64,
+    /// See [`NbdOptions::dead_connection_timeout`].
+    pub dead_connection_timeout_ms: u64,
+}
+
+/// What was about to be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Intent {
+    /// What.
+    pub operation: Operation,
+    /// When, by the machine's clock, in UTC: for people.
+    pub begun_at: String,
+}
+
+/// What is done to a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Operation {
+    /// It is attached.
+    Attach,
+    /// It is detached.
+    Detach {
+        /// Also where it cannot be written back.
+        abandon_unwritten: bool,
+    },
+    /// The size that the array gave it is taken in.
+    Resize {
+        /// The bytes that it must have at least.
+        at_least: Option<u64>,
+    },
+}
+
+/// What an attach read back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The device that was handed out.
+    pub node: PathBuf,
+    /// Its number.
+    pub devno: DevNo,
+    /// Its life's serial number (Linux 5.15).
+    pub diskseq: Option<DiskSeq>,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The names of the SCSI unit, the strongest first; none of NBD.
+    pub names: Vec<Wwid>,
+    /// The name of the multipath map, where the device is one.
+    pub map: Option<String>,
+    /// The index of the NBD device.
+    pub nbd_index: Option<NbdIndex>,
+    /// When it was read back.
+    pub at: String,
+}
+
+impl Record {
+    /// The unit's names, by the word of the outcome, or of the caller.
+    pub(in crate::engine) fn names(&self) -> Vec<Wwid> {
+        let read_back = self.outcome.iter().flat_map(|outcome| &outcome.names);
+        let mut names: Vec<Wwid> = read_back.cloned().collect();
+        if names.is_empty() {
+            names.extend(self.spec.expect.clone());
+        }
+        names
+    }
+}
+
+impl VolumeSpec {
+    /// What `request` asks for.
+    pub(in crate::engine) fn of(request: &AttachRequest) -> Self {
+        let options = &request.nbd;
+        let milliseconds = |limit: Duration| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let is_nbd = matches!(request.source, Source::Nbd(_));
+        Self {
+            sources: request.sources().cloned().collect(),
+            expect: request.expected.clone(),
+            min_paths: request.min_paths,
+            multipath: request.multipath,
+            nbd: is_nbd.then(|| NbdSpec {
+                backend: options.backend_of(&request.source),
+                index: options.index,
+                connections: options.connections,
+                read_only: options.read_only,
+                io_timeout_ms: milliseconds(options.timeouts.request),
+                dead_connection_timeout_ms: milliseconds(options.timeouts.dead_connection),
+            }),
+        }
+    }
+
+    /// The request that it was made of, without its observer.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it has no source, which no record has that was
+    /// written here.
+    pub(in crate::engine) fn request(&self) -> Result<AttachRequest> {
+        let mut sources = self.sources.iter().cloned();
+        let Some(source) = sources.next() else {
+            let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");
+            return Err(error.at(Stage::Journal));
+        };
+        let request = AttachRequest::new(source)
+            .min_paths(self.min_paths)
+            .multipath(self.multipath)
+            .nbd(self.nbd_options());
+        let mut request = sources.fold(request, AttachRequest::path);
+        request.expected.clone_from(&self.expect);
+        Ok(request)
+    }
+
+    /// The options of an NBD source; the defaults of another.
+    pub(in crate::engine) fn nbd_options(&self) -> NbdOptions {
+        let mut options = NbdOptions::default();
+        let Some(spec) = &self.nbd else {
+            return options;
+        };
+        options.index = spec.index;
+        options.read_only = spec.read_only;
+        options
+            .backend(spec.backend.clone())
+            .connections(spec.connections)
+            .io_timeout(Duration::from_millis(spec.io_timeout_ms))
+            .dead_connection_timeout(Duration::from_millis(spec.dead_connection_timeout_ms))
+    }
+}
+
+impl Intent {
+    /// It begins now.
+    pub(in crate::engine) fn now(operation: Operation) -> Self {
+        Self {
+            operation,
+            begun_at: now(),
+        }
+    }
+}
+
+impl Outcome {
+    pub(in crate::engine) fn of(attachment: &Attachment) -> Self {
+        let map = match &attachment.unit {
+            Unit::Scsi { map, .. } => map.clone(),
+            Unit::Nbd { .. } => None,
+        };
+        let identity = attachment.identity();
+        Self {
+            node: attachment.node.clone(),
+            devno: attachment.devno,
+            diskseq: attachment.diskseq,
+            size: attachment.size,
+            names: identity.map_or_else(Vec::new, |identity| identity.names.clone()),
+            map,
+            nbd_index: attachment.nbd_index(),
+            at: now(),
+        }
+    }
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}

@@ -1,0 +1,165 @@
+//! The right to work on one volume of a journal, and to write its record.
+
+use std::sync::{Arc, PoisonError};
+
+use super::conflict::{self, Claimant};
+use super::record::{Record, VolumeSpec};
+use super::{Busy, Journal, Shared, Table, file};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::VolumeId;
+use crate::kernel::worker;
+use crate::scsi::Identity;
+
+/// One caller's turn at a volume. A write that the file system does not come
+/// back from keeps it, so that nothing older can come after something newer.
+#[derive(Debug)]
+pub(in crate::engine) struct Turn {
+    shared: Arc<Shared>,
+    volume: VolumeId,
+}
+
+impl Journal {
+    /// Waits until nobody works on the volume, and takes the turn. With `wanted`
+    /// it is to be attached so: what stands against that is refused here.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `lock`; the refusals of `conflict`.
+    pub(in crate::engine) fn turn(
+        &self,
+        volume: &VolumeId,
+        wanted: Option<&VolumeSpec>,
+        deadline: Deadline,
+    ) -> Result<Arc<Turn>> {
+        let mut table = self.shared.table();
+        while table.busy.contains_key(volume) {
+            if deadline.has_passed() {
+                let what = format!("another thread to be done with volume {volume}");
+                return Err(Error::timed_out(Stage::Lock, deadline.elapsed(), &what));
+            }
+            let woken = self.shared.freed.wait_timeout(table, deadline.remaining());
+            table = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if let Some(wanted) = wanted {
+            if let Some(known) = table.records.get(volume) {
+                conflict::with_itself(known, wanted)?;
+            }
+            for other in table.others(volume) {
+                conflict::with_another(volume, wanted, other)?;
+            }
+        }
+        let busy = Busy {
+            spec: wanted.cloned(),
+            names: Vec::new(),
+        };
+        table.busy.insert(volume.clone(), busy);
+        drop(table);
+        Ok(Arc::new(Turn {
+            shared: Arc::clone(&self.shared),
+            volume: volume.clone(),
+        }))
+    }
+}
+
+impl Table {
+    /// What the other volumes lay claim to.
+    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
+        let busy = self.busy.iter().filter_map(|(volume, busy)| {
+            let (spec, names) = (busy.spec.as_ref()?, &*busy.names);
+            Some(Claimant {
+                volume,
+                spec,
+                names,
+            })
+        });
+        let known = self.records.values().map(Claimant::of);
+        known
+            .chain(busy)
+            .filter(move |other| other.volume != volume)
+    }
+}
+
+impl Turn {
+    /// The volume's record.
+    pub(in crate::engine) fn record(&self) -> Option<Record> {
+        self.shared.table().records.get(&self.volume).cloned()
+    }
+
+    /// Claims the unit that the volume's source was found to lead to.
+    ///
+    /// # Errors
+    /// `InUse` where it is another volume's; `IdentityMismatch` where the volume
+    /// was another unit.
+    pub(in crate::engine) fn claim_unit(&self, identity: &Identity) -> Result<()> {
+        let mut table = self.shared.table();
+        if let Some(known) = table.records.get(&self.volume) {
+            conflict::with_own_unit(known, identity)?;
+        }
+        for other in table.others(&self.volume) {
+            conflict::with_unit(&self.volume, identity, other)?;
+        }
+        if let Some(busy) = table.busy.get_mut(&self.volume) {
+            busy.names.clone_from(&identity.names);
+        }
+        Ok(())
+    }
+
+    /// Writes the record.
+    ///
+    /// # Errors
+    /// `Io` where the disk is full; `InUse` where something is at its place that
+    /// could not be set aside; `TimedOut` at stage `journal`, and then it may
+    /// still be written.
+    pub(in crate::engine) fn write(
+        self: &Arc<Self>,
+        record: Record,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let bytes = record.to_bytes()?;
+        self.run(deadline, move |turn, name| {
+            let directory = &turn.shared.directory;
+            let path = directory.join(name);
+            let known = turn.shared.table().records.contains_key(&turn.volume);
+            if !known && path.symlink_metadata().is_ok() {
+                let message = "what is there is no record, and could not be set aside";
+                return Err(Error::new(ErrorKind::InUse, message).with_path(path));
+            }
+            file::replace(directory, name, &bytes)?;
+            let volume = turn.volume.clone();
+            turn.shared.table().records.insert(volume, record);
+            Ok(())
+        })
+    }
+
+    /// Removes the record: nothing of the volume is left on this machine.
+    pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+        self.run(deadline, |turn, name| {
+            file::remove(&turn.shared.directory, name)?;
+            turn.shared.table().records.remove(&turn.volume);
+            Ok(())
+        })
+    }
+
+    fn run(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let turn = Arc::clone(self);
+        let name = file::name_of(&self.volume);
+        worker::run(
+            Stage::Journal,
+            &format!("the record of volume {} to be written", self.volume),
+            deadline,
+            || "the journal's file system has not returned".to_owned(),
+            move || act(&turn, &name),
+        )
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.table().busy.remove(&self.volume);
+        self.shared.freed.notify_all();
+    }
+}

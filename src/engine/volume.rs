@@ -1,0 +1,345 @@
+//! Attach and detach of a volume by the caller's name of it, with the journal:
+//! what is about to be done is written down, done, and read back.
+
+use std::sync::Arc;
+
+use super::attach::UnitClaim;
+use super::detach::{DetachRequest, DetachTarget, Detachment};
+use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSpec};
+use super::phases::StageObserver;
+use super::receipt::DetachFailure;
+use super::resize::{ResizeRequest, Resized};
+use super::{AttachRequest, Attachment, Engine};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Source, VolumeId};
+use crate::kernel::machine;
+use crate::nbd::NbdDevice;
+use crate::scsi::ScsiDevice;
+
+/// How a volume is detached.
+#[derive(Debug, Clone, Default)]
+pub struct DetachVolume {
+    pub(super) abandon: bool,
+    observer: Option<StageObserver>,
+}
+
+impl DetachVolume {
+    /// As [`DetachRequest::abandon_unwritten`]: **what was not written is lost**.
+    #[must_use]
+    pub fn abandon_unwritten(mut self) -> Self {
+        self.abandon = true;
+        self
+    }
+
+    /// Has `observer` told each stage.
+    #[must_use]
+    pub fn observe(mut self, observer: StageObserver) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    fn request(&self, target: impl Into<DetachTarget>) -> DetachRequest {
+        let mut request = DetachRequest::new(target);
+        if self.abandon {
+            request = request.abandon_unwritten();
+        }
+        match &self.observer {
+            Some(observer) => request.observe(observer.clone()),
+            None => request,
+        }
+    }
+}
+
+impl Engine {
+    /// As [`attach`](Self::attach), for a volume of the journal: the intent is on
+    /// the disk before anything is done, and what was read back is when this
+    /// returns. Repeating it is safe; further paths may be named then, or other
+    /// options. Once the unit has said who it is, the volume is that unit, also
+    /// where the caller expects none.
+    ///
+    /// An attach that fails leaves the record as it was before; one that times
+    /// out leaves its intent, and a repeated attach, a detach or a
+    /// [`recover`](Self::recover) goes on with it. Minimum kernel: as the attach,
+    /// and 5.14 for NBD, whose devices are found again by their backend id.
+    ///
+    /// # Errors
+    /// Before anything is done: `InUse` where the volume is known from another
+    /// source, or where source, backend id or unit are another volume's, with
+    /// both names; `IdentityMismatch` where the volume is known as another unit;
+    /// at stage `journal` `Io` (the disk is full) and `TimedOut`. `InUse` also
+    /// where the source turns out to lead to another volume's unit: what was
+    /// brought in is taken down again. After the attach at stage `journal`: the
+    /// device stands, as the error says. Else those of [`attach`](Self::attach).
+    #[tracing::instrument(skip_all, fields(%volume))]
+    pub fn attach_volume(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let spec = VolumeSpec::of(request);
+        if spec.nbd.is_some() && machine::kernel_version(self.roots())? < (5, 14) {
+            let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \
+                           again: Linux 5.14 does";
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Journal));
+        }
+        let turn = journal.turn(volume, Some(&spec), deadline)?;
+        let before = turn.record();
+        let intent = Record {
+            volume: volume.clone(),
+            spec,
+            intent: Some(Intent::now(Operation::Attach)),
+            outcome: before.as_ref().and_then(|before| before.outcome.clone()),
+        };
+        self.attach_in_turn(&turn, before, intent, request, deadline)
+    }
+
+    /// Attaches what `intent` says, which is not written yet.
+    pub(super) fn attach_in_turn(
+        &self,
+        turn: &Arc<Turn>,
+        before: Option<Record>,
+        intent: Record,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let there = self.at_sources(&intent)?;
+        turn.write(intent.clone(), deadline)?;
+        let mut request = request.clone();
+        let claimant = Arc::clone(turn);
+        let claim = move |identity: &_| claimant.claim_unit(identity);
+        request.claim = Some(UnitClaim(Arc::new(claim)));
+        match self.attach(&request, deadline) {
+            Ok(attachment) => {
+                let record = Record {
+                    intent: None,
+                    outcome: Some(Outcome::of(&attachment)),
+                    ..intent
+                };
+                turn.write(record, deadline).map_err(|error| {
+                    let stands = format!("attached, as {}", attachment.node.display());
+                    error.with_last_seen(stands)
+                })?;
+                Ok(attachment)
+            }
+            Err(error) => {
+                if error.kind() != ErrorKind::TimedOut {
+                    self.take_back(turn, before, &intent, &there, deadline);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The record as it was before an attach that failed. Where that has left
+    /// what it brought, the intent stays.
+    fn take_back(
+        &self,
+        turn: &Arc<Turn>,
+        before: Option<Record>,
+        intent: &Record,
+        there: &AtSources,
+        deadline: Deadline,
+    ) {
+        let taken_back = match before {
+            Some(before) => turn.write(before, deadline),
+            None => match self.at_sources(intent) {
+                Ok(now) if now.is_part_of(there) => turn.remove(deadline),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        if let Err(error) = taken_back {
+            // The next recover looks again.
+            tracing::warn!(%error, "the intent stays in the journal");
+        }
+    }
+
+    /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
+    /// found by the names that were read back, wherever they are now; its record
+    /// goes when nothing of it is left.
+    ///
+    /// A refusal leaves the record as it was. What was detached in part, or has
+    /// timed out, stays there as a detach that was begun, and a repeated detach
+    /// or a [`recover`](Self::recover) finishes it.
+    ///
+    /// # Errors
+    /// `NotFound` where the journal has no such volume, and so also where its
+    /// detach was proven before; `InUse` where all that is known of the volume is
+    /// an address, and another volume is there; at stage `journal` `Io` (the disk
+    /// is full) and `TimedOut`. Else those of [`detach`](Self::detach).
+    #[tracing::instrument(skip_all, fields(%volume))]
+    pub fn detach_volume(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let turn = journal.turn(volume, None, deadline)?;
+        let record = turn.record().ok_or_else(|| unknown(volume))?;
+        self.detach_in_turn(&turn, record, how, deadline)
+    }
+
+    pub(super) fn detach_in_turn(
+        &self,
+        turn: &Arc<Turn>,
+        record: Record,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let operation = Operation::Detach {
+            abandon_unwritten: how.abandon,
+        };
+        let intent = Record {
+            intent: Some(Intent::now(operation)),
+            ..record.clone()
+        };
+        turn.write(intent, deadline)?;
+        let failure = match self.detach_all(turn, &record, how, deadline) {
+            Ok(detachment) => {
+                turn.remove(deadline)?;
+                return Ok(detachment);
+            }
+            Err(failure) => failure,
+        };
+        let receipt = &failure.receipt;
+        let in_part = receipt.paths.iter().any(|path| path.gone)
+            || receipt.map.as_ref().is_some_and(|map| map.gone);
+        if failure.kind() != ErrorKind::TimedOut
+            && !in_part
+            && let Err(error) = turn.write(record, deadline)
+        {
+            tracing::warn!(%error, "the intent stays in the journal");
+        }
+        Err(failure)
+    }
+
+    fn detach_all(
+        &self,
+        turn: &Turn,
+        record: &Record,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        if let Some(name) = record.names().first() {
+            return self.detach(how.request(DetachTarget::Unit(name.clone())), deadline);
+        }
+        if record.spec.nbd.is_none() {
+            // All that is known is where it was meant to be.
+            for device in self.at_sources(record)?.scsi {
+                turn.claim_unit(&device.cached_identity()?)?;
+            }
+        }
+        let mut done: Option<Detachment> = None;
+        for source in &record.spec.sources {
+            let mut request = how.request(source.clone());
+            if let Some(nbd) = &record.spec.nbd {
+                request = request.backend(nbd.backend.clone());
+            }
+            let detachment = self.detach(request, deadline)?;
+            if done.as_ref().is_none_or(|done| !done.changed) {
+                done = Some(detachment);
+            }
+        }
+        done.ok_or_else(|| unknown(&record.volume).into())
+    }
+
+    /// As [`resize`](Self::resize), for a volume of the journal.
+    ///
+    /// # Errors
+    /// `NotFound` where the journal has no such volume; at stage `journal` `Io`
+    /// (the disk is full) and `TimedOut`. Else those of [`resize`](Self::resize).
+    #[tracing::instrument(skip_all, fields(%volume))]
+    pub fn resize_volume(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let turn = journal.turn(volume, None, deadline)?;
+        let record = turn.record().ok_or_else(|| unknown(volume))?;
+        self.resize_in_turn(&turn, record, at_least, deadline)
+    }
+
+    pub(super) fn resize_in_turn(
+        &self,
+        turn: &Arc<Turn>,
+        record: Record,
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let target = match (record.names().first(), record.spec.sources.first()) {
+            (Some(name), _) => DetachTarget::Unit(name.clone()),
+            (None, Some(source)) => DetachTarget::Source(source.clone()),
+            (None, None) => return Err(unknown(&record.volume)),
+        };
+        let mut request = ResizeRequest::new(target);
+        if let Some(bytes) = at_least {
+            request = request.at_least(bytes);
+        }
+        let mut intent = record.clone();
+        intent.intent = Some(Intent::now(Operation::Resize { at_least }));
+        turn.write(intent, deadline)?;
+        let result = self.resize(&request, deadline);
+        let mut after = record;
+        after.intent = None;
+        match &result {
+            Ok(resized) => {
+                if let Some(outcome) = &mut after.outcome {
+                    outcome.size = resized.size;
+                }
+                turn.write(after, deadline)?;
+            }
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            Err(_) => {
+                if let Err(error) = turn.write(after, deadline) {
+                    tracing::warn!(%error, "the intent stays in the journal");
+                }
+            }
+        }
+        result
+    }
+
+    /// What is at the addresses of a volume's sources, whosever it is.
+    pub(super) fn at_sources(&self, record: &Record) -> Result<AtSources> {
+        let mut there = AtSources::default();
+        if let Some(nbd) = &record.spec.nbd {
+            there.nbd = NbdDevice::of_backend(self.roots(), &nbd.backend)?;
+            return Ok(there);
+        }
+        for source in &record.spec.sources {
+            // Not a path of a SCSI unit: the attach will say so.
+            if matches!(source, Source::Nbd(_)) {
+                continue;
+            }
+            for hctl in self.addresses_of(source)? {
+                there.scsi.extend(ScsiDevice::find(self.roots(), hctl)?);
+            }
+        }
+        Ok(there)
+    }
+}
+
+/// See [`Engine::at_sources`].
+#[derive(Debug, Default)]
+pub(super) struct AtSources {
+    pub(super) scsi: Vec<ScsiDevice>,
+    nbd: Vec<NbdDevice>,
+}
+
+impl AtSources {
+    /// Whether nothing has come since `before`.
+    fn is_part_of(&self, before: &Self) -> bool {
+        self.scsi.iter().all(|device| before.scsi.contains(device))
+            && self.nbd.iter().all(|device| before.nbd.contains(device))
+    }
+}
+
+fn unknown(volume: &VolumeId) -> Error {
+    let message = format!("the journal has no volume {volume}");
+    Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
+}

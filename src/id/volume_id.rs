@@ -1,0 +1,66 @@
+//! What the caller calls a volume.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::ParseIdError;
+
+/// The longest, in bytes; CSI allows 128 and Kubernetes 253.
+const LONGEST: usize = 253;
+
+/// The caller's own name of a volume: 1 to 253 bytes of printable text. It is a
+/// name and nothing else: `..`, `/dev/sda` or what looks like another kind of
+/// id has no meaning in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(String);
+
+impl VolumeId {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Control characters, and those that make a line read otherwise than it is:
+/// separators of lines, and changes of direction.
+fn misleads(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for VolumeId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        if (1..=LONGEST).contains(&text.len()) && !text.contains(misleads) {
+            return Ok(Self(text.to_owned()));
+        }
+        let expected = "1 to 253 bytes of printable text";
+        Err(ParseIdError::new("a volume's id", expected, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_printable_text_is_an_id_and_what_misleads_a_reader_is_none() {
+        for text in ["a", "..", "/dev/sda", "naa.5000c500a1b2c3d4", "b\u{e4}nd 1"] {
+            assert_eq!(text.parse::<VolumeId>().unwrap().as_str(), text);
+        }
+        assert!("x".repeat(253).parse::<VolumeId>().is_ok());
+        let long = "\u{e4}".repeat(127);
+        for text in ["", "a\nb", "a\0", "\u{1b}[2J", "a\u{202e}b", &long] {
+            assert!(text.parse::<VolumeId>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! The journal on a machine that is a directory: what is refused, what is set
+//! aside, what is never trusted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
+
+mod machine;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lunbd::engine::journal::{FaultKind, Operation, Record};
+use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions};
+use lunbd::error::Stage;
+use lunbd::id::VolumeId;
+use lunbd::{AttachRequest, Deadline, Engine, Error, ErrorKind, Roots};
+use machine::Machine;
+use serde_json::{Value, json};
+
+const NAME: &str = "naa.5000c500a1b2c3d4";
+const OTHER_NAME: &str = "naa.5000c500a1b2c3d5";
+const ATTACHED: &str = "scsi:0:0:0:1";
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+fn id(text: &str) -> VolumeId {
+    text.parse().unwrap()
+}
+
+/// A record as it is on the disk, of a SCSI unit that is attached.
+fn attached(volume: &str, source: &str, name: &str) -> Value {
+    json!({
+        "volume": volume,
+        "spec": {
+            "sources": [source], "expect": null, "min_paths": 1, "multipath": "prefer",
+            "nbd": null,
+        },
+        "intent": null,
+        "outcome": {
+            "node": "/dev/sdb", "devno": "8:16", "diskseq": "17", "size": 1_048_576,
+            "names": [name], "map": null, "nbd_index": null, "at": "2026-11-21T03:00:00Z",
+        },
+    })
+}
+
+/// The same, with something under way and nothing read back yet.
+fn begun(volume: &str, source: &str, operation: &Value) -> Value {
+    let mut record = attached(volume, source, NAME);
+    record["intent"] = json!({ "operation": operation, "begun_at": "2026-11-21T03:00:00Z" });
+    record["outcome"] = Value::Null;
+    record
+}
+
+fn sealed(record: &Value) -> Vec<u8> {
+    Record::seal(&serde_json::to_vec_pretty(record).unwrap())
+}
+
+/// A machine with the directory of a journal that somebody has used.
+struct Node {
+    machine: Machine,
+    engine: Engine,
+}
+
+impl Node {
+    fn new() -> Self {
+        let machine = Machine::new();
+        machine.host(0);
+        machine.write("run/lunbd/journal/journal.lock", "");
+        let engine = Engine::start(machine.roots()).unwrap();
+        Self { machine, engine }
+    }
+
+    fn with(records: &[Value]) -> Self {
+        let node = Self::new();
+        for record in records {
+            let name = format!("{}.json", record["volume"].as_str().unwrap());
+            fs::write(node.file(&name), sealed(record)).unwrap();
+        }
+        node
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.machine.path("run/lunbd/journal").join(name)
+    }
+
+    /// The names in the journal's directory, without the lock.
+    fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.machine.path("run/lunbd/journal")).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "journal.lock")
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn open(&self) -> Journal {
+        self.engine.open_journal(soon()).unwrap()
+    }
+
+    fn attach(&self, journal: &Journal, volume: &str, request: &AttachRequest) -> Error {
+        let result = self
+            .engine
+            .attach_volume(journal, &id(volume), request, soon());
+        result.unwrap_err()
+    }
+
+    /// Whether nothing was scanned.
+    fn is_untouched(&self) -> bool {
+        self.machine
+            .read("sys/class/scsi_host/host0/scan")
+            .is_empty()
+    }
+}
+
+fn scsi(source: &str) -> AttachRequest {
+    AttachRequest::new(source.parse::<lunbd::Source>().unwrap())
+}
+
+#[test]
+fn a_record_reads_back_as_it_was_written_and_is_readable() {
+    let bytes = sealed(&attached("pvc-1", ATTACHED, NAME));
+    let record = Record::parse(&bytes).unwrap();
+    assert_eq!(record.volume, id("pvc-1"));
+    assert_eq!(record.outcome.as_ref().unwrap().names[0].to_string(), NAME);
+    assert_eq!(Record::parse(&record.to_bytes().unwrap()), Ok(record));
+    let begun = begun(
+        "v",
+        ATTACHED,
+        &json!({ "detach": { "abandon_unwritten": true } }),
+    );
+    let intent = Record::parse(&sealed(&begun)).unwrap().intent.unwrap();
+    let abandon_unwritten = true;
+    assert_eq!(intent.operation, Operation::Detach { abandon_unwritten });
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(text.starts_with("lunbd-journal 1 sha256:") && text.contains("\n  \"volume\""));
+}
+
+#[test]
+fn a_record_cut_at_any_byte_or_with_any_bit_flipped_is_none() {
+    let bytes = sealed(&attached("pvc-1", ATTACHED, NAME));
+    for length in 0..bytes.len() {
+        let fault = Record::parse(&bytes[..length]).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Torn, "{length}: {}", fault.text);
+    }
+    for place in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut bytes = bytes.clone();
+            bytes[place] ^= 1 << bit;
+            assert!(Record::parse(&bytes).is_err(), "byte {place}, bit {bit}");
+        }
+    }
+    let mut longer = bytes;
+    longer.push(b'\n');
+    assert_eq!(Record::parse(&longer).unwrap_err().kind, FaultKind::Torn);
+}
+
+#[test]
+fn a_file_cut_at_any_byte_is_set_aside_and_no_volume_comes_of_it() {
+    let node = Node::new();
+    let bytes = sealed(&attached("pvc-1", ATTACHED, NAME));
+    for length in (0..bytes.len()).step_by(7) {
+        fs::write(node.file("pvc-1.json"), &bytes[..length]).unwrap();
+        let journal = node.open();
+        assert_eq!(journal.records(), [], "{length}");
+        let [problem] = journal.problems() else {
+            panic!("{:?}", journal.problems());
+        };
+        assert_eq!(problem.kind, FaultKind::Torn);
+        assert_eq!(fs::read(&problem.file).unwrap(), &bytes[..length]);
+        fs::remove_file(&problem.file).unwrap();
+        assert_eq!(node.files(), [] as [&str; 0]);
+    }
+}
+
+#[test]
+fn what_is_no_record_is_set_aside_whole_reported_again_and_never_deleted() {
+    let node = Node::new();
+    let good = sealed(&attached("pvc-1", ATTACHED, NAME));
+    let newer = [b"lunbd-journal 2 crc:1\n", &good[..]].concat();
+    let no_source = {
+        let mut record = attached("empty", ATTACHED, NAME);
+        record["spec"]["sources"] = json!([]);
+        sealed(&record)
+    };
+    for (name, bytes, kind) in [
+        ("newer.json", &newer, FaultKind::Newer),
+        ("pvc-2.json", &good, FaultKind::Foreign),
+        ("notes", &b"remember the milk".to_vec(), FaultKind::Foreign),
+        ("empty.json", &no_source, FaultKind::Foreign),
+    ] {
+        fs::write(node.file(name), bytes).unwrap();
+        fs::write(node.file(&format!("{name}.set-aside-0")), "an older one").unwrap();
+        let journal = node.open();
+        assert_eq!(journal.records(), [], "{name}");
+        let aside = node.file(&format!("{name}.set-aside-1"));
+        let problem = journal
+            .problems()
+            .iter()
+            .find(|problem| problem.file == aside);
+        assert_eq!(problem.unwrap().kind, kind, "{name}");
+        assert_eq!(&fs::read(&aside).unwrap(), bytes);
+    }
+    fs::create_dir(node.file("folder.json")).unwrap();
+    let kinds = |journal: &Journal| -> Vec<FaultKind> {
+        journal
+            .problems()
+            .iter()
+            .map(|problem| problem.kind)
+            .collect()
+    };
+    let found = kinds(&node.open());
+    assert_eq!(
+        found
+            .iter()
+            .filter(|&&kind| kind == FaultKind::Foreign)
+            .count(),
+        1
+    );
+    let again = kinds(&node.open());
+    assert_eq!(again, [FaultKind::SetAsideEarlier; 9]);
+}
+
+#[test]
+fn a_crash_before_the_rename_leaves_the_old_record() {
+    let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
+    let new = sealed(&attached("pvc-1", "scsi:0:0:0:2", OTHER_NAME));
+    for length in [0, 30, new.len()] {
+        fs::write(node.file("pvc-1.json.new"), &new[..length]).unwrap();
+        let journal = node.open();
+        let record = journal.record(&id("pvc-1")).unwrap();
+        assert_eq!(record.spec.sources[0].to_string(), ATTACHED);
+        assert_eq!(journal.problems(), []);
+        assert_eq!(node.files(), ["pvc-1.json"]);
+    }
+}
+
+#[test]
+fn a_directory_that_holds_something_else_is_refused_and_left_as_it_is() {
+    let machine = Machine::new();
+    machine.write("etc/passwd.json", "{}");
+    let engine = Engine::start(machine.roots()).unwrap();
+    let error = engine
+        .open_journal_at(&machine.path("etc"), soon())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(machine.read("etc/passwd.json"), "{}");
+    assert!(!machine.path("etc/journal.lock").exists());
+}
+
+const PLACE: &str = "LUNBD_TEST_HOLDS_JOURNAL";
+
+/// The other process of the next test.
+#[test]
+fn another_process() {
+    let Some(place) = std::env::var_os(PLACE) else {
+        return;
+    };
+    let engine = Engine::start(Roots::below(Path::new(&place))).unwrap();
+    let _journal = engine.open_journal(soon()).unwrap();
+    println!("\nholds it");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn two_processes_on_one_journal_and_the_second_is_told_who_holds_it_until_it_dies() {
+    let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "another_process", "--nocapture"])
+        .env(PLACE, node.machine.path(""))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "holds it"));
+    let error = node.engine.open_journal(soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Journal));
+    let holder = format!("held by process {}", other.id());
+    assert_eq!(error.last_seen(), Some(&*holder));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(node.open().records().len(), 1);
+}
+
+#[test]
+fn two_volumes_on_one_device_are_refused_with_both_names_before_anything_is_done() {
+    let nbd = |backend: &str| {
+        let mut record = attached("nbd", "nbd://192.0.2.1/a", NAME);
+        record["outcome"] = Value::Null;
+        record["spec"]["nbd"] = json!({
+            "backend": backend, "index": null, "connections": 1, "read_only": false,
+            "io_timeout_ms": 30_000, "dead_connection_timeout_ms": 300_000,
+        });
+        record
+    };
+    let node = Node::with(&[attached("first", ATTACHED, NAME), nbd("shared")]);
+    node.machine.write("proc/sys/kernel/osrelease", "6.1.0\n");
+    let journal = node.open();
+    let before = journal.records();
+    assert_eq!(before.len(), 2);
+    let with_backend = NbdOptions::default().backend("shared".parse().unwrap());
+    for (owner, request) in [
+        ("first", scsi(ATTACHED)),
+        (
+            "first",
+            scsi("scsi:0:0:0:9").path(ATTACHED.parse::<lunbd::Source>().unwrap()),
+        ),
+        ("first", scsi("scsi:0:0:0:9").expect(NAME.parse().unwrap())),
+        ("nbd", scsi("nbd://192.0.2.1/a").nbd(NbdOptions::default())),
+        ("nbd", scsi("nbd://192.0.2.2/b").nbd(with_backend)),
+    ] {
+        let error = node.attach(&journal, "second", &request);
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Journal), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("volume {owner},")), "{text}");
+        assert!(text.contains("volume second "), "{text}");
+    }
+    assert!(node.is_untouched());
+    assert_eq!(journal.records(), before);
+    assert_eq!(node.files(), ["first.json", "nbd.json"]);
+}
+
+#[test]
+fn one_volume_from_two_sources_or_as_two_units_is_refused_with_both() {
+    let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
+    let journal = node.open();
+    let error = node.attach(&journal, "pvc-1", &scsi("scsi:0:0:0:2"));
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(ATTACHED) && text.contains("scsi:0:0:0:2"),
+        "{text}"
+    );
+
+    let request = scsi(ATTACHED).expect(OTHER_NAME.parse().unwrap());
+    let error = node.attach(&journal, "pvc-1", &request);
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(NAME) && text.contains(OTHER_NAME), "{text}");
+    assert!(node.is_untouched());
+}
+
+#[test]
+fn an_attach_that_finds_nothing_leaves_no_record() {
+    let node = Node::new();
+    let journal = node.open();
+    let error = node.attach(&journal, "pvc-1", &scsi(ATTACHED));
+    assert_eq!(error.stage(), Some(Stage::Scan), "{error}");
+    assert!(!node.is_untouched());
+    assert_eq!(journal.records(), []);
+    assert_eq!(node.files(), [] as [&str; 0]);
+    let missing = node
+        .engine
+        .detach_volume(&journal, &id("pvc-1"), &DetachVolume::default(), soon())
+        .unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_foreign() {
+    let detach = json!({ "detach": { "abandon_unwritten": false } });
+    let mut half_detached = begun("c-detach", "scsi:0:0:0:3", &detach);
+    half_detached["outcome"] = attached("", "", OTHER_NAME)["outcome"].clone();
+    let node = Node::with(&[
+        begun("a-attach", ATTACHED, &json!("attach")),
+        attached("b-attached", "scsi:0:0:0:2", NAME),
+        half_detached,
+    ]);
+    node.machine.disk("0:0:0:77", "sdz");
+    let journal = node.open();
+    let recovery = node.engine.recover(&journal, soon()).unwrap();
+    let of = |place: usize| &recovery.volumes[place];
+    assert_eq!(of(0).condition, Condition::Gone, "{recovery:?}");
+    assert!(matches!(of(0).action, Action::Undone), "{recovery:?}");
+    // A session that is down brings its devices again.
+    assert_eq!(of(1).condition, Condition::Gone, "{recovery:?}");
+    assert!(matches!(of(1).action, Action::Nothing), "{recovery:?}");
+    assert_eq!(of(2).condition, Condition::Gone, "{recovery:?}");
+    assert!(matches!(of(2).action, Action::Finished), "{recovery:?}");
+    assert_eq!(node.files(), ["b-attached.json"]);
+    assert!(!recovery.is_whole());
+
+    let foreign: Vec<&str> = recovery.foreign.iter().map(|f| &*f.device).collect();
+    assert_eq!(foreign, ["scsi:0:0:0:77"]);
+    assert_eq!(node.machine.read("sys/devices/fake/0:0:0:77/delete"), "");
+    assert!(node.is_untouched());
+
+    let volume = id("b-attached");
+    let how = DetachVolume::default();
+    node.engine
+        .detach_volume(&journal, &volume, &how, soon())
+        .unwrap();
+    assert_eq!(node.files(), [] as [&str; 0]);
+    assert!(node.engine.recover(&journal, soon()).unwrap().is_whole());
+}

@@ -1,0 +1,55 @@
+//! A disk with no room under the journal, in a program of its own: the limit
+//! that stands for it is the whole process's.
+#![allow(clippy::unwrap_used, reason = "a test panics to fail")]
+
+#[expect(dead_code, reason = "other tests use the rest")]
+mod machine;
+
+use std::fs;
+use std::time::Duration;
+
+use lunbd::error::Stage;
+use lunbd::{AttachRequest, Deadline, Engine, Source};
+use machine::Machine;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+
+/// No file may grow (`RLIMIT_FSIZE`): a write fails with `EFBIG`, as it does
+/// with `ENOSPC` on a full disk, once the signal that comes with it is blocked.
+/// A file system that is full for real is in `vm-tests/`.
+#[test]
+fn an_attach_that_cannot_be_written_down_is_refused_before_the_scan() {
+    let machine = Machine::new();
+    machine.host(0);
+    let engine = Engine::start(machine.roots()).unwrap();
+    let deadline = || Deadline::after(Duration::from_secs(10));
+    let journal = engine.open_journal(deadline()).unwrap();
+    let source: Source = "scsi:0:0:0:1".parse().unwrap();
+    let request = AttachRequest::new(source);
+    let volume = "pvc-1".parse().unwrap();
+    let scan = "sys/class/scsi_host/host0/scan";
+
+    let mut signal = SigSet::empty();
+    signal.add(Signal::SIGXFSZ);
+    signal.thread_block().unwrap();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+    setrlimit(Resource::RLIMIT_FSIZE, 64, hard).unwrap();
+    let refused = engine.attach_volume(&journal, &volume, &request, deadline());
+    setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
+
+    let error = refused.unwrap_err();
+    assert_eq!(error.stage(), Some(Stage::Journal), "{error}");
+    assert_eq!(
+        error.errno(),
+        Some(nix::errno::Errno::EFBIG as i32),
+        "{error}"
+    );
+    assert_eq!(machine.read(scan), "");
+    assert_eq!(journal.records(), []);
+    let files = fs::read_dir(journal.directory()).unwrap();
+    assert_eq!(files.count(), 1, "the lock alone");
+
+    let error = engine.attach_volume(&journal, &volume, &request, deadline());
+    assert_eq!(error.unwrap_err().stage(), Some(Stage::Scan));
+    assert_eq!(machine.read(scan), "0 0 1");
+}
