@@ -90,6 +90,14 @@
 //! dead; so the old link is ended first, and a read that comes back is the
 //! proof.
 //!
+//! # After a crash
+//!
+//! With the feature `journal` an agent names its volumes: `Engine::attach_volume`
+//! and `Engine::detach_volume` write down what they are about to do before they
+//! do it, and `Engine::recover`, called once at the next start, finds every
+//! volume by its identity and finishes or undoes what was begun. The journal
+//! holds intent; what stands is read from the kernel.
+//!
 //! # Waiting
 //!
 //! Every call that can wait takes a [`Deadline`], which covers the whole call. A

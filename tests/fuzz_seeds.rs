@@ -60,3 +60,9 @@ fn no_seed_breaks_the_iscsi_discovery() {
 fn no_seed_breaks_the_netlink_messages() {
     run("netlink_decode", entry::netlink_decode);
 }
+
+#[cfg(feature = "journal")]
+#[test]
+fn no_seed_breaks_the_journals_records() {
+    run("journal_record", entry::journal_record);
+}

@@ -400,3 +400,33 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
     assert_eq!(node.files(), [] as [&str; 0]);
     assert!(node.engine.recover(&journal, soon()).unwrap().is_whole());
 }
+
+#[test]
+fn a_begun_attach_at_another_volumes_device_is_undone_and_the_device_left_alone() {
+    let node = Node::new();
+    node.machine.disk("0:0:0:1", "sdb");
+    // Page 83h with one NAA name of the unit.
+    let page = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
+    fs::write(node.machine.path("sys/devices/fake/0:0:0:1/vpd_pg83"), page).unwrap();
+    for (file, text) in [("vendor", "LIO-ORG\n"), ("model", "disk\n")] {
+        node.machine
+            .write(&format!("sys/devices/fake/0:0:0:1/{file}"), text);
+    }
+    for (name, record) in [
+        ("owner.json", attached("owner", "scsi:0:0:0:7", NAME)),
+        ("late.json", begun("late", ATTACHED, &json!("attach"))),
+    ] {
+        fs::write(node.file(name), sealed(&record)).unwrap();
+    }
+    let journal = node.open();
+    let recovery = node.engine.recover(&journal, soon()).unwrap();
+    let late = &recovery.volumes[0];
+    assert_eq!(
+        (late.volume.as_str(), late.condition),
+        ("late", Condition::Gone)
+    );
+    assert!(matches!(late.action, Action::Undone), "{late:?}");
+    assert_eq!(node.files(), ["owner.json"]);
+    assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+    assert!(recovery.foreign.is_empty(), "{:?}", recovery.foreign);
+}

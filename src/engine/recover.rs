@@ -132,6 +132,7 @@ impl Engine {
     /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
     /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
     /// | | nothing | `Gone` | undone: nobody was given a device. Where it was attached before, the record says only that again |
+    /// | | another volume's device | `Gone` | undone, and the device is left alone |
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
     /// | | nothing | `Gone` | the detach is proven and the record goes |
     /// | a resize was begun | the unit answers | `HalfAttached` | resized |
@@ -185,7 +186,7 @@ impl Engine {
             }
         };
         let record = turn.record()?;
-        let seen = match self.look(&record, deadline) {
+        let seen = match self.look(&turn, &record, deadline) {
             Ok(seen) => seen,
             Err(error) => {
                 let seen = "it could not be looked for".to_owned();

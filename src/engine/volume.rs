@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attach::UnitClaim;
-use super::detach::{DetachRequest, DetachTarget, Detachment};
+use super::detach::{DetachRequest, DetachTarget, Detachment, Place};
 use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSpec};
 use super::phases::StageObserver;
 use super::receipt::DetachFailure;
@@ -159,7 +159,9 @@ impl Engine {
 
     /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
     /// found by the names that were read back, wherever they are now; its record
-    /// goes when nothing of it is left.
+    /// goes when nothing of it is left. Where no attach came to its end, and no
+    /// name was expected, its sources are detached; another volume's device that
+    /// is there is left alone.
     ///
     /// A refusal leaves the record as it was. What was detached in part, or has
     /// timed out, stays there as a detach that was begun, and a repeated detach
@@ -167,9 +169,8 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` where the journal has no such volume, and so also where its
-    /// detach was proven before; `InUse` where all that is known of the volume is
-    /// an address, and another volume is there; at stage `journal` `Io` (the disk
-    /// is full) and `TimedOut`. Else those of [`detach`](Self::detach).
+    /// detach was proven before; at stage `journal` `Io` (the disk is full) and
+    /// `TimedOut`. Else those of [`detach`](Self::detach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn detach_volume(
         &self,
@@ -227,17 +228,20 @@ impl Engine {
         if let Some(name) = record.names().first() {
             return self.detach(how.request(DetachTarget::Unit(name.clone())), deadline);
         }
-        if record.spec.nbd.is_none() {
-            // All that is known is where it was meant to be.
-            for device in self.at_sources(record)?.scsi {
-                turn.claim_unit(&device.cached_identity()?)?;
-            }
-        }
-        let mut done: Option<Detachment> = None;
+        let mut done = None;
         for source in &record.spec.sources {
             let mut request = how.request(source.clone());
             if let Some(nbd) = &record.spec.nbd {
                 request = request.backend(nbd.backend.clone());
+            } else if self.leads_to_another(turn, source)? {
+                // All that is known is where it was meant to be, and it is not
+                // what is there.
+                let nowhere = Place::Scsi {
+                    hctl: None,
+                    name: None,
+                };
+                done.get_or_insert(Detachment::unchanged(nowhere));
+                continue;
             }
             let detachment = self.detach(request, deadline)?;
             if done.as_ref().is_none_or(|done| !done.changed) {
@@ -245,6 +249,16 @@ impl Engine {
             }
         }
         done.ok_or_else(|| unknown(&record.volume).into())
+    }
+
+    /// Whether what is at a source's addresses is another volume's.
+    fn leads_to_another(&self, turn: &Turn, source: &Source) -> Result<bool> {
+        for device in self.at_source(source)? {
+            if turn.is_anothers(&device.cached_identity()?) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// As [`resize`](Self::resize), for a volume of the journal.
@@ -312,13 +326,19 @@ impl Engine {
             return Ok(there);
         }
         for source in &record.spec.sources {
-            // Not a path of a SCSI unit: the attach will say so.
-            if matches!(source, Source::Nbd(_)) {
-                continue;
-            }
-            for hctl in self.addresses_of(source)? {
-                there.scsi.extend(ScsiDevice::find(self.roots(), hctl)?);
-            }
+            there.scsi.extend(self.at_source(source)?);
+        }
+        Ok(there)
+    }
+
+    fn at_source(&self, source: &Source) -> Result<Vec<ScsiDevice>> {
+        let mut there = Vec::new();
+        // No path of a SCSI unit, as the attach will say.
+        if matches!(source, Source::Nbd(_)) {
+            return Ok(there);
+        }
+        for hctl in self.addresses_of(source)? {
+            there.extend(ScsiDevice::find(self.roots(), hctl)?);
         }
         Ok(there)
     }

@@ -4,8 +4,11 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+#[cfg(feature = "journal")]
+use lunbd::engine::journal::Record;
 use lunbd::id::{
-    DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdUri, Portal, SessionId, Wwid, Wwpn,
+    DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdUri, Portal, SessionId, VolumeId,
+    Wwid, Wwpn,
 };
 use lunbd::iscsi::pdu::{DEFAULT_DATA, HEADER, Lengths, Response};
 use lunbd::iscsi::text::pairs;
@@ -200,6 +203,19 @@ pub(crate) fn id(bytes: &[u8]) {
     roundtrip::<IscsiUri>(text);
     roundtrip::<FcUri>(text);
     roundtrip::<Source>(text);
+    roundtrip::<VolumeId>(text);
+}
+
+/// A file of the journal, and the same bytes below a first line that is right.
+#[cfg(feature = "journal")]
+pub(crate) fn journal_record(bytes: &[u8]) {
+    for bytes in [bytes.to_vec(), Record::seal(bytes)] {
+        if let Ok(record) = Record::parse(&bytes) {
+            assert!(!record.spec.sources.is_empty());
+            let again = record.to_bytes().map(|bytes| Record::parse(&bytes));
+            assert!(again.is_ok_and(|again| again.as_ref() == Ok(&record)));
+        }
+    }
 }
 
 /// A message of NBD's netlink family, after the byte that is its command; what

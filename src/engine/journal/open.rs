@@ -60,11 +60,19 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
 /// `InvalidInput` where the directory holds something and is no journal: what
 /// is in it would be set aside; `InUse` where another has it.
 fn hold(directory: &Path) -> Result<Flock<File>> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|error| Error::io("cannot make the journal's directory", directory, &error))?;
+    let failed =
+        |error: &std::io::Error| Error::io("cannot make the journal's directory", directory, error);
+    if !directory.exists() {
+        let parent = directory
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(|error| failed(&error))?;
+        let mut private = DirBuilder::new();
+        let made = private.recursive(true).mode(0o700).create(directory);
+        made.map_err(|error| failed(&error))?;
+        sync(parent)?;
+    }
     let path = directory.join(LOCK);
     if !path.exists() && !names(directory)?.is_empty() {
         let message = format!("the directory is no journal: it is not empty and has no {LOCK}");

@@ -104,6 +104,13 @@ impl Turn {
         Ok(())
     }
 
+    /// Whether the unit is another volume's.
+    pub(in crate::engine) fn is_anothers(&self, identity: &Identity) -> bool {
+        let table = self.shared.table();
+        let mut others = table.others(&self.volume);
+        others.any(|other| conflict::with_unit(&self.volume, identity, other).is_err())
+    }
+
     /// Writes the record.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use super::{Action, Condition, Foreign};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::heal::{HealOutcome, Healing};
-use crate::engine::journal::{Operation, Outcome, Record};
+use crate::engine::journal::{Operation, Outcome, Record, Turn};
 use crate::engine::unit::{KnownPath, Standing};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source, Wwid};
@@ -81,7 +81,7 @@ pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Conditio
 }
 
 impl Engine {
-    pub(super) fn look(&self, record: &Record, deadline: Deadline) -> Result<Seen> {
+    pub(super) fn look(&self, turn: &Turn, record: &Record, deadline: Deadline) -> Result<Seen> {
         if let Some(nbd) = &record.spec.nbd {
             return Ok(match self.nbd_of(&nbd.backend)? {
                 Some(device) => Seen::Answers {
@@ -102,7 +102,8 @@ impl Engine {
         if record.outcome.is_none() {
             // Nobody has asked it who it is yet: what is at its address may be it.
             for device in self.at_sources(record)?.scsi {
-                if !seeds.contains(&device) {
+                let anothers = turn.is_anothers(&device.cached_identity()?);
+                if !anothers && !seeds.contains(&device) {
                     seeds.push(device);
                 }
             }
