@@ -97,7 +97,9 @@ impl AttachRequest {
 /// Asked of a SCSI unit as soon as it has said who it is, and before it is
 /// handed out: a refusal takes down again what the attach brought.
 #[derive(Clone)]
-pub(super) struct UnitClaim(pub(super) Arc<dyn Fn(&Identity) -> Result<()> + Send + Sync>);
+pub(super) struct UnitClaim(pub(super) Arc<Claim>);
+
+type Claim = dyn Fn(&Identity) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for UnitClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -225,10 +225,8 @@ impl Engine {
         match operation {
             None => self.look_after(record, condition, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
-                let how = match abandon_unwritten {
-                    true => DetachVolume::default().abandon_unwritten(),
-                    false => DetachVolume::default(),
-                };
+                let mut how = DetachVolume::default();
+                how.abandon = abandon_unwritten;
                 // Refused, it is attached, and nobody is to detach it later.
                 let attached = Record {
                     intent: None,

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use lunbd::engine::journal::Record;
 use lunbd::engine::{Action, Condition, DetachVolume, Journal, Recovered};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
@@ -91,7 +92,7 @@ impl Place {
     fn is_clean(&self) {
         assert_eq!(guest::entries(&self.0), ["journal.lock"]);
         let mut leases = guest::entries(LEASES);
-        leases.retain(|name| name.ends_with(".lock"));
+        leases.retain(|name| Path::new(name).extension() == Some("lock".as_ref()));
         assert_eq!(leases, [] as [&str; 0]);
     }
 }
@@ -326,6 +327,54 @@ fn a_unit_that_is_another_device_now_is_changed_and_left_alone() {
     drop(journal);
     place.detach();
     assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_unit_whose_paths_are_silent_is_left_alone_until_they_answer() {
+    let target = ScsiDebug::with_luns(4);
+    let place = Place::new();
+    let engine = engine();
+    let journal = place.open(&engine);
+    attach(&engine, &journal, unit(&target, 1));
+    let state = target.device_dir(1).join("state");
+    fs::write(&state, "offline").unwrap();
+    let silent = engine.recover(&journal, soon()).unwrap();
+    is(&silent.volumes[0], Condition::LinkDead, "nothing");
+    fs::write(&state, "running").unwrap();
+    let whole = engine.recover(&journal, soon()).unwrap();
+    is(&whole.volumes[0], Condition::Complete, "nothing");
+    drop(journal);
+    place.detach();
+}
+
+#[test]
+fn a_resize_is_written_down_and_one_that_was_begun_is_finished() {
+    let target = ScsiDebug::with_luns(4);
+    let place = Place::new();
+    let engine = engine();
+    let journal = place.open(&engine);
+    let attached = attach(&engine, &journal, unit(&target, 1));
+    target.set("virtual_gb", 1);
+    let resized = engine
+        .resize_volume(&journal, &volume(), None, soon())
+        .unwrap();
+    assert!(resized.size > attached.size);
+    let size = |place: &Place| place.record().unwrap()["outcome"]["size"].clone();
+    assert_eq!(size(&place), resized.size);
+    drop(journal);
+
+    let mut record = place.record().unwrap();
+    assert!(record["intent"].is_null());
+    record["intent"] = serde_json::json!({
+        "operation": { "resize": { "at_least": null } }, "begun_at": "2026-11-21T03:00:00Z",
+    });
+    let body = serde_json::to_vec(&record).unwrap();
+    fs::write(place.0.join("pvc-1.json"), Record::seal(&body)).unwrap();
+    target.set("virtual_gb", 2);
+    is(&place.recover(), Condition::HalfAttached, "finished");
+    assert!(size(&place).as_u64().unwrap() > resized.size);
+    is(&place.recover(), Condition::Complete, "nothing");
+    place.detach();
 }
 
 #[test]

@@ -52,8 +52,8 @@ impl Seen {
         match (self, operation) {
             (Self::Nothing, _) => Condition::Gone,
             (_, Some(Operation::Detach { .. })) => Condition::HalfDetached,
-            (_, Some(Operation::Attach)) => Condition::HalfAttached,
-            (Self::Answers { .. }, Some(Operation::Resize { .. })) => Condition::HalfAttached,
+            (_, Some(Operation::Attach))
+            | (Self::Answers { .. }, Some(Operation::Resize { .. })) => Condition::HalfAttached,
             (
                 Self::Answers {
                     handed_out: true, ..
@@ -139,7 +139,7 @@ impl Engine {
                 }
                 Standing::Live(identity) => live.push(format!("{hctl} is {identity}")),
                 Standing::Silent(was) => {
-                    silent.push(format!("{hctl}, scanned as {was}, is silent"))
+                    silent.push(format!("{hctl}, scanned as {was}, is silent"));
                 }
             }
         }
