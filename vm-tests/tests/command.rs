@@ -38,7 +38,9 @@ fn attach_list_and_detach_tell_of_the_same_disk() {
         .collect();
     assert_eq!(
         stages,
-        ["resolve", "lock", "scan", "probe", "identify", "settle"]
+        [
+            "resolve", "lock", "scan", "probe", "identify", "lock", "settle", "map"
+        ]
     );
 
     let listed = json(&guest::lunbd(&["list", "--json"]).stdout);

@@ -180,7 +180,10 @@ pub(crate) struct Heal {
 pub(crate) struct Detach {
     /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
     /// of the unit as in --expect.
-    #[arg(value_name = "SOURCE|DEVICE|unit:ID", required_unless_present = "volume")]
+    #[arg(
+        value_name = "SOURCE|DEVICE|unit:ID",
+        required_unless_present = "volume"
+    )]
     pub(crate) target: Option<DetachTarget>,
 
     /// A volume of the journal, in place of the target.

@@ -108,7 +108,7 @@ impl Engine {
                 }
             }
         }
-        let paths = self.paths_of(&BTreeSet::new(), &seeds, deadline)?;
+        let paths = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
                 Some(map) => Seen::Silent(format!("the map {} stands without paths", map.name())),
