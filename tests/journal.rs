@@ -5,7 +5,7 @@
 mod machine;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -261,7 +261,7 @@ fn another_process() {
     };
     let engine = Engine::start(Roots::below(Path::new(&place))).unwrap();
     let _journal = engine.open_journal(soon()).unwrap();
-    println!("\nholds it");
+    writeln!(std::io::stdout(), "\nholds it").unwrap();
     loop {
         std::thread::park();
     }
