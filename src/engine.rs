@@ -1,6 +1,8 @@
 //! Attach and detach: the only place where the rooms below are put together.
 //! Start reading at [`attach`](Engine::attach).
 
+#[cfg(feature = "journal")]
+mod at_sources;
 mod attach;
 mod attach_nbd;
 mod attach_scsi;

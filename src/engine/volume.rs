@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::at_sources::AtSources;
 use super::attach::UnitClaim;
 use super::detach::{DetachRequest, DetachTarget, Detachment, Place};
 use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSpec};
@@ -12,10 +13,8 @@ use super::resize::{ResizeRequest, Resized};
 use super::{AttachRequest, Attachment, Engine};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Source, VolumeId};
+use crate::id::VolumeId;
 use crate::kernel::machine;
-use crate::nbd::NbdDevice;
-use crate::scsi::ScsiDevice;
 
 /// How a volume is detached.
 #[derive(Debug, Clone, Default)]
@@ -251,16 +250,6 @@ impl Engine {
         done.ok_or_else(|| unknown(&record.volume).into())
     }
 
-    /// Whether what is at a source's addresses is another volume's.
-    fn leads_to_another(&self, turn: &Turn, source: &Source) -> Result<bool> {
-        for device in self.at_source(source)? {
-            if turn.is_anothers(&device.cached_identity()?) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     /// As [`resize`](Self::resize), for a volume of the journal.
     ///
     /// # Errors
@@ -316,46 +305,6 @@ impl Engine {
             }
         }
         result
-    }
-
-    /// What is at the addresses of a volume's sources, whosever it is.
-    pub(super) fn at_sources(&self, record: &Record) -> Result<AtSources> {
-        let mut there = AtSources::default();
-        if let Some(nbd) = &record.spec.nbd {
-            there.nbd = NbdDevice::of_backend(self.roots(), &nbd.backend)?;
-            return Ok(there);
-        }
-        for source in &record.spec.sources {
-            there.scsi.extend(self.at_source(source)?);
-        }
-        Ok(there)
-    }
-
-    fn at_source(&self, source: &Source) -> Result<Vec<ScsiDevice>> {
-        let mut there = Vec::new();
-        // No path of a SCSI unit, as the attach will say.
-        if matches!(source, Source::Nbd(_)) {
-            return Ok(there);
-        }
-        for hctl in self.addresses_of(source)? {
-            there.extend(ScsiDevice::find(self.roots(), hctl)?);
-        }
-        Ok(there)
-    }
-}
-
-/// See [`Engine::at_sources`].
-#[derive(Debug, Default)]
-pub(super) struct AtSources {
-    pub(super) scsi: Vec<ScsiDevice>,
-    nbd: Vec<NbdDevice>,
-}
-
-impl AtSources {
-    /// Whether nothing has come since `before`.
-    fn is_part_of(&self, before: &Self) -> bool {
-        self.scsi.iter().all(|device| before.scsi.contains(device))
-            && self.nbd.iter().all(|device| before.nbd.contains(device))
     }
 }
 
