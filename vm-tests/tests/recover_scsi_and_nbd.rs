@@ -337,10 +337,10 @@ fn a_unit_whose_paths_are_silent_is_left_alone_until_they_answer() {
     let journal = place.open(&engine);
     attach(&engine, &journal, unit(&target, 1));
     let state = target.device_dir(1).join("state");
-    fs::write(&state, "offline").unwrap();
+    fs::write(&state, "offline\n").unwrap();
     let silent = engine.recover(&journal, soon()).unwrap();
     is(&silent.volumes[0], Condition::LinkDead, "nothing");
-    fs::write(&state, "running").unwrap();
+    fs::write(&state, "running\n").unwrap();
     let whole = engine.recover(&journal, soon()).unwrap();
     is(&whole.volumes[0], Condition::Complete, "nothing");
     drop(journal);
