@@ -30,8 +30,8 @@ fn a_list_of_a_thousand_targets_comes_in_pdus_that_are_cut_anywhere() {
     let target = Target::one(|talk| {
         talk.until_question()?;
         let list = list_of(1000);
-        let parts: Vec<_> = list.as_bytes().chunks(7001).collect();
-        let (last, parts) = parts.split_last().unwrap();
+        let chunks: Vec<_> = list.as_bytes().chunks(7001).collect();
+        let (end, parts) = chunks.split_last().unwrap();
         for (number, part) in parts.iter().enumerate() {
             let tag = u32::try_from(number).unwrap();
             let mut header = talk.answer(0x24, CONTINUE);
@@ -46,7 +46,7 @@ fn a_list_of_a_thousand_targets_comes_in_pdus_that_are_cut_anywhere() {
             )?;
             talk.must(talk.data.is_empty(), "no text")?;
         }
-        talk.text(FINAL, NO_TAG, last)?;
+        talk.text(FINAL, NO_TAG, end)?;
         talk.answer_logout()
     });
     let found = ask(target.portal()).unwrap();
@@ -179,7 +179,8 @@ fn a_goodbye_that_is_not_answered_does_not_cost_the_list() {
         talk.until_question()?;
         talk.text(FINAL, NO_TAG, list_of(2).as_bytes())?;
         talk.take(0x46)?;
-        talk.hang()
+        talk.hang();
+        Ok(())
     });
     let began = Instant::now();
     assert_eq!(ask(target.portal()).unwrap().len(), 2);

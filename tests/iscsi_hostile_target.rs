@@ -81,8 +81,8 @@ fn a_length_beyond_what_was_declared_is_refused_before_a_byte_of_it_is_read() {
 fn floods_end_at_their_limits() {
     let error = refused(|talk| {
         talk.take(0x43)?;
-        let keys: String = (0..65).map(|at| format!("X-{at}=1\0")).collect();
-        talk.login(TO_OPERATIONAL, &keys)
+        let keys: Vec<_> = (0..65).map(|at| format!("X-{at}=1\0")).collect();
+        talk.login(TO_OPERATIONAL, &keys.concat())
     });
     assert_broken(&error, Stage::Login, "the number of keys");
     // Text that goes on and on, with and without a byte in it.
@@ -359,7 +359,8 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        talk.hang()
+        talk.hang();
+        Ok(())
     };
     let in_login: Script = Box::new(move |talk| {
         talk.take(0x43)?;
@@ -372,7 +373,10 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
         talk.until_question()?;
         dribble(talk, pdu(talk.answer(0x24, FINAL), &[b'x'; 100]))
     });
-    let silent: Script = Box::new(Talk::hang);
+    let silent: Script = Box::new(|talk| {
+        talk.hang();
+        Ok(())
+    });
     for (script, stage) in [
         (in_login, Stage::Login),
         (in_list, Stage::Discover),

@@ -48,7 +48,9 @@ impl Algorithm {
     pub fn response(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
         fn hash<D: Digest>(parts: [&[u8]; 3]) -> Vec<u8> {
             let mut digest = D::new();
-            parts.iter().for_each(|part| digest.update(part));
+            for part in parts {
+                digest.update(part);
+            }
             digest.finalize().to_vec()
         }
         let parts = [&[identifier][..], secret.bytes(), challenge];

@@ -301,7 +301,9 @@ mod tests {
         #[test]
         fn what_is_written_is_read(keys in proptest::collection::vec("[A-Za-z][A-Za-z0-9.+@_-]{0,62}", 0..8), value in "[ -~]{0,300}") {
             let mut text = Text::default();
-            keys.iter().for_each(|key| text.push(key, &value));
+            for key in &keys {
+                text.push(key, &value);
+            }
             let found = all(text.as_bytes()).unwrap();
             prop_assert_eq!(found.iter().map(|pair| pair.key).collect::<Vec<_>>(), keys);
             prop_assert!(found.iter().all(|pair| pair.value == value));

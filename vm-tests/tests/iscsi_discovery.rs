@@ -3,6 +3,7 @@
 #![allow(
     missing_docs,
     clippy::unwrap_used,
+    clippy::panic,
     clippy::expect_used,
     reason = "a test panics to fail"
 )]
@@ -12,7 +13,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use lunbd::error::Stage;
-use lunbd::iscsi::{Credentials, DiscoveredTarget, DiscoveryOptions, Secret, discover};
+use lunbd::iscsi::pdu::Isid;
+use lunbd::iscsi::{
+    Credentials, DiscoveredTarget, DiscoveryOptions, LoginOptions, Parameters, Secret, SessionKind,
+    discover, log_in,
+};
 use lunbd::{Deadline, ErrorKind, Result};
 use vm_tests::guest;
 use vm_tests::guest::iscsi_target::{DiscoveryAuth, IscsiTarget, PORTALS};
@@ -113,9 +118,9 @@ fn what_is_listening_is_seen_by_the_count_of_connections() {
 
 #[test]
 fn a_list_that_takes_several_pdus_is_whole() {
-    // 150 of 330 bytes and more; one PDU holds 32 KiB.
+    // 110 of 310 bytes and more; one PDU holds 32 KiB.
     let name = |at: usize| format!("{IQN}-{at:03}-{}", "x".repeat(180));
-    let targets: Vec<_> = (0..150).map(|at| IscsiTarget::new(&name(at))).collect();
+    let targets: Vec<_> = (0..110).map(|at| IscsiTarget::new(&name(at))).collect();
     let mut found = ask(PORTALS[2], None).unwrap();
     found.sort_by(|a, b| a.iqn.cmp(&b.iqn));
     let names: Vec<_> = found.iter().map(|target| target.iqn.as_str()).collect();
@@ -158,6 +163,59 @@ fn a_target_must_know_its_own_secret_where_that_is_asked_for() {
 fn who_wants_proof_does_not_go_without_on_a_list_that_is_open_to_all() {
     let _target = IscsiTarget::new(IQN);
     refused(Some(mutual(TARGET.1)));
+    no_connection_is_left();
+}
+
+fn login(target: &str) -> LoginOptions {
+    let offer = Parameters {
+        header_digest: true,
+        ..Parameters::offer()
+    };
+    let kind = SessionKind::Normal(target.parse().unwrap());
+    let isid = Isid([0x80, 1, 2, 3, 0, 0]);
+    LoginOptions::new(INITIATOR.parse().unwrap(), kind, isid).offer(offer)
+}
+
+#[test]
+fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of_it() {
+    let _target = IscsiTarget::new(IQN);
+    let deadline = Deadline::after(LIMIT);
+    let portal = PORTALS[2].parse().unwrap();
+    let connection = log_in(&portal, &login(IQN), deadline).unwrap();
+    let session = &connection.session;
+    assert_ne!(session.tsih, 0);
+    assert_eq!((session.group, &connection.portal), (Some(1), &portal));
+    let wants = |key: &str| {
+        let path = format!("/sys/kernel/config/target/iscsi/{IQN}/tpgt_1/param/{key}");
+        fs::read_to_string(&path).expect(&path).trim().to_owned()
+    };
+    let number = |key: &str| wants(key).parse::<u32>().unwrap();
+    let expected = Parameters {
+        header_digest: wants("HeaderDigest").starts_with("CRC32C"),
+        data_digest: false,
+        max_recv_data_segment_length: Parameters::offer().max_recv_data_segment_length,
+        max_xmit_data_segment_length: number("MaxRecvDataSegmentLength"),
+        initial_r2t: wants("InitialR2T") == "Yes",
+        immediate_data: wants("ImmediateData") == "Yes",
+        max_burst_length: number("MaxBurstLength"),
+        first_burst_length: number("FirstBurstLength"),
+        max_outstanding_r2t: number("MaxOutstandingR2T"),
+        max_connections: 1,
+        default_time2wait: number("DefaultTime2Wait"),
+        default_time2retain: 0,
+        data_pdu_in_order: true,
+        data_sequence_in_order: true,
+        error_recovery_level: 0,
+    };
+    assert_eq!(session.parameters, expected);
+    assert!(expected.header_digest, "LIO takes digests");
+    assert!(guest::entries("/sys/class/iscsi_session").is_empty());
+    drop(connection);
+
+    let absent = log_in(&portal, &login("iqn.2026-01.example:absent"), deadline);
+    let absent = absent.unwrap_err();
+    // LIO does not tell it from one that is down.
+    assert_eq!(absent.kind(), ErrorKind::NotReady, "{absent}");
     no_connection_is_left();
 }
 

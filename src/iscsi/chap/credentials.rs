@@ -123,15 +123,13 @@ impl Credentials {
             let (key, value) = line.split_at(at.unwrap_or(line.len()));
             let field = FIELDS.iter().position(|field| field.as_bytes() == key);
             let slot = field.and_then(|field| values.get_mut(field));
-            match (slot, value.get(1..)) {
-                (Some(slot @ None), Some(value)) => *slot = Some(value),
-                _ => {
-                    let number = number + 1;
-                    let expected = "expected each of user=, secret=, target_user= and \
-                                    target_secret= at most once";
-                    return Err(invalid(&format!("line {number}: {expected}")));
-                }
-            }
+            let (Some(slot @ None), Some(value)) = (slot, value.get(1..)) else {
+                let number = number + 1;
+                let expected = "expected each of user=, secret=, target_user= and target_secret= \
+                                at most once";
+                return Err(invalid(&format!("line {number}: {expected}")));
+            };
+            *slot = Some(value);
         }
         Self::of(values)?.ok_or_else(|| invalid("no line user=NAME and no line secret=SECRET"))
     }

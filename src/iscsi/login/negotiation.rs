@@ -92,19 +92,16 @@ impl<'a> Negotiation<'a> {
         if self.more {
             return Ok((text, None));
         }
-        self.asked_for = match self.stage {
-            LoginStage::Security => {
-                let last = self.identify(&mut text)?;
-                last.then_some(LoginStage::Operational)
+        self.asked_for = if self.stage == LoginStage::Security {
+            let last = self.identify(&mut text)?;
+            last.then_some(LoginStage::Operational)
+        } else {
+            if !self.offered {
+                self.offered = true;
+                let options = self.options;
+                options.offer.write(&options.kind, &mut text);
             }
-            _ => {
-                if !self.offered {
-                    self.offered = true;
-                    let options = self.options;
-                    options.offer.write(&options.kind, &mut text);
-                }
-                Some(LoginStage::FullFeature)
-            }
+            Some(LoginStage::FullFeature)
         };
         for (key, answer) in self.answers.drain(..) {
             text.push(&key, answer);
@@ -239,9 +236,10 @@ impl<'a> Negotiation<'a> {
         }
         // An answer is not answered.
         if let Answer::Value(_) = pair.answer() {
-            let answer = match NORMAL.contains(&pair.key) {
-                true => "Irrelevant",
-                false => "NotUnderstood",
+            let answer = if NORMAL.contains(&pair.key) {
+                "Irrelevant"
+            } else {
+                "NotUnderstood"
             };
             self.answers.push((pair.key.to_owned(), answer));
         }
