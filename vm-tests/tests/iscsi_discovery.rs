@@ -5,6 +5,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::expect_used,
+    clippy::panic,
     reason = "a test panics to fail"
 )]
 
@@ -194,7 +195,8 @@ fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of
         header_digest: wants("HeaderDigest").starts_with("CRC32C"),
         data_digest: false,
         max_recv_data_segment_length: Parameters::offer().max_recv_data_segment_length,
-        max_xmit_data_segment_length: number("MaxRecvDataSegmentLength"),
+        // What LIO declares is not its MaxRecvDataSegmentLength, but this or ours.
+        max_xmit_data_segment_length: number("MaxXmitDataSegmentLength").min(262_144),
         initial_r2t: wants("InitialR2T") == "Yes",
         immediate_data: wants("ImmediateData") == "Yes",
         max_burst_length: number("MaxBurstLength"),
