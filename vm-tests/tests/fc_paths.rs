@@ -39,7 +39,7 @@ fn at(fabric: &FcFabric, lun: u64) -> Source {
 }
 
 fn by_name(store: &Store) -> DetachTarget {
-    store.wwid().parse().unwrap()
+    format!("unit:{}", store.wwid()).parse().unwrap()
 }
 
 /// The LUNs that the initiator's host has.

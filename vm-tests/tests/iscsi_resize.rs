@@ -199,7 +199,8 @@ fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
     let request = ResizeRequest::new(over(&target, &[0]));
     let error = engine.resize(&request, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    let name = store.wwid().parse::<DetachTarget>().unwrap();
+    let name = format!("unit:{}", store.wwid());
+    let name = name.parse::<DetachTarget>().unwrap();
     let error = engine
         .resize(&ResizeRequest::new(name), soon())
         .unwrap_err();
