@@ -21,11 +21,18 @@ pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, 
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Who is spoken with, in errors.
 const PEER: &str = "the iSCSI target";
 
 fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
     Error::broken(PEER, field, found, expected)
+}
+
+fn random(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|error| {
+        let message = format!("the kernel gives no random bytes: {error}");
+        Error::new(ErrorKind::Io, message)
+    })
 }

@@ -28,6 +28,11 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
             "as in 500ms, 30s or 2m",
         ),
         (&["detach", "sda"], "the path of a disk's node"),
+        (&["discover", "::1"], "an IPv6 address in brackets"),
+        (
+            &["discover", "h", "--initiator", "me"],
+            "iqn.YYYY-MM.DOMAIN",
+        ),
         (&["conquer"], "unrecognized subcommand"),
     ] {
         let output = lunbd(arguments);
@@ -95,4 +100,26 @@ fn list_and_doctor_answer_in_json_on_any_machine() {
     let ready = report["ready"].as_bool().unwrap();
     assert_eq!(doctor.status.code(), Some(if ready { 0 } else { 8 }));
     assert!(report["checks"].as_array().unwrap().len() > 5);
+}
+
+#[test]
+fn where_no_portal_listens_discover_says_so_and_a_broken_file_of_secrets_is_not_shown() {
+    let me = ["--initiator", "iqn.2026-01.example:me"];
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let portal = unused.local_addr().unwrap().to_string();
+    drop(unused);
+    let output = lunbd(&[&["discover", &portal, "--json"], &me[..]].concat());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = failure(&output);
+    assert_eq!(error["kind"], "unreachable");
+    assert_eq!(error["stage"], "dial");
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "user=me\nhush-hush\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let output = lunbd(&[&["discover", &portal, "--chap-file", path], &me[..]].concat());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("line 2") && text.contains(path), "{text}");
+    assert!(!text.contains("hush"), "{text}");
 }

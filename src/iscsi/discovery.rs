@@ -9,7 +9,7 @@ use super::login::{LoginOptions, Outcome, Parameters, SessionKind, agree, log_in
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
 use super::text::{Gathered, Text, pairs};
 use super::wire::Wire;
-use super::{PEER, broken};
+use super::{PEER, broken, random};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal};
@@ -126,12 +126,7 @@ pub fn discover_over(
 fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
     // 10b in the first two bits: the rest is random (RFC 7143, 11.12.5).
     let mut isid = [0; 6];
-    getrandom::fill(&mut isid[1..]).map_err(|error| {
-        Error::new(
-            ErrorKind::Io,
-            format!("the kernel gives no random bytes: {error}"),
-        )
-    })?;
+    random(&mut isid[1..])?;
     isid[0] = 0x80;
     let offer = Parameters {
         max_recv_data_segment_length: IN_ONE,

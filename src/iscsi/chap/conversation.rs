@@ -3,7 +3,7 @@
 use super::{Algorithm, Credentials, Secret, decode_binary, encode_binary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::text::{Pair, Text};
-use crate::iscsi::{PEER, broken};
+use crate::iscsi::{PEER, broken, random};
 
 /// Of a challenge, in bytes (RFC 7143, 12.1.3).
 const LONGEST_CHALLENGE: usize = 1024;
@@ -163,21 +163,16 @@ impl Challenge {
 
     /// Our challenge for who sent this one.
     fn counter(&self) -> Result<Self> {
-        let mut random = vec![0; 1 + self.algorithm.length()];
-        getrandom::fill(&mut random).map_err(|error| {
-            Error::new(
-                ErrorKind::Io,
-                format!("the kernel gives no random bytes: {error}"),
-            )
-        })?;
-        let identifier = random.pop().unwrap_or_default();
-        if random == self.bytes {
+        let mut bytes = vec![0; 1 + self.algorithm.length()];
+        random(&mut bytes)?;
+        let identifier = bytes.pop().unwrap_or_default();
+        if bytes == self.bytes {
             return Err(refused("foresaw our challenge"));
         }
         Ok(Self {
             algorithm: self.algorithm,
             identifier,
-            bytes: random,
+            bytes,
         })
     }
 }
