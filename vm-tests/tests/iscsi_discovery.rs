@@ -3,7 +3,6 @@
 #![allow(
     missing_docs,
     clippy::unwrap_used,
-    clippy::panic,
     clippy::expect_used,
     clippy::panic,
     reason = "a test panics to fail"
