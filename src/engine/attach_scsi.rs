@@ -6,7 +6,7 @@ use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, Uni
 use super::bring::{Brought, Lost};
 use super::lease::Lease;
 use super::phases::Phases;
-use super::{Engine, undo};
+use super::{Engine, lost, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Lun, Source, Wwid};
@@ -134,6 +134,11 @@ impl Engine {
             disk = map.disk().clone();
             settled = (proof.how, proof.links.clone());
         }
+        let changed = unit.paths.iter().any(|path| path.changed);
+        if changed {
+            // Whoever takes the unit anew begins with what is on it.
+            lost::sweep(roots, &identity.names, true);
+        }
         let (how, links) = settled;
         Ok(Attachment {
             source: request.source.clone(),
@@ -145,7 +150,7 @@ impl Engine {
             links: blockdev::links_to(roots, disk.devno(), &links),
             settled: how,
             phases: Vec::new(),
-            changed: unit.paths.iter().any(|path| path.changed),
+            changed,
             unit: Unit::Scsi {
                 identity,
                 paths: unit.paths.iter().map(|path| path.facts(roots)).collect(),

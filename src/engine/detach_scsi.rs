@@ -88,7 +88,8 @@ impl Engine {
         match gone {
             Ok(()) => {
                 let mut doubts = way.wait_for_those_leaving(deadline)?;
-                doubts.extend(lost::sweep(self.roots(), &way.names));
+                let names = &way.receipt.names;
+                doubts.extend(lost::sweep(self.roots(), names, request.abandon));
                 Ok(detachment(way.receipt, doubts, wanted))
             }
             Err(error) => Err(DetachFailure::new(error, way.receipt)),

@@ -5,7 +5,6 @@
 //! written down for as long as this life of the disk lasts, and no later flush
 //! of it, of whatever process, is taken for a proof.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -100,9 +99,11 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     identity.unwrap_or_default().names
 }
 
-/// Takes away the marks on lives of this unit that are over: of disks that the
-/// kernel removed by itself, as after `dev_loss_tmo`. Returns what they said.
-pub(super) fn sweep(roots: &Roots, unit: &BTreeSet<Wwid>) -> Vec<String> {
+/// What the marks say on lives of this unit that are over: of disks that the
+/// kernel removed by itself, as after `dev_loss_tmo`. They are taken away when
+/// the loss is `acknowledged`, by an abandoning detach or by a new attach; those
+/// of nobody's unit at once.
+pub(super) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<String> {
     let folder = roots.run.join("lunbd");
     let mut said = Vec::new();
     for mark in sysfs::names(&folder).unwrap_or_default() {
@@ -119,9 +120,12 @@ pub(super) fn sweep(roots: &Roots, unit: &BTreeSet<Wwid>) -> Vec<String> {
         };
         let note = Note::parse(&sysfs::read(&path).unwrap_or_default());
         let of_unit = note.names.iter().any(|name| unit.contains(name));
-        if !lives && (of_unit || note.names.is_empty()) {
+        if lives {
+            continue;
+        }
+        said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
+        if note.names.is_empty() || (of_unit && acknowledged) {
             let _swept_by_another = fs::remove_file(path);
-            said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         }
     }
     said
@@ -168,15 +172,15 @@ mod tests {
         lost().clear();
         assert_eq!(lost().read().unwrap(), None);
         lost().set(&Error::new(ErrorKind::Io, "no"));
-        sweep(&roots, &BTreeSet::new());
+        sweep(&roots, &[], false);
         assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
         let seventh = lost();
         fs::write(dir.join("diskseq"), "8\n").unwrap();
-        sweep(&roots, &BTreeSet::new());
+        sweep(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
         seventh.set(&Error::new(ErrorKind::Io, "no"));
         fs::remove_dir_all(&dir).unwrap();
-        sweep(&roots, &BTreeSet::new());
+        sweep(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
         let gone = Lost {
             path: roots.run.join("lunbd/lost-sda-7"),
