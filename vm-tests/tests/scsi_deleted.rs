@@ -177,7 +177,6 @@ fn a_device_deleted_at_any_stage_of_its_detach_is_gone_and_the_receipt_says_what
             let start = Instant::now();
             let result = engine.detach(request, Deadline::after(2 * LIMIT));
             let took = start.elapsed();
-            println!("dirty: {dirty}, deleted at {stage} {nth}: {result:?}");
             assert!(took < LIMIT, "{took:?}");
             assert!(acted.once());
             assert_eq!(target.devices(), [] as [&str; 0]);
@@ -200,7 +199,10 @@ fn a_device_deleted_at_any_stage_of_its_detach_is_gone_and_the_receipt_says_what
             assert!(!flushed || matches!(stage, Stage::Flush | Stage::Delete));
             assert!(flushed || !receipt.notes.is_empty());
             let early = matches!(stage, Stage::Lock | Stage::Identify | Stage::Resolve);
-            assert_eq!(changed, !early);
+            // Before the flush had begun, or under it.
+            if stage != Stage::Flush {
+                assert_eq!(changed, !early);
+            }
         }
     }
     assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
