@@ -139,6 +139,11 @@ impl Lanes {
         calls.iter().map(Call::describe).collect()
     }
 
+    /// Whether a call at `stage` for the device runs or waits.
+    pub(crate) fn is_under_way(&self, hctl: Hctl, stage: Stage) -> bool {
+        self.register().is_under_way(hctl, stage)
+    }
+
     /// Whether a call at `stage` on the device has not come back.
     pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
         let register = self.register();

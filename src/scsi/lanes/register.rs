@@ -90,6 +90,11 @@ impl Register {
             .or_else(|| self.against_host(hctl.host))
     }
 
+    pub(super) fn is_under_way(&self, hctl: Hctl, stage: Stage) -> bool {
+        let mut calls = self.calls.values();
+        calls.any(|call| call.hctl == hctl && call.stage == stage)
+    }
+
     pub(super) fn stuck(&self) -> impl Iterator<Item = &Call> {
         self.calls.values().filter(|call| call.stuck)
     }
