@@ -313,9 +313,9 @@ impl Way<'_> {
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let mut leaving = ScsiDevice::leaving(self.engine.roots())?;
         loop {
-            // What this process deletes now is another unit's: this one is ours.
-            let is_ours = |hctl| self.engine.lanes.is_under_way(hctl, Stage::Delete);
-            leaving.retain(|device| device.is_there() && !is_ours(device.hctl()));
+            // What this process works on now is another unit's: this one is ours.
+            let lanes = &self.engine.lanes;
+            leaving.retain(|device| device.is_there() && !lanes.is_at_work_on(device.hctl()));
             if leaving.is_empty() || patience.has_passed() {
                 break;
             }

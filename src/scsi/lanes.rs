@@ -139,9 +139,9 @@ impl Lanes {
         calls.iter().map(Call::describe).collect()
     }
 
-    /// Whether a call at `stage` for the device runs or waits.
-    pub(crate) fn is_under_way(&self, hctl: Hctl, stage: Stage) -> bool {
-        self.register().is_under_way(hctl, stage)
+    /// Whether this process scans or deletes the device, or is about to.
+    pub(crate) fn is_at_work_on(&self, hctl: Hctl) -> bool {
+        self.register().is_at_work_on(hctl)
     }
 
     /// Whether a call at `stage` on the device has not come back.

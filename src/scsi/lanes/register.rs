@@ -90,9 +90,9 @@ impl Register {
             .or_else(|| self.against_host(hctl.host))
     }
 
-    pub(super) fn is_under_way(&self, hctl: Hctl, stage: Stage) -> bool {
+    pub(super) fn is_at_work_on(&self, hctl: Hctl) -> bool {
         let mut calls = self.calls.values();
-        calls.any(|call| call.hctl == hctl && call.stage == stage)
+        calls.any(|call| call.hctl == hctl && call.on_host)
     }
 
     pub(super) fn stuck(&self) -> impl Iterator<Item = &Call> {
