@@ -147,9 +147,12 @@ impl Engine {
 /// Whether the kernel has scanned the unit of these names there, by a name that
 /// no other unit can have.
 fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
-    let identity = scanned_as(device)?;
-    let strongest = identity.wwid().filter(|name| name.is_registered());
-    Ok(strongest.is_some_and(|name| names.contains(name)))
+    let strongest = match device.cached_name() {
+        Err(_) if !device.is_there() => None,
+        result => result?,
+    };
+    let registered = strongest.filter(Wwid::is_registered);
+    Ok(registered.is_some_and(|name| names.contains(&name)))
 }
 
 /// What the kernel scanned at a device; nothing where it is gone.
@@ -169,6 +172,7 @@ pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use super::*;
     use crate::kernel::Roots;
@@ -181,8 +185,10 @@ mod tests {
         let mut page = vec![0, 0x83, 0, length + 4, 2, kind, 0, length];
         page.extend(designator);
         for hctl in ["2:0:0:1", "3:0:0:1"] {
-            let dir = roots.sysfs.join("bus/scsi/devices").join(hctl);
+            let (dir, bus) = (roots.sysfs.join("devices").join(hctl), "bus/scsi/devices");
             fs::create_dir_all(&dir).unwrap();
+            fs::create_dir_all(roots.sysfs.join(bus)).unwrap();
+            symlink(&dir, roots.sysfs.join(bus).join(hctl)).unwrap();
             fs::write(dir.join("vpd_pg83"), &page).unwrap();
             fs::write(dir.join("state"), "running\n").unwrap();
         }

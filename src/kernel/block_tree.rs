@@ -1,10 +1,10 @@
 //! All block devices of the machine, and what is stacked on what, in one look.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::{Roots, sysfs};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::id::DevNo;
 
 /// The whole disks and what is stacked on them. As large as the machine, so it
@@ -27,7 +27,7 @@ impl BlockTree {
         let block = roots.sysfs.join("block");
         let mut tree = Self::default();
         for name in sysfs::names(&block)? {
-            if let Some(dir) = follow(&block.join(&name))? {
+            if let Some(dir) = sysfs::follow(&block.join(&name))? {
                 tree.dirs.insert(name, dir);
             }
         }
@@ -40,7 +40,7 @@ impl BlockTree {
                 let below = if tree.dirs.contains_key(&slave) {
                     Some(slave)
                 } else {
-                    follow(&slaves.join(slave))?.and_then(|dir| tree.disk_at(&dir))
+                    sysfs::follow(&slaves.join(slave))?.and_then(|dir| tree.disk_at(&dir))
                 };
                 if let Some(below) = below {
                     tree.above.entry(below).or_default().insert(name.clone());
@@ -86,7 +86,7 @@ impl BlockTree {
     /// The disk that has this number, or a partition of this number.
     pub(crate) fn disk_of(&self, roots: &Roots, devno: DevNo) -> Result<Option<String>> {
         let link = roots.sysfs.join("dev/block").join(devno.to_string());
-        Ok(follow(&link)?.and_then(|dir| self.disk_at(&dir)))
+        Ok(sysfs::follow(&link)?.and_then(|dir| self.disk_at(&dir)))
     }
 
     /// A partition's directory is in its disk's.
@@ -98,31 +98,6 @@ impl BlockTree {
         });
         disk.map(str::to_owned)
     }
-}
-
-/// Where a link of sysfs leads, by one system call: the kernel writes what it
-/// leads to with no further link in it. `None` where it is absent.
-pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
-    let target = match std::fs::read_link(link) {
-        Ok(target) => target,
-        Err(error) => {
-            let error = Error::io("cannot resolve", link, &error);
-            return match error.kind() {
-                crate::error::ErrorKind::Vanished => Ok(None),
-                _ => Err(error),
-            };
-        }
-    };
-    let mut path = link.to_owned();
-    path.pop();
-    for component in target.components() {
-        if component == Component::ParentDir {
-            path.pop();
-        } else {
-            path.push(component);
-        }
-    }
-    Ok(Some(path))
 }
 
 #[cfg(test)]

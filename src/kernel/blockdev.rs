@@ -107,10 +107,13 @@ impl BlockDevice {
         self.dir.join("partition").exists()
     }
 
-    /// The partitions of a disk.
+    /// The partitions of a disk, whose names begin with the disk's
+    /// (`block/partitions/core.c`, `add_partition`).
     pub fn partitions(&self) -> Result<Vec<Self>> {
         let mut partitions = Vec::new();
-        for name in sysfs::names(&self.dir)? {
+        let mut names = sysfs::names(&self.dir)?;
+        names.retain(|name| name.starts_with(&self.name));
+        for name in names {
             let dir = self.dir.join(name);
             if dir.join("partition").exists() {
                 partitions.extend(Self::at(&dir)?);

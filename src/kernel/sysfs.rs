@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use nix::errno::Errno;
@@ -118,6 +118,32 @@ pub fn resolve(link: &Path) -> Result<Option<PathBuf>> {
         Err(error) if gone(&error) => Ok(None),
         Err(error) => Err(Error::io("cannot resolve", link, &error)),
     }
+}
+
+/// Where a link of sysfs leads, by one system call: the kernel writes what it
+/// leads to with no further link in it, so none is left where `link`'s own
+/// directory has none. `None` where it is absent.
+pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
+    let target = match fs::read_link(link) {
+        Ok(target) => target,
+        Err(error) => {
+            return if gone(&error) {
+                Ok(None)
+            } else {
+                Err(Error::io("cannot resolve", link, &error))
+            };
+        }
+    };
+    let mut path = link.to_owned();
+    path.pop();
+    for component in target.components() {
+        if component == Component::ParentDir {
+            path.pop();
+        } else {
+            path.push(component);
+        }
+    }
+    Ok(Some(path))
 }
 
 fn gone(error: &io::Error) -> bool {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::identity::{Identity, Pages};
 use super::state::State;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, HostNo};
+use crate::id::{Hctl, HostNo, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 
@@ -71,10 +71,15 @@ impl ScsiDevice {
     /// All devices, in the order of their addresses.
     pub fn all(roots: &Roots) -> Result<Vec<Self>> {
         let mut devices = Vec::new();
-        for name in sysfs::names(&roots.sysfs.join("bus/scsi/devices"))? {
+        let Some(bus) = sysfs::resolve(&roots.sysfs.join("bus/scsi/devices"))? else {
+            return Ok(devices);
+        };
+        for name in sysfs::names(&bus)? {
             // Hosts and targets are listed there too.
-            if let Ok(hctl) = name.parse() {
-                devices.extend(Self::find(roots, hctl)?);
+            if let Ok(hctl) = name.parse()
+                && let Some(dir) = sysfs::follow(&bus.join(name))?
+            {
+                devices.extend(Self::at(hctl, dir));
             }
         }
         devices.sort_by_key(|device| device.hctl);
@@ -84,6 +89,8 @@ impl ScsiDevice {
     /// The devices that the kernel is taking away, by whosever hand: they are off
     /// the bus, and their disk's last write and SYNCHRONIZE CACHE are still to come
     /// (`drivers/base/core.c`, `device_del`). Who they are cannot be read any more.
+    /// One that is just coming looks the same, until it [is on the
+    /// bus](Self::is_on_bus).
     pub(crate) fn leaving(roots: &Roots) -> Result<Vec<Self>> {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
@@ -132,6 +139,14 @@ impl ScsiDevice {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Whether the bus lists this life of the device: from a moment after its
+    /// directory has come until its removal begins, and never again after that
+    /// (`drivers/base/core.c`, `device_add` and `device_del`).
+    pub(crate) fn is_on_bus(&self, roots: &Roots) -> bool {
+        let link = roots.sysfs.join("bus/scsi/devices");
+        fs::metadata(link.join(self.hctl.to_string())).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
     /// Whether sysfs still shows this life of the device.
@@ -195,6 +210,12 @@ impl ScsiDevice {
     /// neither.
     pub fn cached_identity(&self) -> Result<Identity> {
         Identity::read(self)
+    }
+
+    /// The strongest name in the kernel's copy of page 83h alone: one read, for
+    /// who looks at many devices.
+    pub(crate) fn cached_name(&self) -> Result<Option<Wwid>> {
+        Ok(Identity::of_page_83(self)?.into_iter().next())
     }
 
     /// Its block device; `None` where the driver has not brought it yet, and

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
+use std::thread;
 
 use super::identity::{Identity, Pages};
 use super::state::State;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq, Hctl};
-use crate::kernel::block_tree::{BlockTree, follow};
+use crate::kernel::block_tree::BlockTree;
 use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::{Roots, sysfs};
 
@@ -56,19 +57,22 @@ impl<'a> Facts<'a> {
         for name in sysfs::names(&bus)? {
             if let Ok(hctl) = name.parse()
                 && !found.contains_key(&hctl)
-                && let Some(device) = follow(&bus.join(name))?
+                && let Some(device) = sysfs::follow(&bus.join(name))?
             {
                 found.insert(hctl, (Cow::Owned(device), None));
             }
         }
-        let facts = found
+        let places: Vec<Place<'a>> = found
             .into_iter()
-            .filter_map(|(hctl, (dir, disk))| Self::read(hctl, dir, disk));
-        Ok(facts.collect())
+            .map(|(hctl, (dir, disk))| Place { hctl, dir, disk })
+            .collect();
+        at_all(&places)
     }
 
     /// `None` where it is gone, or no disk.
-    fn read(hctl: Hctl, path: Cow<'a, Path>, disk: Option<&'a str>) -> Option<Self> {
+    fn read(place: &Place<'a>) -> Option<Self> {
+        let path = place.dir.clone();
+        let (hctl, disk) = (place.hctl, place.disk);
         let mut reader = Reader::default();
         let dir = reader.keep("the device", DeviceDir::open(&path).transpose()?);
         let mut facts = Self {
@@ -115,6 +119,42 @@ impl<'a> Facts<'a> {
         facts.dir = path;
         Some(facts)
     }
+}
+
+/// Where to read.
+struct Place<'a> {
+    hctl: Hctl,
+    dir: Cow<'a, Path>,
+    disk: Option<&'a str>,
+}
+
+/// The time goes into opening files, so processors share it where there are
+/// many.
+fn at_all<'a>(places: &[Place<'a>]) -> Result<Vec<Facts<'a>>> {
+    /// What a thread must find to do to be worth its start.
+    const SHARE: usize = 500;
+    const MOST: usize = 4;
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let share = places.len().div_ceil(processors.min(MOST)).max(SHARE);
+    let read = |places: &[Place<'a>]| -> Vec<Facts<'a>> {
+        let facts = places.iter().filter_map(Facts::read);
+        facts.collect()
+    };
+    if places.len() <= share {
+        return Ok(read(places));
+    }
+    thread::scope(|scope| {
+        let threads: Vec<_> = places
+            .chunks(share)
+            .map(|share| scope.spawn(move || read(share)))
+            .collect();
+        let mut facts = Vec::with_capacity(places.len());
+        for thread in threads {
+            let died = |_| Error::new(ErrorKind::Io, "the thread of an inventory died");
+            facts.extend(thread.join().map_err(died)?);
+        }
+        Ok(facts)
+    })
 }
 
 /// See [`super::ScsiDevice::is_disk`].

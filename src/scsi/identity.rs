@@ -37,10 +37,9 @@ impl Identity {
     /// Reads page 83h, page 80h, and the standard data where a name is made of
     /// it.
     pub(super) fn read(pages: &impl Pages) -> Result<Self> {
-        let page_83 = pages.vpd(designators::PAGE)?.unwrap_or_default();
+        let mut names = Self::of_page_83(pages)?;
         let page_80 = pages.vpd(SERIAL)?.unwrap_or_default();
         let number = page_80.get(4..).unwrap_or_default();
-        let mut names = designators::names(&page_83, || pages.product())?;
         let serial = String::from_utf8_lossy(number)
             .trim_matches([' ', '\0'])
             .to_owned();
@@ -49,6 +48,12 @@ impl Identity {
         }
         let serial = Some(serial).filter(|serial| !serial.is_empty());
         Ok(Self { names, serial })
+    }
+
+    /// The names in page 83h, the strongest first.
+    pub(super) fn of_page_83(pages: &impl Pages) -> Result<Vec<Wwid>> {
+        let page = pages.vpd(designators::PAGE)?.unwrap_or_default();
+        designators::names(&page, || pages.product())
     }
 
     /// The strongest name.
