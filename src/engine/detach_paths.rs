@@ -311,11 +311,14 @@ impl Way<'_> {
     pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = Deadline::after(LEAVING_LIMIT.min(deadline.remaining()));
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-        let mut leaving = ScsiDevice::leaving(self.engine.roots())?;
+        let (roots, lanes) = (self.engine.roots(), &self.engine.lanes);
+        let mut leaving = ScsiDevice::leaving(roots)?;
         loop {
-            // What this process works on now is another unit's: this one is ours.
-            let lanes = &self.engine.lanes;
-            leaving.retain(|device| device.is_there() && !lanes.is_at_work_on(device.hctl()));
+            leaving.retain(|device| {
+                // What this process works on now is another unit's: this one is ours.
+                let anothers = lanes.is_at_work_on(device.hctl());
+                device.is_there() && !device.is_on_bus(roots) && !anothers
+            });
             if leaving.is_empty() || patience.has_passed() {
                 break;
             }

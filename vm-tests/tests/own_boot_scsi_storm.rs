@@ -19,9 +19,6 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, Roots, Source};
 use vm_tests::guest::agent::engine;
 use vm_tests::guest::{self, ScsiDebug};
 
-/// Not yet: a device that is on its way out or in beside the detach, and whose
-/// name nobody can read, keeps that from being called safe to unmap.
-const HOLDS: bool = false;
 const HOSTS: u32 = 4;
 const LUNS: u64 = 16;
 const LENGTH: Duration = Duration::from_mins(2);
@@ -99,9 +96,6 @@ fn sixty_four_luns_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_l
     guest::time_limit(Duration::from_mins(15));
     if guest::series() != "6.1" {
         guest::skip("counted on one kernel, for the run's time");
-    }
-    if !HOLDS {
-        guest::skip("does not hold yet: a detach beside many others is not called safe to unmap");
     }
     let luns = u32::try_from(LUNS).unwrap();
     let target = ScsiDebug::options().luns(luns).hosts(HOSTS).load();
