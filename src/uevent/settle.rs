@@ -126,7 +126,9 @@ pub(crate) fn settle(
         let turn = Deadline::after(turn.remaining().min(ask_again.remaining()));
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
-                if event.action == "remove" {
+                // udev's word on the removal of the device's last life may be late.
+                let seen = watch.ledger().of(&devpath);
+                if event.action == "remove" && seen.is_some_and(|seen| seen.gone) {
                     return Err(gone(dir));
                 }
                 let answered = barrier

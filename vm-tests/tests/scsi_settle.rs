@@ -10,8 +10,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
+use lunbd::engine::StageObserver;
+use lunbd::error::Stage;
 use lunbd::uevent::{HubOptions, Settled};
 use lunbd::{AttachRequest, Engine, Roots};
 use vm_tests::guest::agent::{attach, engine, soon, unit};
@@ -96,4 +99,27 @@ fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() 
     assert!(!Path::new(&record).exists());
     udevd::settle();
     assert_ne!(attachment.settled, Settled::KernelOnly);
+}
+
+#[test]
+fn udevs_late_word_on_the_last_life_of_a_disk_does_not_end_the_attach_of_the_next() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(2));
+    let first = attach(&engine, &target, 1);
+    let udev = Mutex::new(Some(udevd::stopped()));
+    fs::write(target.device_dir(1).join("delete"), "1").unwrap();
+    guest::wait_until("the first life to be gone", Duration::from_secs(20), || {
+        (!target.device_dir(1).exists()).then_some(())
+    });
+    // udevd tells of both lives then, and of the first one first.
+    let on_settle = StageObserver::new(move |stage| {
+        if stage == Stage::Settle {
+            drop(udev.lock().unwrap().take());
+        }
+    });
+    let request = AttachRequest::new(unit(&target, 1)).observe(on_settle);
+    let second = engine.attach(&request, soon()).unwrap();
+    assert_eq!(second.node, first.node);
+    assert_ne!(second.diskseq, first.diskseq);
+    assert!(!second.links.is_empty());
+    engine.detach(unit(&target, 1), soon()).unwrap();
 }
