@@ -7,6 +7,8 @@ mod attach;
 mod attach_nbd;
 mod attach_scsi;
 mod bring;
+#[cfg(feature = "journal")]
+mod causes;
 mod claim;
 mod detach;
 mod detach_nbd;
@@ -36,8 +38,10 @@ mod unit;
 mod volume;
 
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
+#[cfg(feature = "journal")]
+pub use causes::{Cause, Listening};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
-pub use heal::{HealOutcome, Healer, Healing};
+pub use heal::{HealOutcome, Healer, Healing, Treatment};
 pub use in_use::Holder;
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
@@ -49,7 +53,7 @@ pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};
 pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 #[cfg(feature = "journal")]
-pub use recover::{Action, Condition, Foreign, Recovered, Recovery};
+pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 pub use resize::{ResizeRequest, Resized};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;

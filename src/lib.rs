@@ -131,7 +131,8 @@
 //! A room uses its own floor and those below: [`error`], [`id`] and
 //! [`deadline`] are values; [`kernel`] and [`uevent`] are the doors to the
 //! kernel; [`scsi`], [`nbd`], [`iscsi`], [`transport`] and [`multipath`] are domains;
-//! [`engine`] puts them together. A test holds that.
+//! [`engine`] puts them together; `reconcile` (feature `journal`) stands above it
+//! and keeps volumes as they are wanted. A test holds that.
 
 #![forbid(unsafe_code)]
 
@@ -143,6 +144,8 @@ pub mod iscsi;
 pub mod kernel;
 pub mod multipath;
 pub mod nbd;
+#[cfg(feature = "journal")]
+pub mod reconcile;
 pub mod scsi;
 pub mod transport;
 pub mod uevent;

@@ -53,7 +53,7 @@ pub use dial::{Connection, dial, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use link::{Link, duplicate};
-pub use link_dead::{DeadLinks, LinkNotice, LinkWatch};
+pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;
 pub(crate) use served::page_size;

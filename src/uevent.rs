@@ -24,6 +24,7 @@ mod news;
 mod queue;
 mod settle;
 mod socket;
+mod stream;
 mod subscription;
 mod watch;
 
@@ -35,4 +36,5 @@ pub use mode::Mode;
 pub use news::{News, NewsWatch, UnitAttention};
 pub use settle::Settled;
 pub(crate) use settle::{Proof, devpath, settle, settle_again, settle_removal};
+pub use stream::{Stream, Waker};
 pub use watch::{Notice, Watch};

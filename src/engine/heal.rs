@@ -108,6 +108,16 @@ impl Engine {
         options: &NbdOptions,
         deadline: Deadline,
     ) -> Result<Healing> {
+        Ok(self.treatment(source, options)?.go_on(self, deadline))
+    }
+
+    /// The healing of one device in several turns: what one turn has found out,
+    /// and a read that the kernel holds until the device has a server, stay for
+    /// the next.
+    ///
+    /// # Errors
+    /// As [`heal_source`](Self::heal_source).
+    pub fn treatment(&self, source: &Source, options: &NbdOptions) -> Result<Treatment> {
         let Source::Nbd(uri) = source else {
             let message = format!("{source} is no NBD source: only those are healed");
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
@@ -117,8 +127,8 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        let mut patient = Patient::new(device, uri.clone(), backend, options.timeouts);
-        Ok(patient.treat(self, deadline))
+        let patient = Patient::new(device, uri.clone(), backend, options.timeouts);
+        Ok(Treatment(patient))
     }
 
     /// Heals links as they die, until it is dropped.
@@ -180,6 +190,18 @@ impl Engine {
                 .filter_map(|thread| thread.join().ok())
                 .collect()
         })
+    }
+}
+
+/// One NBD device under treatment: see [`Engine::treatment`].
+#[derive(Debug)]
+pub struct Treatment(Patient);
+
+impl Treatment {
+    /// Heals it, or says what stands in the way by `deadline`. Its server is
+    /// dialled until then, with growing pauses.
+    pub fn go_on(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+        self.0.treat(engine, deadline)
     }
 }
 

@@ -2,6 +2,9 @@
 //! from one to the other.
 
 mod look;
+mod survey;
+
+pub use survey::Surveyed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,7 +152,9 @@ impl Engine {
         let volumes = thread::scope(|scope| {
             let begun: Vec<_> = records
                 .iter()
-                .map(|record| scope.spawn(|| self.recover_one(journal, &record.volume, deadline)))
+                .map(|record| {
+                    scope.spawn(|| self.recover_volume(journal, &record.volume, deadline))
+                })
                 .collect();
             let ended = begun.into_iter().filter_map(|thread| thread.join().ok());
             ended.flatten().collect()
@@ -163,9 +168,10 @@ impl Engine {
         })
     }
 
-    /// `None` where the volume was detached meanwhile.
+    /// The same for one volume: looks for it, finishes or undoes what was begun,
+    /// and says so. `None` where the journal does not know it (any more).
     #[tracing::instrument(skip_all, fields(%volume))]
-    fn recover_one(
+    pub fn recover_volume(
         &self,
         journal: &Journal,
         volume: &VolumeId,

@@ -56,6 +56,8 @@ pub enum Stage {
     Resize,
     /// Writing down what is about to be done, or what was.
     Journal,
+    /// Waiting for a volume to be as it is wanted.
+    Converge,
 }
 
 impl Stage {
@@ -87,6 +89,7 @@ impl Stage {
             Self::Rescan => "rescan",
             Self::Resize => "resize",
             Self::Journal => "journal",
+            Self::Converge => "converge",
         }
     }
 }

@@ -130,6 +130,32 @@ impl LinkWatch {
     }
 }
 
+impl LinkWatch {
+    /// What ends a wait from another thread, by a [`LinkNotice::LookAgain`].
+    #[must_use]
+    pub fn waker(&self) -> LinkWaker {
+        let (subscribers, id) = (Arc::clone(&self.subscribers), self.id);
+        LinkWaker { subscribers, id }
+    }
+}
+
+/// Ends the waits of a [`LinkWatch`].
+#[derive(Debug)]
+pub struct LinkWaker {
+    subscribers: Arc<Subscribers>,
+    id: u64,
+}
+
+impl LinkWaker {
+    /// Hands the watch a [`LinkNotice::LookAgain`].
+    pub fn wake(&self) {
+        if let Some(subscriber) = self.subscribers.lock().by_id.get(&self.id) {
+            // One that is full has what ends its wait.
+            let _ = subscriber.notices.try_send(LinkNotice::LookAgain);
+        }
+    }
+}
+
 impl Drop for LinkWatch {
     fn drop(&mut self) {
         self.subscribers.lock().by_id.remove(&self.id);

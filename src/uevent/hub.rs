@@ -15,6 +15,7 @@ use super::message::Message;
 use super::mode::Mode;
 use super::news::NewsWatch;
 use super::socket::{self, DropCount, KernelSocket, Received};
+use super::stream::Stream;
 use super::subscription::Subscription;
 use super::watch::Watch;
 use crate::error::{Error, ErrorKind, Result};
@@ -117,6 +118,16 @@ impl Hub {
     #[must_use]
     pub fn watch_all(&self) -> Watch {
         Watch::new(self.subscribe(Interest::Everything))
+    }
+
+    /// Every event, for one who listens for good.
+    #[must_use]
+    pub fn stream(&self) -> Stream {
+        Stream::new(Subscription::new(
+            &self.dispatch,
+            Interest::Everything,
+            false,
+        ))
     }
 
     /// Watches what arrays report: logical units come and go, capacities

@@ -62,6 +62,10 @@ impl Subscription {
         notice
     }
 
+    pub(super) fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.queue)
+    }
+
     /// What has come already, without waiting.
     pub(super) fn try_next(&mut self) -> Option<Notice> {
         self.queue.take(Duration::ZERO)

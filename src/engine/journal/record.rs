@@ -130,7 +130,8 @@ impl Record {
 
 impl VolumeSpec {
     /// What `request` asks for.
-    pub(in crate::engine) fn of(request: &AttachRequest) -> Self {
+    #[must_use]
+    pub fn of(request: &AttachRequest) -> Self {
         let options = &request.nbd;
         let milliseconds = |limit: Duration| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let is_nbd = matches!(request.source, Source::Nbd(_));
@@ -155,7 +156,7 @@ impl VolumeSpec {
     /// # Errors
     /// `InvalidInput` where it has no source, which no record has that was
     /// written here.
-    pub(in crate::engine) fn request(&self) -> Result<AttachRequest> {
+    pub fn request(&self) -> Result<AttachRequest> {
         let mut sources = self.sources.iter().cloned();
         let Some(source) = sources.next() else {
             let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");

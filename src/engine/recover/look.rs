@@ -148,28 +148,36 @@ impl Engine {
         }
         live.extend(silent);
         let handed_out = match outcome {
-            Some(outcome) => self.is_handed_out(outcome, paths)?,
+            Some(outcome) => {
+                let disks = paths.iter().filter_map(|path| path.disk.clone());
+                let disks: Vec<BlockDevice> = disks.collect();
+                self.handed_out(outcome, &disks)?.is_some()
+            }
             None => false,
         };
         let what = live.join("; ");
         Ok(Seen::Answers { what, handed_out })
     }
 
-    /// Whether the device that was handed out is there, in the same life, and is
-    /// one of `paths` or a map of one.
-    fn is_handed_out(&self, outcome: &Outcome, paths: &[KnownPath]) -> Result<bool> {
+    /// The device that was handed out, where it is there, in the same life, and is
+    /// one of `disks`, a unit's, or a map of one.
+    pub(super) fn handed_out(
+        &self,
+        outcome: &Outcome,
+        disks: &[BlockDevice],
+    ) -> Result<Option<BlockDevice>> {
         let Some(disk) = BlockDevice::of(self.roots(), outcome.devno)? else {
-            return Ok(false);
+            return Ok(None);
         };
         if disk.diskseq()? != outcome.diskseq {
-            return Ok(false);
+            return Ok(None);
         }
         let below = match Map::of_disk(&disk)? {
             Some(map) => map.paths()?,
-            None => vec![disk],
+            None => vec![disk.clone()],
         };
-        let disks = paths.iter().filter_map(|path| path.disk.as_ref());
-        Ok(disks.into_iter().any(|disk| below.contains(disk)))
+        let is_one = disks.iter().any(|of_unit| below.contains(of_unit));
+        Ok(is_one.then_some(disk))
     }
 
     /// The disks and connected NBD devices that are no volume's.

@@ -1,0 +1,163 @@
+//! What tells that something may have changed: the kernel's events and its word
+//! that an NBD link died, handed to one listener.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::Engine;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::NbdIndex;
+use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
+use crate::uevent::{Notice, Origin, Stream, Waker};
+
+/// Why to look again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The kernel announced something of a block device or of a SCSI device.
+    Device {
+        /// Its path below `/sys`; of a disk, its SCSI address is a part of it.
+        devpath: String,
+    },
+    /// A session, a remote port or a host came, went or changed: paths may have
+    /// come back.
+    Transport,
+    /// A link of this NBD device has died.
+    LinkDead(NbdIndex),
+    /// Events may be missing: look at everything.
+    LookAgain,
+    /// Deaths of NBD links may be missing: ask every server.
+    AskAgain,
+}
+
+impl Cause {
+    fn of(notice: &Notice) -> Option<Self> {
+        let event = match notice {
+            // udev's comes for each of the kernel's.
+            Notice::Event(event) if event.origin == Origin::Kernel => event,
+            Notice::Event(_) => return None,
+            Notice::Resync => return Some(Self::LookAgain),
+        };
+        let transport = ["iscsi_", "fc_", "sas_", "scsi_host"];
+        match event.subsystem.as_str() {
+            "block" | "scsi" => Some(Self::Device {
+                devpath: event.devpath.clone(),
+            }),
+            subsystem if transport.iter().any(|of| subsystem.starts_with(of)) => {
+                Some(Self::Transport)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A listener at work, on two threads that sleep until something happens.
+/// Dropping it ends them.
+pub struct Listening {
+    end: Arc<AtomicBool>,
+    events: Waker,
+    deaths: Option<LinkWaker>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listening").finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Calls `listener` for everything that may change where a volume stands,
+    /// from now on. It is called on a thread of its own and must not wait; what
+    /// it does not take in time comes as [`Cause::LookAgain`].
+    ///
+    /// Where the kernel's word of dead NBD links cannot be had, as without the
+    /// privilege, all the rest is told.
+    ///
+    /// # Errors
+    /// `Io` where a thread cannot be had; `TimedOut`.
+    pub fn listen(
+        &self,
+        listener: impl Fn(Cause) + Send + Sync + 'static,
+        deadline: Deadline,
+    ) -> Result<Listening> {
+        let (listener, end) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
+        let stream = self.hub().stream();
+        let events = stream.waker();
+        let deaths = match DeadLinks::listen(deadline) {
+            Ok(links) => Some(links.watch(None)),
+            Err(error) if error.kind() == ErrorKind::TimedOut => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "nothing will tell when an NBD link dies");
+                None
+            }
+        };
+        let mut listening = Listening {
+            end: Arc::clone(&end),
+            events,
+            deaths: deaths.as_ref().map(LinkWatch::waker),
+            threads: Vec::new(),
+        };
+        let (told, ended) = (Arc::clone(&listener), Arc::clone(&end));
+        listening.start("lunbd-causes", move || hear(stream, &ended, &*told))?;
+        if let Some(watch) = deaths {
+            listening.start("lunbd-deaths", move || mourn(watch, &end, &*listener))?;
+        }
+        Ok(listening)
+    }
+}
+
+impl Listening {
+    fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = thread.map_err(|error| {
+            Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Release);
+        self.events.wake();
+        if let Some(deaths) = &self.deaths {
+            deaths.wake();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn forever() -> Deadline {
+    Deadline::after(Duration::MAX)
+}
+
+fn hear(mut stream: Stream, end: &AtomicBool, listener: &dyn Fn(Cause)) {
+    while let Some(notice) = stream.next(forever()) {
+        if end.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(cause) = Cause::of(&notice) {
+            listener(cause);
+        }
+    }
+}
+
+fn mourn(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn(Cause)) {
+    while let Some(notice) = watch.next(forever()) {
+        if end.load(Ordering::Acquire) {
+            return;
+        }
+        listener(match notice {
+            LinkNotice::Dead(index) => Cause::LinkDead(index),
+            LinkNotice::LookAgain => Cause::AskAgain,
+        });
+    }
+}

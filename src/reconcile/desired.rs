@@ -1,0 +1,166 @@
+//! What is wanted.
+
+mod file;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::engine::AttachRequest;
+use crate::engine::journal::VolumeSpec;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{BackendId, Source, VolumeId, Wwid};
+
+/// The volumes that are wanted, each with how it is attached. No two of them lay
+/// claim to one source, one backend id or one unit.
+///
+/// It is read from a file as well, with `serde` (TOML, JSON or any other format):
+///
+/// ```toml
+/// [[volume]]
+/// id = "pvc-1"
+/// source = "iscsi://10.0.0.1,10.0.0.2/iqn.2003-01.org.lunbd:array/1"
+/// expect = "naa.6001405a1b2c3d4e5f60718293a4b5c6"
+/// min_paths = 2
+/// multipath = "require"   # or "prefer", which is the default, or "off"
+///
+/// [[volume]]
+/// id = "pvc-2"
+/// sources = ["nbd://192.0.2.1/vol-7"]
+/// [volume.nbd]
+/// backend = "vol-7"       # the source's URI without it
+/// index = 3               # the lowest that is free without it
+/// connections = 1
+/// read_only = false
+/// io_timeout = "30s"
+/// dead_connection_timeout = "5m"
+/// ```
+///
+/// A key that is not known is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(try_from = "file::File")]
+pub struct Desired {
+    volumes: BTreeMap<VolumeId, VolumeSpec>,
+    claims: BTreeMap<Claim, VolumeId>,
+}
+
+/// What one volume alone can have.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Claim {
+    Source(Source),
+    Backend(BackendId),
+    Unit(Wwid),
+}
+
+impl Claim {
+    /// What a volume of this kind lays claim to.
+    pub(super) fn of(spec: &VolumeSpec) -> impl Iterator<Item = Self> {
+        let sources = spec.sources.iter().cloned().map(Self::Source);
+        let backend = spec
+            .nbd
+            .iter()
+            .map(|nbd| Self::Backend(nbd.backend.clone()));
+        let unit = spec.expect.iter().cloned().map(Self::Unit);
+        sources.chain(backend).chain(unit)
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Source(source) => write!(f, "source {source}"),
+            Self::Backend(backend) => write!(f, "backend id {backend}"),
+            Self::Unit(name) => write!(f, "unit {name}"),
+        }
+    }
+}
+
+impl Desired {
+    /// Wants a volume, attached as `request` says.
+    ///
+    /// A change to a volume that is attached counts at once where it can:
+    /// further sources, the expected unit, `min_paths` and `multipath` by a
+    /// repeated attach. Another source (with none in common), another backend
+    /// id, `read_only`, `connections` and another index need a detach first; the
+    /// timeouts of NBD count from the next attach or heal.
+    ///
+    /// # Errors
+    /// `InUse`, naming both volumes, where another lays claim to the same source,
+    /// backend id or unit, and naming both sources where this volume is wanted
+    /// already; `InvalidInput` for what no attach takes: NBD beside other
+    /// sources, several NBD sources, or a unit's name expected of NBD.
+    pub fn insert(&mut self, volume: VolumeId, request: &AttachRequest) -> Result<()> {
+        let spec = VolumeSpec::of(request);
+        if let Some(known) = self.volumes.get(&volume) {
+            let (one, two) = (spelt(known), spelt(&spec));
+            let message = format!("volume {volume} is wanted twice, from {one} and from {two}");
+            return Err(Error::new(ErrorKind::InUse, message));
+        }
+        let is_nbd = |source: &&Source| matches!(source, Source::Nbd(_));
+        let nbd = spec.sources.iter().filter(is_nbd).count();
+        let refused = match () {
+            () if nbd > 0 && spec.sources.len() > 1 => "an NBD source stands alone",
+            () if nbd > 0 && spec.expect.is_some() => {
+                "an NBD server gives its exports no world-wide names to expect"
+            }
+            () => "",
+        };
+        if !refused.is_empty() {
+            let message = format!("volume {volume}: {refused}");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let claims: Vec<Claim> = Claim::of(&spec).collect();
+        for claim in &claims {
+            if let Some(theirs) = self.claims.get(claim) {
+                let message =
+                    format!("{claim} is that of volume {theirs}, and volume {volume} wants it too");
+                return Err(Error::new(ErrorKind::InUse, message));
+            }
+        }
+        let of_volume = claims.into_iter().map(|claim| (claim, volume.clone()));
+        self.claims.extend(of_volume);
+        self.volumes.insert(volume, spec);
+        Ok(())
+    }
+
+    /// Wants a volume no more. Returns whether it was wanted.
+    pub fn remove(&mut self, volume: &VolumeId) -> bool {
+        let Some(spec) = self.volumes.remove(volume) else {
+            return false;
+        };
+        for claim in Claim::of(&spec) {
+            self.claims.remove(&claim);
+        }
+        true
+    }
+
+    /// How a volume is wanted; `None` where it is not.
+    #[must_use]
+    pub fn get(&self, volume: &VolumeId) -> Option<&VolumeSpec> {
+        self.volumes.get(volume)
+    }
+
+    /// The volumes, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&VolumeId, &VolumeSpec)> {
+        self.volumes.iter()
+    }
+
+    /// How many are wanted.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.volumes.len()
+    }
+
+    /// Whether none is wanted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty()
+    }
+}
+
+pub(super) fn spelt(spec: &VolumeSpec) -> String {
+    let sources: Vec<String> = spec.sources.iter().map(ToString::to_string).collect();
+    sources.join(" and ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The shape of a file that says what is wanted.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use super::Desired;
+use crate::engine::{AttachRequest, Multipath, NbdOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{BackendId, NbdIndex, Source, VolumeId, Wwid};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    #[serde(default)]
+    volume: Vec<Volume>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Volume {
+    id: VolumeId,
+    source: Option<Source>,
+    #[serde(default)]
+    sources: Vec<Source>,
+    expect: Option<Wwid>,
+    min_paths: Option<usize>,
+    multipath: Option<Multipath>,
+    nbd: Option<Nbd>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nbd {
+    backend: Option<BackendId>,
+    #[serde(default, deserialize_with = "index")]
+    index: Option<NbdIndex>,
+    connections: Option<NonZeroU16>,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default, deserialize_with = "duration")]
+    io_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    dead_connection_timeout: Option<Duration>,
+}
+
+/// `30s`, `5m`, `1m 30s`.
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parsed = humantime::parse_duration(&text);
+    parsed
+        .map(Some)
+        .map_err(|error| serde::de::Error::custom(format!("{text:?} is no duration: {error}")))
+}
+
+/// A plain number.
+fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NbdIndex>, D::Error> {
+    let number = u32::deserialize(deserializer)?;
+    let index = NbdIndex::new(number);
+    index
+        .map(Some)
+        .ok_or_else(|| serde::de::Error::custom(format!("{number} is no index of an NBD device")))
+}
+
+impl TryFrom<File> for Desired {
+    type Error = Error;
+
+    fn try_from(file: File) -> Result<Self> {
+        let mut desired = Self::default();
+        for volume in file.volume {
+            let request = volume.request()?;
+            desired.insert(volume.id, &request)?;
+        }
+        Ok(desired)
+    }
+}
+
+impl Volume {
+    fn request(&self) -> Result<AttachRequest> {
+        let refused = |what: &str| {
+            let message = format!("volume {}: {what}", self.id);
+            Err(Error::new(ErrorKind::InvalidInput, message))
+        };
+        let mut sources = match (&self.source, self.sources.as_slice()) {
+            (Some(source), []) => std::slice::from_ref(source).iter(),
+            (None, [_, ..]) => self.sources.iter(),
+            (Some(_), _) => return refused("give source or sources, not both"),
+            (None, []) => return refused("it has no source"),
+        };
+        let Some(first) = sources.next() else {
+            return refused("it has no source");
+        };
+        if self.nbd.is_some() && !matches!(first, Source::Nbd(_)) {
+            return refused("nbd is for NBD sources");
+        }
+        let mut request = AttachRequest::new(first.clone())
+            .min_paths(self.min_paths.unwrap_or(1))
+            .multipath(self.multipath.unwrap_or_default());
+        request = sources.cloned().fold(request, AttachRequest::path);
+        if let Some(name) = &self.expect {
+            request = request.expect(name.clone());
+        }
+        if let Some(nbd) = &self.nbd {
+            request = request.nbd(nbd.options());
+        }
+        Ok(request)
+    }
+}
+
+impl Nbd {
+    fn options(&self) -> NbdOptions {
+        let mut options = NbdOptions::default();
+        if let Some(backend) = &self.backend {
+            options = options.backend(backend.clone());
+        }
+        if let Some(index) = self.index {
+            options = options.index(index);
+        }
+        if let Some(connections) = self.connections {
+            options = options.connections(connections);
+        }
+        if self.read_only {
+            options = options.read_only();
+        }
+        if let Some(limit) = self.io_timeout {
+            options = options.io_timeout(limit);
+        }
+        if let Some(limit) = self.dead_connection_timeout {
+            options = options.dead_connection_timeout(limit);
+        }
+        options
+    }
+}

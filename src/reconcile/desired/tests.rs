@@ -1,0 +1,128 @@
+use serde_json::json;
+
+use super::*;
+
+fn read(file: &serde_json::Value) -> std::result::Result<Desired, String> {
+    serde_json::from_value(file.clone()).map_err(|error| error.to_string())
+}
+
+fn nbd(id: &str, source: &str) -> serde_json::Value {
+    json!({ "id": id, "source": source })
+}
+
+#[test]
+fn a_file_says_all_that_an_attach_can_be_asked() {
+    let file = json!({ "volume": [
+        { "id": "a", "sources": ["scsi:2:0:0:1", "scsi:3:0:0:1"], "min_paths": 2,
+          "expect": "naa.5000c500a1b2c3d4", "multipath": "require" },
+        { "id": "b", "source": "nbd://h/x", "nbd": {
+            "backend": "x", "index": 3, "connections": 2, "read_only": true,
+            "io_timeout": "10s", "dead_connection_timeout": "1m 30s" } },
+    ]});
+    let desired = read(&file).unwrap();
+    let a = desired.get(&"a".parse().unwrap()).unwrap();
+    assert_eq!((a.sources.len(), a.min_paths), (2, 2));
+    assert!(a.expect.is_some() && a.nbd.is_none());
+    let b = desired.get(&"b".parse().unwrap()).unwrap();
+    let options = b.nbd.as_ref().unwrap();
+    assert_eq!(options.backend.as_str(), "x");
+    assert_eq!((options.connections.get(), options.read_only), (2, true));
+    assert_eq!(options.io_timeout_ms, 10_000);
+    assert_eq!(options.dead_connection_timeout_ms, 90_000);
+}
+
+#[test]
+fn what_a_file_must_not_say_is_refused_by_name() {
+    let cases = [
+        (json!({ "volumes": [] }), "unknown field `volumes`"),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "size": 1 }] }),
+            "unknown field `size`",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "timeout": "1s" } }] }),
+            "unknown field `timeout`",
+        ),
+        (
+            json!({ "volume": [{ "id": "a" }] }),
+            "volume a: it has no source",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "sources": ["nbd://h/y"] }] }),
+            "not both",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "scsi:0:0:0:1", "nbd": {} }] }),
+            "nbd is for NBD sources",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "sources": ["nbd://h/x", "nbd://h/y"] }] }),
+            "stands alone",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "expect": "naa.5000c500a1b2c3d4" }] }),
+            "no world-wide names",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "io_timeout": "soon" } }] }),
+            "\"soon\" is no duration",
+        ),
+        (
+            json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),
+            "printable",
+        ),
+    ];
+    for (file, why) in cases {
+        let error = read(&file).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn two_volumes_that_claim_one_thing_are_refused_with_both_names() {
+    let unit = |id: &str, source: &str| json!({ "id": id, "source": source, "expect": "naa.5000c500a1b2c3d4" });
+    let backend = |id: &str, source: &str| json!({ "id": id, "source": source, "nbd": { "backend": "same" } });
+    let cases = [
+        (
+            [nbd("one", "nbd://h/x"), nbd("two", "nbd://h/x")],
+            "source nbd://h/x",
+        ),
+        (
+            [backend("one", "nbd://h/x"), backend("two", "nbd://h/y")],
+            "backend id same",
+        ),
+        (
+            [unit("one", "scsi:0:0:0:1"), unit("two", "scsi:0:0:0:2")],
+            "unit naa.5000c500a1b2c3d4",
+        ),
+    ];
+    for (volumes, what) in cases {
+        let error = read(&json!({ "volume": volumes })).unwrap_err();
+        assert!(error.contains(what), "{error}");
+        assert!(
+            error.contains("volume one") && error.contains("volume two"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn one_volume_under_two_sources_is_refused_with_both() {
+    let file = json!({ "volume": [nbd("one", "nbd://h/x"), nbd("one", "nbd://h/y")] });
+    let error = read(&file).unwrap_err();
+    for what in ["volume one", "nbd://h/x", "nbd://h/y"] {
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[test]
+fn what_a_volume_claimed_is_free_when_it_is_wanted_no_more() {
+    let mut desired = read(&json!({ "volume": [nbd("one", "nbd://h/x")] })).unwrap();
+    let source: Source = "nbd://h/x".parse().unwrap();
+    let request = AttachRequest::new(source);
+    let two: VolumeId = "two".parse().unwrap();
+    assert!(desired.insert(two.clone(), &request).is_err());
+    assert!(desired.remove(&"one".parse().unwrap()));
+    desired.insert(two, &request).unwrap();
+    assert_eq!(desired.len(), 1);
+}

@@ -1,0 +1,312 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::{AttachRequest, NbdOptions};
+
+/// A small world, so that volumes meet.
+#[derive(Debug, Clone)]
+struct Wish {
+    volume: u8,
+    source: u8,
+    more: Option<u8>,
+    nbd: bool,
+    read_only: bool,
+    min_paths: usize,
+    expect: Option<u8>,
+}
+
+fn id(volume: u8) -> VolumeId {
+    format!("pvc-{volume}").parse().unwrap()
+}
+
+fn unit(number: u8) -> Wwid {
+    format!("naa.5000c500a1b2c3{number:02x}").parse().unwrap()
+}
+
+impl Wish {
+    fn request(&self) -> AttachRequest {
+        let source = |number: u8| -> Source {
+            let text = if self.nbd {
+                format!("nbd://h/{number}")
+            } else {
+                format!("scsi:2:0:0:{number}")
+            };
+            text.parse().unwrap()
+        };
+        let mut request = AttachRequest::new(source(self.source)).min_paths(self.min_paths);
+        if self.nbd {
+            let options = NbdOptions::default();
+            let options = if self.read_only {
+                options.read_only()
+            } else {
+                options
+            };
+            return request.nbd(options);
+        }
+        if let Some(more) = self.more {
+            request = request.path(source(more));
+        }
+        match self.expect {
+            Some(number) => request.expect(unit(number)),
+            None => request,
+        }
+    }
+
+    fn spec(&self) -> VolumeSpec {
+        VolumeSpec::of(&self.request())
+    }
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    let flags = (any::<bool>(), any::<bool>(), 1..3_usize);
+    let more = prop::option::of(0..12_u8);
+    let expect = prop::option::of(0..12_u8);
+    (0..12_u8, 0..12_u8, more, expect, flags).prop_map(
+        |(volume, source, more, expect, (nbd, read_only, min_paths))| Wish {
+            volume,
+            source,
+            more,
+            nbd,
+            read_only,
+            min_paths,
+            expect,
+        },
+    )
+}
+
+/// What of the wishes can be wanted together.
+fn desired(wishes: &[Wish]) -> Desired {
+    let mut desired = Desired::default();
+    for wish in wishes {
+        let _claimed_already = desired.insert(id(wish.volume), &wish.request());
+    }
+    desired
+}
+
+fn condition() -> impl Strategy<Value = Condition> {
+    prop::sample::select(vec![
+        Condition::Complete,
+        Condition::Complete,
+        Condition::HalfAttached,
+        Condition::HalfDetached,
+        Condition::Gone,
+        Condition::Changed,
+        Condition::LinkDead,
+    ])
+}
+
+fn operation() -> impl Strategy<Value = Option<Operation>> {
+    let abandon_unwritten = false;
+    prop::sample::select(vec![
+        None,
+        None,
+        None,
+        Some(Operation::Attach),
+        Some(Operation::Detach { abandon_unwritten }),
+        Some(Operation::Resize { at_least: None }),
+    ])
+}
+
+fn actual() -> impl Strategy<Value = Actual> {
+    let facts = (any::<bool>(), any::<bool>(), prop::option::of(0..12_u8));
+    let one = (wish(), condition(), operation(), facts);
+    prop::collection::vec(one, 0..12).prop_map(|found| {
+        // As a journal's: no two lay claim to one thing.
+        let wishes: Vec<Wish> = found.iter().map(|(wish, ..)| wish.clone()).collect();
+        let known = desired(&wishes);
+        let stand = known.iter().zip(found).map(|((volume, spec), found)| {
+            let (_, condition, under_way, (doubted, untaken, name)) = found;
+            let mut there = Surveyed::new(volume.clone(), spec.clone(), condition);
+            there.under_way = under_way;
+            there.doubt = doubted.then(|| "nobody has asked it".to_owned());
+            if spec.nbd.is_none() {
+                there.names.extend(name.map(unit));
+                if untaken {
+                    there.untaken.push("3:0:0:1".parse().unwrap());
+                }
+            }
+            there
+        });
+        stand.collect()
+    })
+}
+
+/// The machine after every step that can be done has come to its end.
+fn carry_out(plan: &Plan, desired: &Desired, actual: &Actual) -> Actual {
+    let mut after = actual.clone();
+    for step in &plan.steps {
+        for before in &step.after {
+            assert!(!after.volumes.contains_key(before), "{plan}");
+        }
+        let volume = step.volume.clone();
+        let stands = |spec: &VolumeSpec| {
+            let mut there = Surveyed::new(volume.clone(), spec.clone(), Condition::Complete);
+            let known = actual.get(&volume);
+            there.names = known.map(|known| known.names.clone()).unwrap_or_default();
+            there
+        };
+        match (step.kind, desired.get(&step.volume)) {
+            (StepKind::Detach | StepKind::Finish, None) | (StepKind::Detach, Some(_)) => {
+                after.volumes.remove(&step.volume);
+            }
+            (StepKind::Wait | StepKind::Refused, _) | (_, None) => {}
+            (_, Some(wanted)) => {
+                let there = stands(wanted);
+                after.volumes.insert(there.volume.clone(), there);
+            }
+        }
+    }
+    after
+}
+
+proptest! {
+    #[test]
+    fn what_was_reached_needs_no_step(
+        wishes in prop::collection::vec(wish(), 0..16), actual in actual()
+    ) {
+        let desired = desired(&wishes);
+        let mut actual = actual;
+        for _ in 0..4 {
+            let plan = plan(&desired, &actual);
+            actual = carry_out(&plan, &desired, &actual);
+        }
+        let left = plan(&desired, &actual);
+        prop_assert!(left.steps.iter().all(|step| !step.kind.acts()), "{}", left);
+        for (volume, spec) in desired.iter() {
+            let there = actual.get(volume);
+            prop_assert!(there.is_some_and(|there| there.spec == *spec) || left.step(volume).is_some());
+        }
+        for there in actual.iter() {
+            prop_assert!(desired.get(&there.volume).is_some());
+        }
+    }
+
+    #[test]
+    fn every_volume_is_as_it_is_wanted_or_has_one_step(
+        wishes in prop::collection::vec(wish(), 0..16), actual in actual()
+    ) {
+        let desired = desired(&wishes);
+        let plan = plan(&desired, &actual);
+        let mut seen = std::collections::BTreeSet::new();
+        for step in &plan.steps {
+            prop_assert!(seen.insert(&step.volume), "two steps of {}", step.volume);
+            prop_assert!(!step.reason.is_empty());
+        }
+        for (volume, spec) in desired.iter() {
+            let there = actual.get(volume);
+            let stands = there.is_some_and(|there| {
+                there.condition == Condition::Complete && there.spec == *spec
+            });
+            prop_assert!(stands || seen.contains(volume), "{volume} is forgotten");
+        }
+        for there in actual.iter() {
+            let wanted = desired.get(&there.volume).is_some();
+            prop_assert!(wanted || seen.contains(&there.volume), "{} stays", there.volume);
+        }
+    }
+
+    #[test]
+    fn no_step_comes_before_one_that_it_waits_for(
+        wishes in prop::collection::vec(wish(), 0..16), actual in actual()
+    ) {
+        let plan = plan(&desired(&wishes), &actual);
+        for (at, step) in plan.steps.iter().enumerate() {
+            for before in &step.after {
+                let place = plan.steps.iter().position(|other| other.volume == *before);
+                prop_assert!(place.is_some_and(|place| place < at), "{}", plan);
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_in_which_volumes_are_named_changes_nothing(
+        wishes in prop::collection::vec(wish(), 0..16), actual in actual()
+    ) {
+        let desired = desired(&wishes);
+        // Those that can be wanted together, from the last to the first.
+        let kept: Vec<_> = wishes
+            .iter()
+            .filter(|wish| desired.get(&id(wish.volume)) == Some(&wish.spec()))
+            .cloned()
+            .rev()
+            .collect();
+        let backwards = self::desired(&kept);
+        prop_assert_eq!(&backwards, &desired);
+        let reversed: Actual = actual.iter().cloned().collect::<Vec<_>>().into_iter().rev().collect();
+        prop_assert_eq!(plan(&backwards, &reversed), plan(&desired, &actual));
+    }
+}
+
+fn nbd(volume: u8, source: u8) -> Wish {
+    Wish {
+        volume,
+        source,
+        more: None,
+        nbd: true,
+        read_only: false,
+        min_paths: 1,
+        expect: None,
+    }
+}
+
+fn stands(wishes: &[Wish]) -> Actual {
+    let stand = wishes
+        .iter()
+        .map(|wish| Surveyed::new(id(wish.volume), wish.spec(), Condition::Complete));
+    stand.collect()
+}
+
+#[test]
+fn a_volume_waits_for_the_one_that_has_its_source() {
+    let plan = plan(&desired(&[nbd(1, 7)]), &stands(&[nbd(2, 7)]));
+    assert_eq!(
+        plan.to_string(),
+        "detach pvc-2: it is not wanted\n\
+         attach pvc-1: it is wanted and not attached; after pvc-2\n"
+    );
+}
+
+#[test]
+fn two_volumes_that_change_places_are_both_detached_first() {
+    let plan = plan(
+        &desired(&[nbd(1, 2), nbd(2, 1)]),
+        &stands(&[nbd(1, 1), nbd(2, 2)]),
+    );
+    let kinds: Vec<_> = plan.steps.iter().map(|step| step.kind).collect();
+    assert_eq!(kinds, [StepKind::Detach; 2]);
+    assert!(plan.steps.iter().all(|step| step.after.is_empty()));
+}
+
+#[test]
+fn a_volume_that_expects_another_volumes_unit_is_refused_with_both_names() {
+    let mut wish = nbd(1, 1);
+    (wish.nbd, wish.expect) = (false, Some(9));
+    let mut other = nbd(2, 2);
+    other.nbd = false;
+    let mut actual = stands(std::slice::from_ref(&other));
+    actual.volumes.get_mut(&id(2)).unwrap().names = vec![unit(9)];
+    let plan = plan(&desired(&[wish, other]), &actual);
+    let [step] = plan.steps.as_slice() else {
+        panic!("{plan}");
+    };
+    assert_eq!(
+        (step.kind, step.volume.as_str()),
+        (StepKind::Refused, "pvc-1")
+    );
+    assert!(step.to_string().contains("pvc-2"), "{step}");
+}
+
+#[test]
+fn what_cannot_be_changed_in_place_is_detached_first_and_the_rest_is_attached_again() {
+    let mut read_only = nbd(1, 1);
+    read_only.read_only = true;
+    let first = plan(&desired(&[read_only]), &stands(&[nbd(1, 1)]));
+    assert_eq!(first.to_string(), "detach pvc-1: it is wanted read-only\n");
+    let mut more = nbd(1, 1);
+    more.nbd = false;
+    let before = stands(std::slice::from_ref(&more));
+    more.more = Some(2);
+    let again = plan(&desired(&[more]), &before);
+    assert_eq!(again.steps.len(), 1);
+    assert_eq!(again.steps[0].kind, StepKind::Attach);
+}
