@@ -1,16 +1,60 @@
 //! Volumes that are wanted, against those that there are: a plan from one to the
-//! other.
+//! other, and a loop that keeps them together.
 //!
 //! ```text
 //!  Desired   what is wanted: volumes by the caller's name, each with its source
 //!  Actual    what stands: the journal's volumes, looked for in sysfs by identity
 //!  plan      a pure function from both to steps, each with its reason
+//!  apply     the steps, independent volumes beside each other, once
+//!  run       the same for good: woken by the kernel's events, with a slow look at
+//!            everything as the net below
+//! ```
+//!
+//! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its
+//! detach is proven; what is known of that is in the journal, so that it outlives
+//! the process. One volume that fails waits for its next try by itself and holds
+//! up none but those that want what it has.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use lunbd::reconcile::{Desired, Options, Reconciler};
+//! use lunbd::{AttachRequest, Deadline, Engine, Roots, Source};
+//!
+//! # fn main() -> lunbd::Result<()> {
+//! let engine = Arc::new(Engine::start(Roots::default())?);
+//! let journal = engine.open_journal(Deadline::after(Duration::from_secs(10)))?;
+//! let reconciler = Reconciler::new(engine, journal, Options::default());
+//!
+//! let mut desired = Desired::default();
+//! let source: Source = "nbd://192.0.2.1/vol-7".parse()?;
+//! desired.insert("pvc-7".parse()?, &AttachRequest::new(source))?;
+//! reconciler.set(desired);
+//! std::thread::scope(|scope| {
+//!     let running = scope.spawn(|| reconciler.run());
+//!     let limit = Deadline::after(Duration::from_secs(60));
+//!     let volume = reconciler.wait_attached(&"pvc-7".parse()?, limit)?;
+//!     println!("{:?}", volume.node);
+//!     reconciler.stop();
+//!     running.join().unwrap_or(Ok(()))
+//! })
+//! # }
 //! ```
 
 mod actual;
 mod desired;
+mod event;
+mod options;
 mod plan;
+mod reconciler;
+mod state;
+mod work;
 
 pub use actual::Actual;
 pub use desired::Desired;
+pub use event::{Event, Events};
+pub use options::Options;
 pub use plan::{Plan, Step, StepKind, plan};
+pub use reconciler::Reconciler;
+pub use state::Counters;

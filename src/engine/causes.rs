@@ -12,7 +12,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::NbdIndex;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
-use crate::uevent::{Notice, Origin, Stream, Waker};
+use crate::uevent::{Notice, Origin, Stream, UnitAttention, Waker};
 
 /// Why to look again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub enum Cause {
         /// Its path below `/sys`; of a disk, its SCSI address is a part of it.
         devpath: String,
     },
-    /// A session, a remote port or a host came, went or changed: paths may have
-    /// come back.
+    /// A session, a remote port or a host came, went or changed, or a target says
+    /// that its logical units did: paths may have come back.
     Transport,
     /// A link of this NBD device has died.
     LinkDead(NbdIndex),
@@ -42,6 +42,9 @@ impl Cause {
             Notice::Event(_) => return None,
             Notice::Resync => return Some(Self::LookAgain),
         };
+        if event.sdev_ua == Some(UnitAttention::LunsChanged) {
+            return Some(Self::Transport);
+        }
         let transport = ["iscsi_", "fc_", "sas_", "scsi_host"];
         match event.subsystem.as_str() {
             "block" | "scsi" => Some(Self::Device {

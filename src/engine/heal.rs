@@ -131,6 +131,19 @@ impl Engine {
         Ok(Treatment(patient))
     }
 
+    /// The same of a volume of the journal.
+    ///
+    /// # Errors
+    /// As [`heal_source`](Self::heal_source).
+    #[cfg(feature = "journal")]
+    pub fn treatment_of(&self, spec: &super::journal::VolumeSpec) -> Result<Treatment> {
+        let Some(source) = spec.sources.first() else {
+            let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");
+            return Err(error.at(Stage::Resolve));
+        };
+        self.treatment(source, &spec.nbd_options())
+    }
+
     /// Heals links as they die, until it is dropped.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! From what stands to what is wanted.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -16,7 +17,8 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(transparent)]
 pub struct Plan {
-    /// The steps: what goes first, then the rest, each by the volumes' names.
+    /// The steps: first what goes, then what stands without its server, then what
+    /// comes, then what is only to be asked; each by the volumes' names.
     pub steps: Vec<Step>,
 }
 
@@ -39,16 +41,18 @@ pub struct Step {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StepKind {
+    // In the order of a plan.
     /// Detaches it.
     Detach,
     /// Finishes what was begun: a detach, or a resize.
     Finish,
+    /// Brings an NBD device a new connection to its server.
+    Heal,
     /// Attaches it, with all its proofs; also what stands already, for a path
     /// that came back or another option.
     Attach,
-    /// Asks the NBD device whether its server is there, and brings it a new one.
-    Heal,
-    /// Asks the SCSI unit itself who it is.
+    /// Asks the device itself: a SCSI unit who it is, an NBD device whether its
+    /// server is there, which is healed where it is not.
     Prove,
     /// Nothing can be done now: what it waits for is outside.
     Wait,
@@ -124,28 +128,39 @@ impl Plan {
 /// | | with other options | attach; what cannot be changed in place is detached first |
 /// | | from another source, under another id, as another unit | detach |
 /// | | a path is there and not taken in | attach |
-/// | | an NBD device without its server, or that nobody has asked | heal |
+/// | | an NBD device without its server | heal |
+/// | | as it is wanted, and nobody has asked the device itself | prove |
 /// | | a SCSI unit without a path that works | wait |
 /// | | what another volume's unit is | refused |
 /// | no | anything | detach, or finish one that was begun |
 #[must_use]
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let mut steps = Vec::new();
-    for (volume, spec) in desired.iter() {
-        let there = actual.get(volume);
-        steps.extend(step_for(volume, Some(spec), there));
-    }
-    for there in actual.iter() {
-        if desired.get(&there.volume).is_none() {
-            steps.extend(step_for(&there.volume, None, Some(there)));
+    // Both are in the order of the names: one walk along both.
+    let mut wanted = desired.iter().peekable();
+    let mut there = actual.volumes.iter().peekable();
+    loop {
+        let order = match (wanted.peek(), there.peek()) {
+            (Some((wanted, _)), Some((there, _))) => wanted.cmp(there),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => break,
+        };
+        let wanted = if order.is_le() { wanted.next() } else { None };
+        let there = if order.is_ge() { there.next() } else { None };
+        let spec = wanted.map(|(_, spec)| spec);
+        if let Some((volume, _)) = wanted {
+            steps.extend(step_for(volume, spec, there.map(|(_, there)| there)));
+        } else if let Some((volume, there)) = there {
+            steps.extend(step_for(volume, None, Some(there)));
         }
     }
-    steps.sort_by(|one, two| one.volume.cmp(&two.volume));
-    if steps.iter().any(|step| step.kind == StepKind::Attach) {
+    let attaches = steps.iter().any(|step| step.kind == StepKind::Attach);
+    if attaches && !actual.volumes.is_empty() {
         settle_claims(&mut steps, desired, actual);
     }
     // Nothing that goes waits for anything.
-    steps.sort_by_key(|step| !matches!(step.kind, StepKind::Detach | StepKind::Finish));
+    steps.sort_by_key(|step| step.kind);
     Plan { steps }
 }
 

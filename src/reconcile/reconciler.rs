@@ -1,0 +1,338 @@
+//! The loop that keeps volumes as they are wanted.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::desired::Desired;
+use super::event::{Event, Events, Followers};
+use super::options::Options;
+use super::plan::Plan;
+use super::state::{Counters, Drive, Scope, State};
+use crate::deadline::Deadline;
+use crate::engine::{Engine, Journal, Surveyed};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::VolumeId;
+
+/// Keeps the volumes of a journal as they are wanted. It is shared by reference:
+/// one thread [runs](Self::run) it, others say what is wanted, wait and follow.
+pub struct Reconciler {
+    pub(super) engine: Arc<Engine>,
+    pub(super) journal: Journal,
+    pub(super) options: Options,
+    pub(super) shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// For the loop.
+    pub(super) wake: Condvar,
+    /// For the workers.
+    pub(super) work: Condvar,
+    /// For those who wait for a volume.
+    pub(super) changed: Condvar,
+    followers: Followers,
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // No code under this lock can leave it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell(&self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            self.followers.tell(&event);
+        }
+    }
+}
+
+impl fmt::Debug for Reconciler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let journal = self.journal.directory();
+        f.debug_struct("Reconciler")
+            .field("journal", &journal)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reconciler {
+    /// Nothing is wanted yet, and nothing is done before [`run`](Self::run) or
+    /// [`apply`](Self::apply): **what the journal has and nobody has said to be
+    /// wanted by then is detached**.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
+        let shared = Arc::<Shared>::default();
+        shared.state().look.now();
+        Self {
+            engine,
+            journal,
+            options,
+            shared,
+        }
+    }
+
+    /// The journal.
+    #[must_use]
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Says what is wanted from now on. What is under way comes to its end
+    /// first; what has not begun yet is thought over.
+    pub fn set(&self, desired: Desired) {
+        self.shared.state().want(desired);
+        self.shared.wake.notify_all();
+        self.shared.changed.notify_all();
+    }
+
+    /// What is known to be left to do.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        self.shared.state().plan.clone()
+    }
+
+    /// The volumes that this machine uses, or may use: those that are wanted, from
+    /// that moment on, and those whose detach is not proven yet. It holds across
+    /// processes, as the journal does, and no other machine may be given one of
+    /// these.
+    #[must_use]
+    pub fn in_use(&self) -> BTreeSet<VolumeId> {
+        // In this order: what is wanted comes into the journal while it is busy,
+        // and leaves it while it is busy.
+        let state = self.shared.state();
+        let wanted = state.desired.iter().map(|(volume, _)| volume.clone());
+        let mut volumes: BTreeSet<VolumeId> = wanted.collect();
+        volumes.extend(state.busy().cloned());
+        volumes.extend(self.journal.records().into_iter().map(|r| r.volume));
+        volumes
+    }
+
+    /// Follows what happens, from now on.
+    #[must_use]
+    pub fn subscribe(&self) -> Events {
+        self.shared.followers.add()
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.shared.state().counters
+    }
+
+    /// Waits until a volume is attached as it is wanted, and was read back.
+    ///
+    /// # Errors
+    /// `NotFound` where it is not wanted; `TimedOut` at stage `converge`, with
+    /// what went wrong last.
+    pub fn wait_attached(&self, volume: &VolumeId, deadline: Deadline) -> Result<Surveyed> {
+        let mut state = self.shared.state();
+        loop {
+            if let Some(there) = state.attached(volume) {
+                return Ok(there.clone());
+            }
+            if state.desired.get(volume).is_none() {
+                let message = format!("volume {volume} is not wanted");
+                return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Converge));
+            }
+            if deadline.has_passed() {
+                let what = format!("volume {volume} to be attached as it is wanted");
+                let error = Error::timed_out(Stage::Converge, deadline.elapsed(), &what);
+                let step = || state.plan.step(volume).map(ToString::to_string);
+                let last = state.error(volume).map(|error| format!("{error:#}"));
+                return Err(match last.or_else(step) {
+                    Some(last) => error.with_last_seen(last),
+                    None => error,
+                });
+            }
+            let woken = self
+                .shared
+                .changed
+                .wait_timeout(state, deadline.remaining());
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Brings what stands to what is wanted, once: each step is tried one time, and
+    /// what one step makes possible is done too. Returns what is left: empty when
+    /// all is as it is wanted; else the [`errors`](Self::errors) say why.
+    ///
+    /// # Errors
+    /// `InUse` where it runs already; `TimedOut` at stage `converge`, with the
+    /// steps under way come to their end and the others not begun; where sysfs
+    /// cannot be read.
+    pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
+        let driving = self.drive(Some(deadline))?;
+        self.shared.state().forgive();
+        self.shared.state().look.now();
+        self.go(&driving)?;
+        let state = self.shared.state();
+        if deadline.has_passed() && !state.is_idle() {
+            let error = Error::timed_out(Stage::Converge, deadline.elapsed(), "all to be wanted");
+            let left = state.plan.steps.len();
+            return Err(error.with_last_seen(format!("{left} volumes are left")));
+        }
+        Ok(state.plan.clone())
+    }
+
+    /// The last error of each volume whose last step failed.
+    #[must_use]
+    pub fn errors(&self) -> Vec<(VolumeId, Arc<Error>)> {
+        self.shared.state().errors()
+    }
+
+    /// Keeps what stands as it is wanted, until it is [stopped](Self::stop). What
+    /// goes wrong with a volume is an [`Event`], and is tried again.
+    ///
+    /// # Errors
+    /// `InUse` where it runs already; where it cannot be begun.
+    pub fn run(&self) -> Result<()> {
+        let driving = self.drive(None)?;
+        self.go(&driving)
+    }
+
+    /// Ends [`run`](Self::run), for good: it returns when the steps under way have
+    /// come to their end. A process that cannot wait for that may as well exit:
+    /// the next goes on by the journal.
+    pub fn stop(&self) {
+        self.shared.state().stopped = true;
+        self.shared.wake.notify_all();
+    }
+
+    fn drive(&self, until: Option<Deadline>) -> Result<Driving<'_>> {
+        let mut state = self.shared.state();
+        if state.drive != Drive::Nobody {
+            let message = "it runs already";
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Converge));
+        }
+        state.drive = Drive::Somebody;
+        drop(state);
+        let of = self;
+        Ok(Driving { of, until })
+    }
+
+    fn go(&self, driving: &Driving<'_>) -> Result<()> {
+        /// The kernel answers where its multicasts are at once.
+        const LIMIT: Duration = Duration::from_secs(10);
+        let shared = Arc::clone(&self.shared);
+        let hear = move |cause| {
+            let mut state = shared.state();
+            let before = state.next_timer();
+            let event = state.take_in(&cause);
+            let wake = state.replan || state.next_timer() != before;
+            drop(state);
+            shared.tell(event);
+            if wake {
+                shared.wake.notify_all();
+            }
+        };
+        let _listening = self.engine.listen(hear, Deadline::after(LIMIT))?;
+        thread::scope(|scope| {
+            let end = EndOfWork(&self.shared);
+            for _ in 0..self.options.threads.get() {
+                let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
+                let started = worker.spawn_scoped(scope, || self.work(driving.until));
+                started.map_err(|error| {
+                    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+                })?;
+            }
+            let result = self.turn(driving.until);
+            drop(end);
+            result
+        })
+    }
+
+    fn turn(&self, until: Option<Deadline>) -> Result<()> {
+        let mut resync = Instant::now() + self.options.resync;
+        let mut state = self.shared.state();
+        loop {
+            let passed = until.is_some_and(|deadline| deadline.has_passed());
+            if state.stopped || passed {
+                return Ok(());
+            }
+            if resync <= Instant::now() {
+                state.forgive();
+                state.look.now();
+            }
+            if let Some(scope) = state.look.take() {
+                if matches!(scope, Scope::All) {
+                    resync = Instant::now() + self.options.resync;
+                }
+                let epoch = state.epoch();
+                drop(state);
+                let looked = self.look(&scope, epoch);
+                match looked {
+                    Err(error) if until.is_some() => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(%error, "the volumes could not be looked for");
+                        self.shared.state().look.later();
+                    }
+                    Ok(()) => {}
+                }
+                state = self.shared.state();
+                continue;
+            }
+            if state.replan || state.retry_is_due() {
+                let events = state.plan_now();
+                self.shared.tell(events);
+                self.shared.work.notify_all();
+                self.shared.changed.notify_all();
+            }
+            if until.is_some() && state.is_idle() {
+                return Ok(());
+            }
+            let timers = [state.next_timer(), Some(resync)];
+            let next = timers.into_iter().flatten().min().unwrap_or(resync);
+            let mut wait = next.saturating_duration_since(Instant::now());
+            if let Some(deadline) = until {
+                wait = wait.min(deadline.remaining());
+            }
+            let woken = self.shared.wake.wait_timeout(state, wait);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state.counters.wakeups += 1;
+        }
+    }
+
+    fn look(&self, scope: &Scope, epoch: u64) -> Result<()> {
+        let began = Instant::now();
+        let found = match scope {
+            Scope::All => self.engine.survey(&self.journal)?,
+            Scope::Some(volumes) => self.engine.survey_of(&self.journal, volumes)?,
+        };
+        let mut state = self.shared.state();
+        let events = state.merge(found, scope, epoch, self.options.prove);
+        match scope {
+            Scope::All => state.counters.resyncs += 1,
+            Scope::Some(_) => state.counters.looks += 1,
+        }
+        state.look.ended(began);
+        drop(state);
+        self.shared.tell(events);
+        Ok(())
+    }
+}
+
+/// The right to run it.
+struct Driving<'a> {
+    of: &'a Reconciler,
+    until: Option<Deadline>,
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        self.of.shared.state().drive = Drive::Nobody;
+    }
+}
+
+/// Sends the workers home.
+struct EndOfWork<'a>(&'a Shared);
+
+impl Drop for EndOfWork<'_> {
+    fn drop(&mut self) {
+        self.0.state().drive = Drive::Over;
+        self.0.work.notify_all();
+    }
+}

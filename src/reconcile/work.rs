@@ -1,0 +1,201 @@
+//! One step of one volume.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::plan::StepKind;
+use super::reconciler::Reconciler;
+use super::state::{Done, Drive, Job};
+use crate::deadline::Deadline;
+use crate::engine::{Action, Condition, DetachVolume, HealOutcome, Recovered, Surveyed, Treatment};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::VolumeId;
+
+impl Reconciler {
+    /// Does steps until it is sent home.
+    pub(super) fn work(&self, until: Option<Deadline>) {
+        while let Some(mut job) = self.next_job() {
+            let limit = until.map_or(Duration::MAX, |deadline| deadline.remaining());
+            let limit = Deadline::after(limit.min(self.options.step_limit));
+            let done = self.perform(&mut job, limit).unwrap_or_else(Done::Failed);
+            let mut state = self.shared.state();
+            let events = state.settle(&job, done, &self.options);
+            let more = state.replan || state.is_idle() || state.look.due().is_some();
+            drop(state);
+            self.shared.tell(events);
+            self.shared.changed.notify_all();
+            if more {
+                self.shared.wake.notify_all();
+            }
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut state = self.shared.state();
+        loop {
+            if state.drive == Drive::Over {
+                return None;
+            }
+            let threads = self.options.threads.get();
+            if let Some(job) = state.take_job(threads) {
+                return Some(job);
+            }
+            if state.replan {
+                self.shared.wake.notify_all();
+            }
+            let woken = self.shared.work.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    #[tracing::instrument(skip_all, fields(volume = %job.step.volume, step = %job.step.kind))]
+    fn perform(&self, job: &mut Job, deadline: Deadline) -> Result<Done> {
+        let volume = &job.step.volume;
+        tracing::debug!(reason = %job.step.reason, "a step");
+        match job.step.kind {
+            StepKind::Attach => self.attach(volume, deadline),
+            StepKind::Detach => self.detach(volume, job.again, deadline),
+            StepKind::Finish => {
+                let finished = self.engine.recover_volume(&self.journal, volume, deadline);
+                Ok(self.finished(volume, finished))
+            }
+            StepKind::Prove if self.is_nbd(volume) => Ok(self.heal(job, deadline)),
+            StepKind::Prove => {
+                let asked = self.engine.recover_volume(&self.journal, volume, deadline);
+                Ok(self.proven(volume, asked))
+            }
+            StepKind::Heal => Ok(self.heal(job, deadline)),
+            StepKind::Wait | StepKind::Refused => Ok(Done::Finished),
+        }
+    }
+
+    fn attach(&self, volume: &VolumeId, deadline: Deadline) -> Result<Done> {
+        let wanted = self.shared.state().desired.get(volume).cloned();
+        let Some(spec) = wanted else {
+            return Ok(Done::Finished);
+        };
+        let request = spec.request()?;
+        let attachment = self
+            .engine
+            .attach_volume(&self.journal, volume, &request, deadline)?;
+        let there = Surveyed::attached(volume.clone(), spec, &attachment);
+        Ok(Done::Stands(Box::new(there), attachment.changed))
+    }
+
+    fn detach(&self, volume: &VolumeId, again: bool, deadline: Deadline) -> Result<Done> {
+        if again {
+            // What was not written needs a server to go to.
+            self.revive(volume, deadline);
+        }
+        let how = DetachVolume::default();
+        match self
+            .engine
+            .detach_volume(&self.journal, volume, &how, deadline)
+        {
+            Ok(detachment) => Ok(Done::Gone {
+                safe_to_unmap: detachment.safe_to_unmap,
+            }),
+            Err(_) if self.journal.record(volume).is_none() => Ok(Done::Gone {
+                safe_to_unmap: false,
+            }),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Brings an NBD device its server, if that is there at once.
+    fn revive(&self, volume: &VolumeId, deadline: Deadline) {
+        const TURN: Duration = Duration::from_secs(10);
+        let turn = Deadline::after(deadline.remaining().min(TURN));
+        if let Ok(mut treatment) = self.treatment(volume) {
+            let healing = treatment.go_on(&self.engine, turn);
+            tracing::debug!(?healing, "before the next try of a detach");
+        }
+    }
+
+    fn is_nbd(&self, volume: &VolumeId) -> bool {
+        let record = self.journal.record(volume);
+        record.is_some_and(|record| record.spec.nbd.is_some())
+    }
+
+    fn treatment(&self, volume: &VolumeId) -> Result<Treatment> {
+        let gone = || {
+            let message = format!("the journal has no volume {volume}");
+            Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
+        };
+        let spec = self.journal.record(volume).ok_or_else(gone)?.spec;
+        self.engine.treatment_of(&spec)
+    }
+
+    fn heal(&self, job: &mut Job, deadline: Deadline) -> Done {
+        const SHORTEST: Duration = Duration::from_secs(2);
+        const LONGEST: Duration = Duration::from_secs(30);
+        let treatment = job.treatment.take();
+        let treatment =
+            treatment.map_or_else(|| self.treatment(&job.step.volume).map(Box::new), Ok);
+        let mut treatment = match treatment {
+            Ok(treatment) => treatment,
+            Err(error) => {
+                return Done::Sick {
+                    treatment: None,
+                    error,
+                    budget_left: None,
+                };
+            }
+        };
+        // A server that answers late is given more time the next time.
+        let turn = SHORTEST.saturating_mul(1 << job.tries.min(4)).min(LONGEST);
+        let turn = Deadline::after(turn.min(deadline.remaining()));
+        let healing = treatment.go_on(&self.engine, turn);
+        if healing.outcome.serves() {
+            return Done::Serves;
+        }
+        let device = healing.index.name();
+        let unhealed = |kind, what: String| {
+            let message = format!("{device} has no server: {what}");
+            Error::new(kind, message).at(Stage::Reconfigure)
+        };
+        let error = match healing.outcome {
+            HealOutcome::Failed(error) => error,
+            HealOutcome::GeometryChanged(differences) => {
+                let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
+                let what = format!("the export is another now: {}", told.join("; "));
+                unhealed(ErrorKind::IdentityMismatch, what)
+            }
+            outcome => unhealed(ErrorKind::Unreachable, format!("{outcome:?}")),
+        };
+        Done::Sick {
+            treatment: Some(treatment),
+            error,
+            budget_left: healing.budget_left,
+        }
+    }
+
+    fn finished(&self, volume: &VolumeId, recovered: Option<Recovered>) -> Done {
+        match recovered.map(|recovered| recovered.action) {
+            Some(Action::Failed(error)) => Done::Failed(error),
+            _ if self.journal.record(volume).is_none() => Done::Gone {
+                safe_to_unmap: false,
+            },
+            _ => Done::Finished,
+        }
+    }
+
+    fn proven(&self, volume: &VolumeId, asked: Option<Recovered>) -> Done {
+        let Some(asked) = asked else {
+            return self.finished(volume, None);
+        };
+        match (asked.action, asked.condition) {
+            (Action::Failed(error), _) => Done::Failed(error),
+            (_, Condition::Complete) => Done::Serves,
+            (_, Condition::LinkDead) => {
+                let error = Error::new(ErrorKind::NotReady, asked.seen).at(Stage::Identify);
+                Done::Sick {
+                    treatment: None,
+                    error,
+                    budget_left: None,
+                }
+            }
+            (_, condition) => Done::Differs(condition, asked.seen),
+        }
+    }
+}

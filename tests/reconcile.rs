@@ -1,0 +1,264 @@
+//! The reconciler on a machine that is a directory: nothing there can be
+//! attached, so what can be seen is what it decides, and when.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test panics to fail"
+)]
+
+#[allow(dead_code, reason = "other tests use the rest of it")]
+mod machine;
+
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lunbd::engine::journal::Record;
+use lunbd::error::Stage;
+use lunbd::id::VolumeId;
+use lunbd::reconcile::{Desired, Event, Events, Options, Reconciler, StepKind};
+use lunbd::uevent::Message;
+use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
+use machine::san::San;
+use serde_json::json;
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+fn id(text: &str) -> VolumeId {
+    text.parse().unwrap()
+}
+
+fn request(source: &str) -> AttachRequest {
+    AttachRequest::new(source.parse::<Source>().unwrap())
+}
+
+/// A machine with a host whose scan finds nothing, disks of our own on it, and
+/// their journal.
+struct Node {
+    san: San,
+    engine: Arc<Engine>,
+}
+
+impl Node {
+    fn with_disks(disks: u32) -> Self {
+        let mut san = San::new();
+        san.machine.host(0);
+        san.machine.write("run/lunbd/journal/journal.lock", "");
+        for lun in 0..disks {
+            let name = san.disk(0, lun, Some(lun));
+            let record = json!({
+                "volume": format!("pvc-{lun}"),
+                "spec": {
+                    "sources": [format!("scsi:0:0:0:{lun}")], "expect": null, "min_paths": 1,
+                    "multipath": "prefer", "nbd": null,
+                },
+                "intent": null,
+                "outcome": {
+                    "node": format!("/dev/{name}"), "devno": format!("8:{}", lun * 16),
+                    "diskseq": (lun + 1).to_string(), "size": 1_048_576,
+                    "names": [format!("naa.60014051{:016x}{lun:08x}", 0)], "map": null,
+                    "nbd_index": null, "at": "2026-11-21T03:00:00Z",
+                },
+            });
+            let sealed = Record::seal(&serde_json::to_vec(&record).unwrap());
+            let file = format!("run/lunbd/journal/pvc-{lun}.json");
+            fs::write(san.machine.path(&file), sealed).unwrap();
+        }
+        let engine = Arc::new(Engine::start(san.machine.roots()).unwrap());
+        Self { san, engine }
+    }
+
+    fn reconciler(&self, options: Options) -> Reconciler {
+        let journal = self.engine.open_journal(soon()).unwrap();
+        Reconciler::new(Arc::clone(&self.engine), journal, options.trust())
+    }
+
+    /// The disk is gone, as after a session's end, past us.
+    fn lose(&self, lun: u32) {
+        let link = format!("sys/bus/scsi/devices/0:0:0:{lun}");
+        fs::remove_file(self.san.machine.path(&link)).unwrap();
+        let name = format!("8:{}", lun * 16);
+        fs::remove_file(self.san.machine.path(&format!("sys/dev/block/{name}"))).unwrap();
+    }
+
+    fn announce(&self, lun: u32) {
+        let path = format!("/devices/x/host0/target0:0:0/0:0:0:{lun}/block/sda");
+        let text =
+            format!("remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=block\0SEQNUM=1\0");
+        let message = Message::parse(text.as_bytes()).unwrap();
+        self.engine.hub().feed(&message);
+    }
+}
+
+fn wanted(luns: std::ops::Range<u32>) -> Desired {
+    let mut desired = Desired::default();
+    for lun in luns {
+        let request = request(&format!("scsi:0:0:0:{lun}"));
+        desired.insert(id(&format!("pvc-{lun}")), &request).unwrap();
+    }
+    desired
+}
+
+/// Runs it while `test` goes on, also when that panics.
+fn while_running(reconciler: &Reconciler, test: impl FnOnce()) {
+    struct Stop<'a>(&'a Reconciler);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop();
+        }
+    }
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| reconciler.run());
+        let stop = Stop(reconciler);
+        test();
+        drop(stop);
+        running.join().unwrap().unwrap();
+    });
+}
+
+fn next(events: &mut Events, what: impl Fn(&Event) -> bool) -> Event {
+    loop {
+        let event = events.next(soon()).expect("the event in time");
+        if what(&event) {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn what_stands_as_it_is_wanted_is_left_alone() {
+    let node = Node::with_disks(5);
+    let reconciler = node.reconciler(Options::default());
+    reconciler.set(wanted(0..5));
+    let left = reconciler.apply(soon()).unwrap();
+    assert!(left.is_empty(), "{left}");
+    assert_eq!(reconciler.counters().steps, 0);
+    let there = reconciler.wait_attached(&id("pvc-3"), soon()).unwrap();
+    assert!(there.node.is_some(), "{there:?}");
+}
+
+#[test]
+fn what_is_wanted_no_more_is_in_use_until_its_detach_is_proven() {
+    let node = Node::with_disks(2);
+    node.lose(1);
+    let reconciler = node.reconciler(Options::default());
+    reconciler.set(wanted(0..1));
+    assert_eq!(reconciler.in_use().len(), 2);
+    let left = reconciler.apply(soon()).unwrap();
+    assert!(left.is_empty(), "{left}");
+    assert_eq!(reconciler.in_use(), [id("pvc-0")].into());
+    let mut desired = wanted(0..1);
+    desired
+        .insert(id("new"), &request("scsi:0:0:0:99"))
+        .unwrap();
+    reconciler.set(desired);
+    assert!(reconciler.in_use().contains(&id("new")));
+}
+
+#[test]
+fn a_volume_that_fails_holds_up_none_of_the_others_and_is_tried_again() {
+    let node = Node::with_disks(60);
+    for lun in 1..60 {
+        node.lose(lun);
+    }
+    let retry = Duration::from_millis(20);
+    let reconciler = node.reconciler(Options::default().retry(retry, retry));
+    let mut desired = wanted(0..1);
+    // The host's scan finds nothing.
+    for lun in 200..210 {
+        let volume = id(&format!("none-{lun}"));
+        desired
+            .insert(volume, &request(&format!("scsi:0:0:0:{lun}")))
+            .unwrap();
+    }
+    reconciler.set(desired);
+    let mut events = reconciler.subscribe();
+    while_running(&reconciler, || {
+        let mut detached = 0;
+        while detached < 59 {
+            let event = next(&mut events, |_| true);
+            detached += usize::from(matches!(event, Event::Detached { .. }));
+        }
+        for _ in 0..30 {
+            let failed = next(&mut events, |event| matches!(event, Event::Failed { .. }));
+            let Event::Failed { step, next_try, .. } = &failed else {
+                panic!("{failed}");
+            };
+            assert_eq!(*step, StepKind::Attach);
+            assert!(next_try.is_some());
+        }
+        let volume = id("none-205");
+        let limit = Deadline::after(Duration::from_millis(200));
+        let error = reconciler.wait_attached(&volume, limit).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.stage(), Some(Stage::Converge));
+        assert!(error.last_seen().is_some(), "{error}");
+        let unwanted = reconciler.wait_attached(&id("pvc-7"), soon()).unwrap_err();
+        assert_eq!(unwanted.kind(), ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
+    let node = Node::with_disks(50);
+    let resync = Duration::from_secs(3600);
+    let reconciler = node.reconciler(Options::default().resync(resync));
+    reconciler.set(wanted(0..50));
+    let mut events = reconciler.subscribe();
+    while_running(&reconciler, || {
+        reconciler.wait_attached(&id("pvc-7"), soon()).unwrap();
+        node.lose(7);
+        let began = Instant::now();
+        node.announce(7);
+        let lost = next(&mut events, |_| true);
+        println!("{lost} after {:?}", began.elapsed());
+        assert!(
+            matches!(lost, Event::Lost { ref volume, .. } if *volume == id("pvc-7")),
+            "{lost}"
+        );
+        let counters = reconciler.counters();
+        assert_eq!(counters.resyncs, 1, "{counters:?}");
+        assert!(counters.looks >= 1, "{counters:?}");
+        next(
+            &mut events,
+            |event| matches!(event, Event::Failed { volume, .. } if *volume == id("pvc-7")),
+        );
+    });
+}
+
+#[test]
+fn an_event_of_nobodys_wakes_nobody() {
+    let node = Node::with_disks(3);
+    let reconciler = node.reconciler(Options::default());
+    reconciler.set(wanted(0..3));
+    while_running(&reconciler, || {
+        reconciler.wait_attached(&id("pvc-2"), soon()).unwrap();
+        let before = reconciler.counters();
+        for _ in 0..100 {
+            node.announce(77);
+        }
+        // The last is of a volume, so that all have been read when it has woken.
+        node.announce(1);
+        while reconciler.counters().looks == before.looks {
+            std::thread::yield_now();
+        }
+        let woken = reconciler.counters().wakeups - before.wakeups;
+        assert!(woken <= 3, "{woken}");
+    });
+}
+
+#[test]
+fn only_one_runs_it() {
+    let node = Node::with_disks(1);
+    let reconciler = node.reconciler(Options::default());
+    reconciler.set(wanted(0..1));
+    while_running(&reconciler, || {
+        reconciler.wait_attached(&id("pvc-0"), soon()).unwrap();
+        let second = reconciler.apply(soon()).unwrap_err();
+        assert_eq!(second.kind(), ErrorKind::InUse);
+    });
+}

@@ -1,0 +1,111 @@
+//! What an agent costs that has nothing to do: a thousand volumes on a machine
+//! that is a directory.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test panics to fail, and prints what it measured"
+)]
+
+#[allow(dead_code, reason = "other tests use the rest of it")]
+mod machine;
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lunbd::engine::journal::Record;
+use lunbd::id::VolumeId;
+use lunbd::reconcile::{Desired, Options, Reconciler};
+use lunbd::{AttachRequest, Deadline, Engine, Source};
+use machine::san::San;
+use nix::sys::resource::{UsageWho, getrusage};
+use serde_json::json;
+
+const VOLUMES: u32 = 1000;
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// A value of `/proc/self/status`, in KiB.
+fn status(key: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let number = line.unwrap().trim_start_matches(':').trim();
+    number.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// A thousand disks that are attached, and their journal.
+fn machine() -> (San, Desired) {
+    let mut san = San::new();
+    san.machine.host(0);
+    san.machine.write("run/lunbd/journal/journal.lock", "");
+    let mut desired = Desired::default();
+    for lun in 0..VOLUMES {
+        let name = san.disk(0, lun, Some(lun));
+        let volume = format!("pvc-7f0c5a1e-9b1d-4d4e-8c57-{lun:012}");
+        let record = json!({
+            "volume": volume,
+            "spec": {
+                "sources": [format!("scsi:0:0:0:{lun}")], "expect": null, "min_paths": 1,
+                "multipath": "prefer", "nbd": null,
+            },
+            "intent": null,
+            "outcome": {
+                "node": format!("/dev/{name}"), "devno": format!("8:{}", lun * 16),
+                "diskseq": (lun + 1).to_string(), "size": 1_048_576,
+                "names": [format!("naa.60014051{:016x}{lun:08x}", 0)], "map": null,
+                "nbd_index": null, "at": "2026-11-21T03:00:00Z",
+            },
+        });
+        let sealed = Record::seal(&serde_json::to_vec(&record).unwrap());
+        let file = format!("run/lunbd/journal/{volume}.json");
+        fs::write(san.machine.path(&file), sealed).unwrap();
+        let source: Source = format!("scsi:0:0:0:{lun}").parse().unwrap();
+        let volume: VolumeId = volume.parse().unwrap();
+        desired.insert(volume, &AttachRequest::new(source)).unwrap();
+    }
+    (san, desired)
+}
+
+/// One test: what is measured is the whole process.
+#[test]
+fn a_thousand_volumes_that_stand_wake_nobody_but_the_slow_look_and_fit_in_32_mib() {
+    const IDLE: Duration = Duration::from_secs(3);
+    let (san, desired) = machine();
+    let engine = Arc::new(Engine::start(san.machine.roots()).unwrap());
+    let journal = engine.open_journal(soon()).unwrap();
+    let last = desired.iter().last().unwrap().0.clone();
+    let resync = Duration::from_secs(3600);
+    let options = Options::default().resync(resync).trust();
+    let reconciler = Reconciler::new(engine, journal, options);
+    reconciler.set(desired);
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| reconciler.run());
+        reconciler.wait_attached(&last, soon()).unwrap();
+        let before = reconciler.counters();
+        let switches = || {
+            getrusage(UsageWho::RUSAGE_SELF)
+                .unwrap()
+                .voluntary_context_switches()
+        };
+        let began = switches();
+        std::thread::sleep(IDLE);
+        let woken = switches() - began;
+        let after = reconciler.counters();
+        println!(
+            "{VOLUMES} volumes, idle for {IDLE:?}: {} wake-ups of the loop, {woken} voluntary \
+             context switches of the whole process (this sleep is one); {} looks at everything",
+            after.wakeups - before.wakeups,
+            after.resyncs
+        );
+        assert_eq!(after, before);
+        assert!(woken <= 3, "{woken}");
+        assert_eq!((after.resyncs, after.steps), (1, 0));
+        let (resident, peak) = (status("VmRSS"), status("VmHWM"));
+        println!("resident: {resident} KiB, at its peak {peak} KiB");
+        assert!(peak < 32 << 10, "{peak} KiB");
+        reconciler.stop();
+        running.join().unwrap().unwrap();
+    });
+}
