@@ -27,6 +27,7 @@ mod nbd_options;
 mod patient;
 mod phases;
 mod preflight;
+mod reap;
 mod receipt;
 #[cfg(feature = "journal")]
 mod recover;
@@ -51,6 +52,7 @@ pub use journal::Journal;
 pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};
+pub use reap::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
 pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 #[cfg(feature = "journal")]
 pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};

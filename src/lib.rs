@@ -98,6 +98,12 @@
 //! volume by its identity and finishes or undoes what was begun. The journal
 //! holds intent; what stands is read from the kernel.
 //!
+//! # What the array took away
+//!
+//! [`Engine::reap`] finds the devices that the kernel keeps of LUNs which their
+//! target has no more, proves it by the target's own word, and takes away those
+//! that nobody uses.
+//!
 //! # Waiting
 //!
 //! Every call that can wait takes a [`Deadline`], which covers the whole call. A

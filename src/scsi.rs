@@ -12,8 +12,7 @@ mod rescan;
 mod scan;
 mod state;
 
-pub(crate) use ask::read_capacity;
-pub(crate) use ask::read_identity;
+pub(crate) use ask::{ask_presence, read_capacity, read_identity, report_luns};
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
 pub(crate) use device::require_host;

@@ -222,16 +222,23 @@ impl Engine {
         if !cached.names.is_empty() && !cached.is_same_unit(&found.identity) {
             return Ok(Some(cached.to_string()));
         }
-        // The record of an earlier disk of that number says nothing of this one.
-        let links = udev_record::read_links(self.roots(), found.disk.devno())?;
-        let life = found.diskseq.map(|seq| format!("disk/by-diskseq/{seq}"));
-        if !life.is_some_and(|life| links.contains(&life)) {
-            return Ok(None);
-        }
-        let born: BTreeSet<Wwid> = links.iter().filter_map(|link| name_in(link)).collect();
+        let born = self.born_as(&found.disk)?;
         let is_one = |name: &Wwid| found.identity.is(name);
         let first = born.iter().next().filter(|_| !born.iter().any(is_one));
         Ok(first.map(ToString::to_string))
+    }
+
+    /// The NAA and EUI-64 names in udev's record of this life of a disk; none
+    /// before Linux 5.15.
+    pub(super) fn born_as(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
+        let links = udev_record::read_links(self.roots(), disk.devno())?;
+        // The record of an earlier disk of that number says nothing of this one.
+        let life = disk.diskseq()?;
+        let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
+        if !life.is_some_and(|life| links.contains(&life)) {
+            return Ok(BTreeSet::new());
+        }
+        Ok(links.iter().filter_map(|link| name_in(link)).collect())
     }
 }
 

@@ -3,6 +3,8 @@
 
 mod capacity;
 mod inquiry;
+mod presence;
+mod report_luns;
 
 use std::fs::File;
 use std::time::Duration;
@@ -12,6 +14,8 @@ use memmap2::MmapMut;
 
 pub(crate) use capacity::read_capacity;
 pub(crate) use inquiry::{read_product, read_vpd};
+pub(crate) use presence::{Presence, ask_presence};
+pub(crate) use report_luns::report_luns;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -43,20 +47,38 @@ fn command<'a>(
     buffer: &'a mut [u8],
     timeout: Duration,
 ) -> Result<Option<&'a [u8]>> {
+    let done = send(device, name, cdb, buffer, timeout)?;
+    match verdict(&done) {
+        Verdict::Good => Ok(buffer.get(..done.transferred)),
+        Verdict::Unsupported => Ok(None),
+        Verdict::Attention | Verdict::Failed => Err(failed(name, &done)),
+    }
+}
+
+/// Sends a command that reads, again where the device only had to report
+/// something first, and returns how it ended. **Blocks** as [`command`].
+///
+/// # Errors
+/// `Io` where it could not be sent.
+fn send(
+    device: &File,
+    name: &str,
+    cdb: &[u8],
+    buffer: &mut [u8],
+    timeout: Duration,
+) -> Result<Completion> {
     // A unit attention is reported once and then gone.
-    for last_try in [false, false, true] {
+    let mut tries = 3;
+    loop {
         let done = sg::read_command(device, cdb, buffer, timeout).map_err(|errno| {
             let message = format!("cannot send {name}: {}", errno.desc());
             Error::new(ErrorKind::Io, message)
         })?;
-        match verdict(&done) {
-            Verdict::Good => return Ok(buffer.get(..done.transferred)),
-            Verdict::Unsupported => return Ok(None),
-            Verdict::Attention if !last_try => {}
-            Verdict::Attention | Verdict::Failed => return Err(failed(name, &done)),
+        tries -= 1;
+        if tries == 0 || !matches!(verdict(&done), Verdict::Attention) {
+            return Ok(done);
         }
     }
-    Ok(None)
 }
 
 enum Verdict {

@@ -9,7 +9,9 @@ use super::identity::{Identity, Pages};
 use super::lanes::Lanes;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Lun;
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::sg::Presence;
 use crate::kernel::{Roots, sg};
 
 /// As long as the kernel's own scan gives an INQUIRY (`scsi_scan.c`,
@@ -64,6 +66,59 @@ pub(crate) fn read_capacity(
         move || {
             let unit = Unit::open(&roots, &disk, deadline)?;
             sg::read_capacity(&unit.file, unit.limit())
+        },
+    )
+}
+
+/// Asks the device's target whether there is a unit at all.
+///
+/// # Errors
+/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
+/// nobody answers; `Quarantined`; `TimedOut` at stage `identify`.
+pub(crate) fn ask_presence(
+    roots: &Roots,
+    lanes: &Lanes,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<Presence> {
+    let what = format!("{} to say whether it is there", disk.name());
+    let (roots, disk) = (roots.clone(), disk.clone());
+    lanes.on_device(
+        device.hctl(),
+        Stage::Identify,
+        &what,
+        deadline,
+        || format!("no answer; {}", device.describe()),
+        move || {
+            let unit = Unit::open(&roots, &disk, deadline)?;
+            sg::ask_presence(&unit.file, unit.limit())
+        },
+    )
+}
+
+/// Asks the device's target for all of its LUNs.
+///
+/// # Errors
+/// As [`ask_presence`]; `NotSupported`.
+pub(crate) fn report_luns(
+    roots: &Roots,
+    lanes: &Lanes,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<Vec<Lun>> {
+    let what = format!("{} to list the LUNs of its target", disk.name());
+    let (roots, disk) = (roots.clone(), disk.clone());
+    lanes.on_device(
+        device.hctl(),
+        Stage::Identify,
+        &what,
+        deadline,
+        || format!("no answer; {}", device.describe()),
+        move || {
+            let unit = Unit::open(&roots, &disk, deadline)?;
+            sg::report_luns(&unit.file, unit.limit())
         },
     )
 }

@@ -53,6 +53,10 @@ pub(crate) enum Command {
     /// After a crash: find every volume of the journal on this machine, finish or
     /// undo what was begun, and say what was found.
     Recover(Recover),
+    /// Take away the SCSI devices whose unit is gone on the array: only where the
+    /// target itself says so, and nobody uses the device. Volumes of the journal
+    /// are left to their detach.
+    Reap(Reap),
     /// List the SCSI units with their paths, maps and mounts, and the connected
     /// NBD devices.
     List,
@@ -102,6 +106,21 @@ pub(crate) struct Attach {
 #[derive(Debug, Args)]
 pub(crate) struct Recover {
     /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
+
+    /// How long the whole may take: 500ms, 60s, 2m.
+    #[arg(long, default_value = "60s", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Reap {
+    /// Take nothing away; print the proofs, and what would become of each.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// The journal's directory; without it /run/lunbd/journal, where there is one.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 

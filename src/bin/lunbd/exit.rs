@@ -24,6 +24,11 @@ fn code(kind: ErrorKind) -> u8 {
     }
 }
 
+/// The exit code for a failure that is told on standard output.
+pub(crate) fn of(kind: ErrorKind) -> ExitCode {
+    ExitCode::from(code(kind))
+}
+
 /// Says what failed.
 pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
     say(error.kind(), error, json)
@@ -47,7 +52,7 @@ fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitC
     } else {
         writeln!(stderr, "lunbd: {error:#}")
     };
-    ExitCode::from(code(kind))
+    of(kind)
 }
 
 /// Help and version are no failures; everything else says what was expected.

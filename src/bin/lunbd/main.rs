@@ -11,6 +11,7 @@ mod exit;
 mod heal;
 mod list;
 mod progress;
+mod reap;
 mod recover;
 mod resize;
 mod table;
@@ -44,6 +45,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Detach(what) => detach::run(&start()?, what, json),
         Command::Heal(what) => heal::run(&start()?, what, json),
         Command::Recover(what) => recover::run(&start()?, &what, json),
+        Command::Reap(what) => reap::run(&start()?, &what, json),
         Command::Resize(what) => resize::run(&start()?, what, json),
         Command::List => list::run(&start()?, json),
         Command::Watch => watch::run(&start()?, json),

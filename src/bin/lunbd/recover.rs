@@ -21,6 +21,18 @@ pub(crate) fn open(
     }
 }
 
+/// As [`open`], without the machine's journal where nobody keeps one.
+pub(crate) fn open_if_there(
+    engine: &Engine,
+    directory: Option<&Path>,
+    deadline: Deadline,
+) -> Result<Option<Journal>> {
+    let is_kept = || engine.roots().run.join("lunbd/journal").exists();
+    let wanted = directory.is_some() || is_kept();
+    let open = || open(engine, directory, deadline);
+    wanted.then(open).transpose()
+}
+
 /// Exits with 1 where a volume is left that is neither attached nor detached.
 pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Result<ExitCode> {
     let progress = Progress::of("recovering");

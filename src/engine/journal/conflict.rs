@@ -3,7 +3,7 @@
 
 use super::record::{Record, VolumeSpec};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{VolumeId, Wwid};
+use crate::id::{Hctl, Source, VolumeId, Wwid};
 use crate::scsi::Identity;
 
 /// What a volume lays claim to.
@@ -25,13 +25,19 @@ impl<'a> Claimant<'a> {
         }
     }
 
+    /// Whether it is meant to be at this address and nobody has said its name.
+    pub(super) fn is_meant_at(&self, hctl: Hctl) -> bool {
+        let nameless = self.names.is_empty() && self.spec.expect.is_none();
+        nameless && self.spec.sources.contains(&Source::Scsi(hctl))
+    }
+
     fn is(&self, name: &Wwid) -> bool {
         self.names.contains(name) || self.spec.expect.as_ref() == Some(name)
     }
 
     /// Whether the unit that says this of itself is its own. A weak name that a
     /// vendor gives to many units counts for nothing.
-    fn owns(&self, identity: &Identity) -> bool {
+    pub(super) fn owns(&self, identity: &Identity) -> bool {
         match self.names.first() {
             Some(name) => identity.wwid() == Some(name),
             None => self

@@ -7,7 +7,7 @@ use super::record::{Record, VolumeSpec};
 use super::{Busy, Journal, Shared, Table, file};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::VolumeId;
+use crate::id::{Hctl, VolumeId};
 use crate::kernel::worker;
 use crate::scsi::Identity;
 
@@ -59,11 +59,19 @@ impl Journal {
             volume: volume.clone(),
         }))
     }
+
+    /// The volume that a unit is, or that is meant to be at its address.
+    pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
+        let table = self.shared.table();
+        let mut claimants = table.claimants();
+        let owner = claimants.find(|one| one.owns(identity) || one.is_meant_at(hctl));
+        owner.map(|owner| owner.volume.clone())
+    }
 }
 
 impl Table {
-    /// What the other volumes lay claim to.
-    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
+    /// What all volumes lay claim to.
+    fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
         let busy = self.busy.iter().filter_map(|(volume, busy)| {
             let (spec, names) = (busy.spec.as_ref()?, &*busy.names);
             Some(Claimant {
@@ -73,9 +81,13 @@ impl Table {
             })
         });
         let known = self.records.values().map(Claimant::of);
-        known
-            .chain(busy)
-            .filter(move |other| other.volume != volume)
+        known.chain(busy)
+    }
+
+    /// What the other volumes lay claim to.
+    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
+        let claimants = self.claimants();
+        claimants.filter(move |other| other.volume != volume)
     }
 }
 

@@ -9,6 +9,11 @@ use crate::error::{Error, ErrorKind, Result};
 const INQUIRY: u8 = 0x12;
 /// The first try asks for what every device since SCSI-2 can answer.
 const SHORT: u16 = 255;
+/// Of the standard data, up to and with the product's revision: every device
+/// answers as much.
+pub(super) const STANDARD: u8 = 36;
+/// Asks for the standard data.
+pub(super) const STANDARD_CDB: [u8; 6] = [INQUIRY, 0, 0, 0, STANDARD, 0];
 /// A VPD page's header: type, page code, length.
 const HEADER: usize = 4;
 
@@ -57,12 +62,9 @@ pub(crate) fn read_vpd(device: &File, code: u8, timeout: Duration) -> Result<Opt
 /// # Errors
 /// As [`read_vpd`].
 pub(crate) fn read_product(device: &File, timeout: Duration) -> Result<String> {
-    /// Up to and with the product's revision, as every device answers.
-    const LENGTH: u8 = 36;
     let mut memory = page()?;
-    let (buffer, _) = memory.split_at_mut(usize::from(LENGTH));
-    let cdb = [INQUIRY, 0, 0, 0, LENGTH, 0];
-    let answer = command(device, "INQUIRY", &cdb, buffer, timeout)?;
+    let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
+    let answer = command(device, "INQUIRY", &STANDARD_CDB, buffer, timeout)?;
     let product = answer.and_then(|answer| answer.get(8..32)).ok_or_else(|| {
         let message = "the device's standard INQUIRY data names no product";
         Error::new(ErrorKind::Io, message)

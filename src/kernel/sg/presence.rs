@@ -1,0 +1,120 @@
+//! Whether a logical unit is there: what its target itself answers for it.
+
+use std::fs::File;
+use std::time::Duration;
+
+use lunbd_sys::sg::Completion;
+
+use super::inquiry::{STANDARD, STANDARD_CDB};
+use super::{CHECK_CONDITION, ILLEGAL_REQUEST, Verdict, failed, page, send, verdict};
+use crate::error::{Error, ErrorKind, Result};
+
+const INQUIRY: &str = "INQUIRY";
+const TEST_UNIT_READY: &str = "TEST UNIT READY";
+/// LOGICAL UNIT NOT SUPPORTED (SPC-5, table F.1).
+const NOT_SUPPORTED: (u8, u8) = (0x25, 0x00);
+
+/// A target's word on one of its LUNs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// A unit is there, whichever it is.
+    Present,
+    /// This command was refused with LOGICAL UNIT NOT SUPPORTED.
+    NotSupported(&'static str),
+    /// The first byte of the standard INQUIRY data says that no unit is there.
+    NoUnit(u8),
+}
+
+/// Asks with INQUIRY, which a target answers for LUNs as well that it does not
+/// have, and then with TEST UNIT READY. **Blocks** for up to `timeout` a try and
+/// the kernel's error recovery: call it on a worker.
+///
+/// # Errors
+/// `Io` or `NotReady` where nobody answered, which says nothing of the unit.
+pub(crate) fn ask_presence(device: &File, timeout: Duration) -> Result<Presence> {
+    let mut memory = page()?;
+    let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
+    let done = send(device, INQUIRY, &STANDARD_CDB, buffer, timeout)?;
+    if is_refused(&done) {
+        return Ok(Presence::NotSupported(INQUIRY));
+    }
+    if !matches!(verdict(&done), Verdict::Good) {
+        return Err(failed(INQUIRY, &done));
+    }
+    let answer = buffer.get(..done.transferred).unwrap_or_default();
+    let Some(&first) = answer.first() else {
+        let message = "the device's standard INQUIRY data is empty";
+        return Err(Error::new(ErrorKind::Io, message));
+    };
+    if says_no_unit(first) {
+        return Ok(Presence::NoUnit(first));
+    }
+    let done = send(device, TEST_UNIT_READY, &[0; 6], &mut [], timeout)?;
+    if is_refused(&done) {
+        return Ok(Presence::NotSupported(TEST_UNIT_READY));
+    }
+    // A unit that is not ready is there.
+    if done.status == 0 && !matches!(verdict(&done), Verdict::Good) {
+        return Err(failed(TEST_UNIT_READY, &done));
+    }
+    Ok(Presence::Present)
+}
+
+/// Peripheral qualifier and device type (SPC-5, 6.7.2): 011b is "no unit can be
+/// here". 001b is "none is connected here", which a path in the ALUA state
+/// offline says too, of a unit that stands; it names the unit's type then, and
+/// where it names none (1Fh, as LIO does at LUN 0) there is none.
+fn says_no_unit(first: u8) -> bool {
+    const NO_TYPE: u8 = 0x1f;
+    let (qualifier, kind) = (first >> 5, first & 0x1f);
+    qualifier == 0b011 || (qualifier == 0b001 && kind == NO_TYPE)
+}
+
+fn is_refused(done: &Completion) -> bool {
+    done.status == CHECK_CONDITION && is_not_supported(&done.sense)
+}
+
+/// Only sense data of the command itself (70h, 72h), not of an earlier one.
+fn is_not_supported(sense: &[u8]) -> bool {
+    let at = |index: usize| sense.get(index).copied();
+    let (key, code) = match at(0).map(|byte| byte & 0x7f) {
+        Some(0x70) => (at(2), at(12).zip(at(13))),
+        Some(0x72) => (at(1), at(2).zip(at(3))),
+        _ => return false,
+    };
+    key.map(|key| key & 0x0f) == Some(ILLEGAL_REQUEST) && code == Some(NOT_SUPPORTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_logical_unit_not_supported_of_the_command_itself_is_a_refusal_of_the_unit() {
+        let mut fixed = [0; 18];
+        fixed[0] = 0x70;
+        fixed[2] = ILLEGAL_REQUEST;
+        fixed[12] = 0x25;
+        assert!(is_not_supported(&fixed));
+        assert!(!is_not_supported(&fixed[..13]));
+        let deferred = [&[0x71], &fixed[1..]].concat();
+        assert!(!is_not_supported(&deferred));
+        let invalid_field = [&fixed[..12], &[0x24, 0]].concat();
+        assert!(!is_not_supported(&invalid_field));
+        let mut not_ready = fixed;
+        not_ready[2] = 0x02;
+        assert!(!is_not_supported(&not_ready));
+        assert!(is_not_supported(&[0x72, 0x05, 0x25, 0, 0, 0, 0, 0]));
+        assert!(!is_not_supported(&[0x72, 0x05, 0x25, 1]));
+        assert!(!is_not_supported(&[]));
+    }
+
+    #[test]
+    fn a_path_that_is_not_connected_to_a_disk_is_no_word_on_the_unit() {
+        assert!(says_no_unit(0x7f));
+        assert!(says_no_unit(0x60));
+        assert!(says_no_unit(0x3f));
+        assert!(!says_no_unit(0x20));
+        assert!(!says_no_unit(0x00));
+    }
+}
