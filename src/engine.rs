@@ -9,6 +9,7 @@ mod attach_scsi;
 mod bring;
 #[cfg(feature = "journal")]
 mod causes;
+mod capacity;
 mod claim;
 mod detach;
 mod detach_nbd;
@@ -41,6 +42,7 @@ mod volume;
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
 #[cfg(feature = "journal")]
 pub use causes::{Cause, Listening};
+pub use capacity::{Capacity, FileSystem};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use heal::{HealOutcome, Healer, Healing, Treatment};
 pub use in_use::Holder;
@@ -69,6 +71,7 @@ use crate::kernel::Roots;
 use crate::nbd::Link;
 use crate::scsi::{Lanes, StuckCall};
 use crate::uevent::{Hub, HubOptions};
+use capacity::Questions;
 
 /// A machine and the thread that listens to its kernel. One serves a whole
 /// process: share it by reference or in an `Arc`.
@@ -80,6 +83,8 @@ pub struct Engine {
     lanes: Lanes,
     /// Our ends of the links of the NBD devices that this process connected.
     links: Mutex<BTreeMap<NbdIndex, Link>>,
+    /// What mounted file systems were asked and have not answered.
+    questions: Questions,
 }
 
 impl Engine {
@@ -96,12 +101,12 @@ impl Engine {
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
         let lanes = Lanes::new(&roots);
-        let links = Mutex::default();
         Ok(Self {
             roots,
             hub,
             lanes,
-            links,
+            links: Mutex::default(),
+            questions: Questions::default(),
         })
     }
 

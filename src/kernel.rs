@@ -5,6 +5,7 @@ pub(crate) mod block_tree;
 pub mod blockdev;
 pub(crate) mod device_dir;
 pub(crate) mod dm;
+pub mod file_system;
 pub(crate) mod genl;
 pub mod machine;
 pub mod mounts;

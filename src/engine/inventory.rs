@@ -9,6 +9,7 @@ use super::Engine;
 use crate::error::Result;
 use crate::id::{DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::mounts::Mount;
 use crate::nbd::{self, Knowledge, Link, NbdDevice};
 use crate::scsi::{Identity, State};
@@ -45,6 +46,20 @@ pub struct InventoryUnit {
     pub mounts: Vec<Mount>,
     /// The swap areas on the same.
     pub swaps: Vec<DevNo>,
+}
+
+impl InventoryUnit {
+    /// Whether the device of this number is its map, a path of it, or it.
+    fn is(&self, devno: DevNo) -> bool {
+        match &self.kind {
+            UnitKind::Scsi(unit) => {
+                let map = unit.map.as_ref().map(|map| map.devno);
+                let paths = unit.paths.iter().filter_map(|path| path.devno);
+                map.into_iter().chain(paths).any(|number| number == devno)
+            }
+            UnitKind::Nbd(unit) => unit.devno == devno,
+        }
+    }
 }
 
 /// What a unit is.
@@ -172,6 +187,21 @@ impl Engine {
             }
         }
         Ok(Inventory { units })
+    }
+
+    /// The unit that a device is: a path of it, its map, or a partition of one of
+    /// these.
+    pub(super) fn unit_behind(&self, devno: DevNo) -> Result<Option<InventoryUnit>> {
+        let mut disk = BlockDevice::of(self.roots(), devno)?;
+        if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
+            let parent = partition.dir().parent();
+            disk = parent.map(BlockDevice::at).transpose()?.flatten();
+        }
+        let Some(disk) = disk else {
+            return Ok(None);
+        };
+        let mut units = self.inventory()?.units.into_iter();
+        Ok(units.find(|unit| unit.is(disk.devno())))
     }
 
     /// `None` where it is free.

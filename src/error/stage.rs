@@ -54,6 +54,8 @@ pub enum Stage {
     Rescan,
     /// Giving the multipath map its paths' new size.
     Resize,
+    /// Asking a mounted file system how full it is.
+    Measure,
     /// Writing down what is about to be done, or what was.
     Journal,
     /// Waiting for a volume to be as it is wanted.
@@ -88,6 +90,7 @@ impl Stage {
             Self::Forget => "forget",
             Self::Rescan => "rescan",
             Self::Resize => "resize",
+            Self::Measure => "measure",
             Self::Journal => "journal",
             Self::Converge => "converge",
         }

@@ -3,55 +3,83 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use indicatif::HumanBytes;
-use lunbd::engine::{Inventory, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind};
-use lunbd::{Engine, Result};
+use lunbd::engine::{FileSystem, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind};
+use lunbd::kernel::file_system::Usage;
+use lunbd::{Deadline, Engine, Result};
+use serde::Serialize;
 
 use crate::{exit, table};
 
-const HEADING: [&str; 7] = [
-    "SOURCE", "DEVICE", "SIZE", "STATE", "PATHS", "HELD BY", "NAME",
+const HEADING: [&str; 8] = [
+    "SOURCE", "DEVICE", "SIZE", "USED", "STATE", "PATHS", "HELD BY", "NAME",
 ];
+
+/// How long the mounted file systems may take to say how full they are.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// A unit, and how full it is.
+#[derive(Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    unit: InventoryUnit,
+    file_systems: Vec<FileSystem>,
+}
+
+#[derive(Serialize)]
+struct List {
+    units: Vec<Listed>,
+}
 
 type Row = [String; HEADING.len()];
 
 pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
-    let inventory = engine.inventory()?;
+    let deadline = Deadline::after(LIMIT);
+    let units = engine.inventory()?.units.into_iter();
+    let units = units.map(|unit| Listed {
+        file_systems: engine.file_systems(&unit, deadline),
+        unit,
+    });
+    let list = List {
+        units: units.collect(),
+    };
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &inventory)
+            exit::write_json(&mut out, &list)
         } else {
-            write(out, &inventory)
+            write(out, &list)
         }
     }))
 }
 
-fn write(out: &mut dyn Write, inventory: &Inventory) -> io::Result<()> {
-    if inventory.units.is_empty() {
+fn write(out: &mut dyn Write, list: &List) -> io::Result<()> {
+    if list.units.is_empty() {
         return writeln!(out, "no SCSI disks and no connected NBD devices");
     }
     let mut rows = vec![HEADING.map(str::to_owned)];
-    rows.extend(inventory.units.iter().flat_map(rows_of));
+    rows.extend(list.units.iter().flat_map(rows_of));
     table::write(out, &rows)
 }
 
 /// A line for the unit, and one for each path where that tells more.
-fn rows_of(unit: &InventoryUnit) -> Vec<Row> {
-    match &unit.kind {
+fn rows_of(listed: &Listed) -> Vec<Row> {
+    match &listed.unit.kind {
         UnitKind::Scsi(scsi) => {
             let alone = scsi.map.is_none() && scsi.paths.len() == 1;
             let paths = scsi.paths.iter().filter(|_| !alone).map(path_row);
-            let mut rows = vec![scsi_row(unit, scsi)];
+            let mut rows = vec![scsi_row(listed, scsi)];
             rows.extend(paths);
             rows
         }
-        UnitKind::Nbd(nbd) => vec![nbd_row(unit, nbd)],
+        UnitKind::Nbd(nbd) => vec![nbd_row(listed, nbd)],
         _ => Vec::new(),
     }
 }
 
-fn scsi_row(unit: &InventoryUnit, scsi: &ScsiUnit) -> Row {
+fn scsi_row(listed: &Listed, scsi: &ScsiUnit) -> Row {
+    let unit = &listed.unit;
     let (source, node) = match (&scsi.map, scsi.paths.as_slice()) {
         (Some(map), _) => (map.name.clone(), Some(&map.node)),
         (None, [path]) => (format!("scsi:{}", path.hctl), path.node.as_ref()),
@@ -65,6 +93,7 @@ fn scsi_row(unit: &InventoryUnit, scsi: &ScsiUnit) -> Row {
         source,
         or_dash(node.map(|node| node.display())),
         or_dash(unit.size.map(HumanBytes)),
+        used(&listed.file_systems),
         state,
         scsi.paths.len().to_string(),
         held_by(unit),
@@ -77,6 +106,7 @@ fn path_row(path: &InventoryPath) -> Row {
         format!("  scsi:{}", path.hctl),
         or_dash(path.node.as_ref().map(|node| node.display())),
         or_dash(path.size.map(HumanBytes)),
+        String::new(),
         state(path).to_owned(),
         String::new(),
         String::new(),
@@ -86,18 +116,47 @@ fn path_row(path: &InventoryPath) -> Row {
     ]
 }
 
-fn nbd_row(unit: &InventoryUnit, nbd: &NbdUnit) -> Row {
+fn nbd_row(listed: &Listed, nbd: &NbdUnit) -> Row {
+    let unit = &listed.unit;
     let source = nbd.source.as_ref().map(ToString::to_string);
     [
         source.unwrap_or_else(|| format!("nbd{}", nbd.index)),
         nbd.node.display().to_string(),
         or_dash(unit.size.map(HumanBytes)),
+        used(&listed.file_systems),
         nbd.state.to_string(),
         nbd.connections.to_string(),
         held_by(unit),
         // The source says it already.
         or_dash(nbd.backend.as_ref().filter(|_| nbd.source.is_none())),
     ]
+}
+
+/// Of each file system, in the order of their devices' numbers.
+fn used(file_systems: &[FileSystem]) -> String {
+    let shares: Vec<String> = file_systems
+        .iter()
+        .map(|file_system| match &file_system.usage {
+            Some(usage) => share(usage),
+            None => "no answer".to_owned(),
+        })
+        .collect();
+    or_dash((!shares.is_empty()).then(|| shares.join(", ")))
+}
+
+/// As df counts it: of what those without privilege can have.
+pub(crate) fn share(usage: &Usage) -> String {
+    let (used, all) = (
+        usage.used_bytes,
+        usage.used_bytes.saturating_add(usage.available_bytes),
+    );
+    match u128::from(used)
+        .saturating_mul(100)
+        .checked_div(u128::from(all))
+    {
+        Some(percent) => format!("{percent}%"),
+        None => "-".to_owned(),
+    }
 }
 
 /// The state that all have, or how many run.

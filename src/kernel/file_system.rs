@@ -1,0 +1,76 @@
+//! What a mounted file system says of its space.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use nix::sys::statvfs::fstatvfs;
+
+use super::blockdev::devno_of;
+use crate::error::{Error, Result};
+use crate::id::DevNo;
+
+/// Space in bytes, and files, as statvfs counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Usage {
+    /// All there is.
+    pub total_bytes: u64,
+    /// What is taken.
+    pub used_bytes: u64,
+    /// What is left for those without privilege: with what is used, less than
+    /// all by what the file system keeps back.
+    pub available_bytes: u64,
+    /// How many files there can be; 0 where the file system sets no limit.
+    pub total_inodes: u64,
+    /// How many there are.
+    pub used_inodes: u64,
+    /// How many more there can be.
+    pub free_inodes: u64,
+}
+
+/// Asks the file system that is mounted at `path`, and says which device its
+/// files are on: another than expected where it was unmounted meanwhile.
+/// **Blocks** for as long as the file system does: call it on a worker.
+///
+/// # Errors
+/// By the errno; `Io` (`EIO`) where the file system has shut down.
+pub(crate) fn read(path: &Path) -> Result<(Usage, DevNo)> {
+    let failed = |error: &std::io::Error| Error::io("cannot examine", path, error);
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_PATH.bits())
+        .open(path)
+        .map_err(|error| failed(&error))?;
+    let device = directory.metadata().map_err(|error| failed(&error))?.dev();
+    let stat = fstatvfs(&directory).map_err(|errno| failed(&errno.into()))?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
+    let usage = Usage {
+        total_bytes: bytes(stat.blocks()),
+        used_bytes: bytes(stat.blocks().saturating_sub(stat.blocks_free())),
+        available_bytes: bytes(stat.blocks_available()),
+        total_inodes: stat.files(),
+        used_inodes: stat.files().saturating_sub(stat.files_free()),
+        free_inodes: stat.files_free(),
+    };
+    Ok((usage, devno_of(device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_and_what_is_available_are_parts_of_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let (usage, device) = read(directory.path()).unwrap();
+        let found = std::fs::metadata(directory.path()).unwrap().dev();
+        assert_eq!(device, devno_of(found));
+        assert!(usage.total_bytes > 0, "{usage:?}");
+        assert!(usage.used_bytes + usage.available_bytes <= usage.total_bytes);
+        assert_eq!(usage.used_inodes + usage.free_inodes, usage.total_inodes);
+        assert!(read(&directory.path().join("none")).is_err());
+    }
+}
