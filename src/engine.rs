@@ -34,6 +34,7 @@ mod receipt;
 mod recover;
 mod resize;
 mod take_down;
+mod telemetry;
 mod undo;
 mod unit;
 #[cfg(feature = "journal")]

@@ -113,6 +113,13 @@
 //! of it. There is no async runtime to bring and no subscriber is installed for
 //! the `tracing` spans.
 //!
+//! # What is measured
+//!
+//! Spans of the `tracing` facade name the call, the volume, the path and the
+//! stage. With the feature `metrics` the durations of calls and stages, and
+//! counts, go to whichever recorder of that facade the process has installed:
+//! `Engine::publish_metrics` lists them.
+//!
 //! # Example
 //!
 //! ```no_run

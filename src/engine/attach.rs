@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::nbd_options::NbdOptions;
 use super::phases::{Phase, Phases, StageObserver};
+use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
@@ -294,7 +295,11 @@ impl Engine {
     /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let mut phases = Phases::new(request.observer.as_ref());
+        telemetry::measured(Call::Attach, || self.attach_timed(request, deadline))
+    }
+
+    fn attach_timed(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
+        let mut phases = Phases::new(Call::Attach, request.observer.as_ref());
         let mut attachment = match &request.source {
             Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
                 self.attach_scsi(request, &mut phases, deadline)?

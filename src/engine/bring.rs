@@ -84,17 +84,17 @@ impl Engine {
         // What one path cannot do in half of the time does not take the rest of
         // it from those that can.
         let limit = Deadline::after(deadline.remaining() / 2);
-        let observer = phases.fork();
+        let fork = phases.fork();
         let done: Vec<_> = thread::scope(|scope| {
             let span = tracing::Span::current();
             let threads: Vec<_> = ways
                 .into_iter()
                 .map(|way| {
                     let (via, span) = (way.0.clone(), span.clone());
-                    let (bring, observer) = (&bring, observer.as_ref());
+                    let (bring, fork) = (&bring, &fork);
                     let thread = scope.spawn(move || {
                         let _entered = span.entered();
-                        let mut own = Phases::new(observer);
+                        let mut own = fork.clock();
                         let brought = bring(way, &mut own, limit);
                         (brought, own.part())
                     });

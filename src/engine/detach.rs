@@ -10,6 +10,7 @@ use super::Engine;
 use super::detach_scsi::Wanted;
 use super::phases::{Phase, Phases, StageObserver};
 use super::receipt::{DetachFailure, Flush, Receipt};
+use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, Source, Wwid};
@@ -260,16 +261,22 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         let request = request.into();
         tracing::Span::current().record("target", request.target.to_string());
-        let mut phases = Phases::new(request.observer.as_ref());
+        telemetry::measured(Call::Detach, || self.detach_timed(&request, deadline))
+    }
+
+    fn detach_timed(
+        &self,
+        request: &DetachRequest,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let mut phases = Phases::new(Call::Detach, request.observer.as_ref());
         phases.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend)? {
-            Found::Scsi(wanted) => self.detach_scsi(&wanted, &request, &mut phases, deadline)?,
-            Found::NbdBackend(id) => {
-                self.detach_nbd_backend(id, &request, &mut phases, deadline)?
-            }
+            Found::Scsi(wanted) => self.detach_scsi(&wanted, request, &mut phases, deadline)?,
+            Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
             Found::Nbd(device) => {
-                self.detach_nbd_device(&device, &request, &mut phases, deadline)?
+                self.detach_nbd_device(&device, request, &mut phases, deadline)?
             }
         };
         detachment.phases = phases.finish();

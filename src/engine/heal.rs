@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::patient::Patient;
+use super::telemetry::{self, Call};
 use super::{Engine, NbdOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -93,8 +94,10 @@ impl Engine {
     /// Where sysfs cannot be read; what goes wrong with one device is its
     /// [`HealOutcome::Failed`].
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<Healing>> {
-        let mut patients = self.patients()?;
-        Ok(self.treat(patients.values_mut(), deadline))
+        telemetry::measured(Call::Heal, || {
+            let mut patients = self.patients()?;
+            Ok(self.treat(patients.values_mut(), deadline))
+        })
     }
 
     /// Heals the device of one source, attached with these options.
@@ -118,6 +121,13 @@ impl Engine {
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
     pub fn treatment(&self, source: &Source, options: &NbdOptions) -> Result<Treatment> {
+        telemetry::measured(Call::Heal, || self.heal_one(source, options, deadline))
+    fn heal_one(
+        &self,
+        source: &Source,
+        options: &NbdOptions,
+        deadline: Deadline,
+    ) -> Result<Healing> {
         let Source::Nbd(uri) = source else {
             let message = format!("{source} is no NBD source: only those are healed");
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
@@ -142,6 +152,10 @@ impl Engine {
             return Err(error.at(Stage::Resolve));
         };
         self.treatment(source, &spec.nbd_options())
+        let mut patient = Patient::new(device, uri.clone(), backend, options.timeouts);
+        let healing = patient.treat(self, deadline);
+        telemetry::healing(&healing.outcome);
+        Ok(healing)
     }
 
     /// Heals links as they die, until it is dropped.
@@ -201,6 +215,7 @@ impl Engine {
             treated
                 .into_iter()
                 .filter_map(|thread| thread.join().ok())
+                .inspect(|healing| telemetry::healing(&healing.outcome))
                 .collect()
         })
     }

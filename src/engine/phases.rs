@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::telemetry::{self, Call};
 use crate::error::Stage;
 
 /// One stage and how long it took.
@@ -55,8 +56,23 @@ impl fmt::Debug for StageObserver {
 /// What a forked clock counted.
 pub(super) struct Part(Vec<Phase>);
 
-/// The clock of one call: a span and an observer's call for each stage.
+/// What the clocks of the parts of a call are made of.
+#[derive(Clone)]
+pub(super) struct Fork {
+    call: Call,
+    observer: Option<StageObserver>,
+}
+
+impl Fork {
+    pub(super) fn clock(&self) -> Phases {
+        Phases::new(self.call, self.observer.as_ref())
+    }
+}
+
+/// The clock of one call: a span, an observer's call and a measurement for each
+/// stage, also for the one that failed.
 pub(super) struct Phases {
+    call: Call,
     done: Vec<Phase>,
     /// Of what runs beside each other, the longest so far.
     part: Vec<Phase>,
@@ -65,8 +81,9 @@ pub(super) struct Phases {
 }
 
 impl Phases {
-    pub(super) fn new(observer: Option<&StageObserver>) -> Self {
+    pub(super) fn new(call: Call, observer: Option<&StageObserver>) -> Self {
         Self {
+            call,
             done: Vec::new(),
             part: Vec::new(),
             current: None,
@@ -74,11 +91,14 @@ impl Phases {
         }
     }
 
-    /// Ends the stage, since parts begin that run beside each other; each makes
-    /// a clock of its own with the observer that is returned.
-    pub(super) fn fork(&mut self) -> Option<StageObserver> {
+    /// Ends the stage, since parts begin that run beside each other, each with a
+    /// clock of its own.
+    pub(super) fn fork(&mut self) -> Fork {
         self.leave();
-        self.observer.clone()
+        Fork {
+            call: self.call,
+            observer: self.observer.clone(),
+        }
     }
 
     /// Takes the stages of the longest of the parts that ran beside each other
@@ -104,6 +124,7 @@ impl Phases {
         if let Some((stage, since, span)) = self.current.take() {
             drop(span);
             let took = since.elapsed();
+            telemetry::stage(self.call, stage, took);
             self.done.push(Phase { stage, took });
         }
     }
@@ -114,6 +135,12 @@ impl Phases {
 
     pub(super) fn finish(mut self) -> Vec<Phase> {
         self.leave();
-        self.done
+        std::mem::take(&mut self.done)
+    }
+}
+
+impl Drop for Phases {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -17,6 +17,7 @@ use super::Engine;
 #[cfg(feature = "journal")]
 use super::journal::Journal;
 use super::phases::{Phase, Phases, StageObserver};
+use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
@@ -151,7 +152,9 @@ impl Engine {
     /// Where sysfs cannot be read; what goes wrong with one device is its
     /// [`Fate::Kept`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<Reaping> {
-        self.reap_all(request, &|_, _| None, deadline)
+        telemetry::measured(Call::Reap, || {
+            self.reap_all(request, &|_, _| None, deadline)
+        })
     }
 
     /// As [`reap`](Self::reap), and leaves the volumes of the journal alone,
@@ -170,7 +173,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Reaping> {
         let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
-        self.reap_all(request, &owner, deadline)
+        telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
 
     #[tracing::instrument(name = "reap", skip_all, fields(dry_run = request.dry_run))]
@@ -180,19 +183,19 @@ impl Engine {
         owner: Owner<'_>,
         deadline: Deadline,
     ) -> Result<Reaping> {
-        let mut phases = Phases::new(request.observer.as_ref());
+        let mut phases = Phases::new(Call::Reap, request.observer.as_ref());
         phases.enter(Stage::Resolve);
         let hosts = self.disks_by_host()?;
-        let observer = phases.fork();
+        let fork = phases.fork();
         let parts: Vec<_> = thread::scope(|scope| {
             let span = tracing::Span::current();
             let threads: Vec<_> = hosts
                 .into_values()
                 .map(|devices| {
-                    let (span, observer) = (span.clone(), observer.as_ref());
+                    let (span, fork) = (span.clone(), &fork);
                     scope.spawn(move || {
                         let _entered = span.entered();
-                        let mut own = Phases::new(observer);
+                        let mut own = fork.clock();
                         let found =
                             self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
                         (found, own.part())
@@ -263,6 +266,7 @@ impl Engine {
                 None if dry_run => self.foresee(&case.disk),
                 None => self.take_phantom(&device, &case, owner, phases, deadline),
             };
+            telemetry::phantom(&case.evidence, &fate);
             found.phantoms.push(Phantom {
                 hctl,
                 node,

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::journal::{Journal, Operation, Problem, Record, Turn};
+use super::telemetry::{self, Call};
 use super::volume::DetachVolume;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -148,6 +149,10 @@ impl Engine {
     /// # Errors
     /// Where sysfs cannot be read.
     pub fn recover(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
+        telemetry::measured(Call::Recover, || self.recover_all(journal, deadline))
+    }
+
+    fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
         let records = journal.records();
         let volumes = thread::scope(|scope| {
             let begun: Vec<_> = records

@@ -7,6 +7,7 @@ use super::Engine;
 use super::detach::DetachTarget;
 use super::detach_scsi::{Wanted, names_of};
 use super::phases::{Phase, Phases, StageObserver};
+use super::telemetry::{self, Call};
 use super::unit::{KnownPath, Standing, mismatch};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -101,7 +102,11 @@ impl Engine {
     /// for what is no SCSI unit; `TimedOut` at the stage that it names.
     #[tracing::instrument(skip_all, fields(target = %request.target))]
     pub fn resize(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
-        let mut phases = Phases::new(request.observer.as_ref());
+        telemetry::measured(Call::Resize, || self.resize_timed(request, deadline))
+    }
+
+    fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
+        let mut phases = Phases::new(Call::Resize, request.observer.as_ref());
         phases.enter(Stage::Resolve);
         let wanted = self.find_scsi(&request.target)?;
         phases.enter(Stage::Lock);

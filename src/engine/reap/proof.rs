@@ -52,6 +52,19 @@ pub enum Evidence {
     },
 }
 
+impl Evidence {
+    /// The name of its kind, as in `--json`.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::NotSupported { .. } => "not_supported",
+            Self::NoUnit { .. } => "no_unit",
+            Self::NotListed { .. } => "not_listed",
+            Self::Replaced { .. } => "replaced",
+        }
+    }
+}
+
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,0 +1,212 @@
+//! What is measured, for whoever has installed a recorder of the `metrics`
+//! facade (feature `metrics`); without the feature nothing is.
+
+use std::time::{Duration, Instant};
+
+use super::receipt::DetachFailure;
+use crate::error::{Error, ErrorKind, Stage};
+
+/// A call of the engine's, as a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    Attach,
+    Detach,
+    Resize,
+    Heal,
+    #[cfg(feature = "journal")]
+    Recover,
+    Reap,
+}
+
+/// A failure that is counted.
+pub(super) trait Failure {
+    fn kind(&self) -> ErrorKind;
+}
+
+impl Failure for Error {
+    fn kind(&self) -> ErrorKind {
+        self.kind()
+    }
+}
+
+impl Failure for DetachFailure {
+    fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
+}
+
+/// Runs a call and records how long it took and how it ended.
+pub(super) fn measured<T, E: Failure>(
+    call: Call,
+    run: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let begun = Instant::now();
+    let result = run();
+    let outcome = result.as_ref().map(drop).map_err(Failure::kind);
+    record::call(call, outcome, begun.elapsed());
+    result
+}
+
+pub(super) use record::{healing, phantom, stage};
+
+#[cfg(not(feature = "metrics"))]
+mod record {
+    use super::{Call, Duration, ErrorKind, Stage};
+    use crate::engine::heal::HealOutcome;
+    use crate::engine::reap::{Evidence, Fate};
+
+    pub(super) fn call(_: Call, _: Result<(), ErrorKind>, _: Duration) {}
+
+    pub(in crate::engine) fn stage(_: Call, _: Stage, _: Duration) {}
+
+    pub(in crate::engine) fn phantom(_: &Evidence, _: &Fate) {}
+
+    pub(in crate::engine) fn healing(_: &HealOutcome) {}
+}
+
+#[cfg(feature = "metrics")]
+mod record {
+    use metrics::{Unit, counter, gauge, histogram};
+
+    use super::{Call, Duration, ErrorKind, Stage};
+    use crate::engine::Engine;
+    use crate::engine::heal::HealOutcome;
+    use crate::engine::reap::{Evidence, Fate};
+
+    const CALL: &str = "lunbd_call_seconds";
+    const CALLS: &str = "lunbd_calls_total";
+    const STAGE: &str = "lunbd_stage_seconds";
+    const PHANTOMS: &str = "lunbd_phantoms_total";
+    const HEALS: &str = "lunbd_heals_total";
+    const STUCK: &str = "lunbd_stuck_calls";
+    const EVENTS: &str = "lunbd_uevents_total";
+    const STRANGERS: &str = "lunbd_uevent_strangers_total";
+    const CUT: &str = "lunbd_uevents_cut_total";
+    const OVERRUNS: &str = "lunbd_uevent_overruns_total";
+    const RESYNCS: &str = "lunbd_uevent_resyncs_total";
+    const WATCHES: &str = "lunbd_watches";
+    const WAITS: &str = "lunbd_watch_waits_total";
+    const LONGEST_WAIT: &str = "lunbd_watch_longest_wait_seconds";
+
+    impl Call {
+        fn as_str(self) -> &'static str {
+            match self {
+                Self::Attach => "attach",
+                Self::Detach => "detach",
+                Self::Resize => "resize",
+                Self::Heal => "heal",
+                #[cfg(feature = "journal")]
+                Self::Recover => "recover",
+                Self::Reap => "reap",
+            }
+        }
+    }
+
+    pub(super) fn call(call: Call, outcome: Result<(), ErrorKind>, took: Duration) {
+        let call = call.as_str();
+        let outcome = outcome.map_or_else(ErrorKind::as_str, |()| "ok");
+        histogram!(CALL, "call" => call).record(took);
+        counter!(CALLS, "call" => call, "outcome" => outcome).increment(1);
+    }
+
+    pub(in crate::engine) fn stage(call: Call, stage: Stage, took: Duration) {
+        histogram!(STAGE, "call" => call.as_str(), "stage" => stage.as_str()).record(took);
+    }
+
+    pub(in crate::engine) fn phantom(evidence: &Evidence, fate: &Fate) {
+        let fate = match fate {
+            Fate::Reaped => "reaped",
+            Fate::Reapable => "reapable",
+            Fate::Kept(_) => "kept",
+        };
+        counter!(PHANTOMS, "evidence" => evidence.as_str(), "fate" => fate).increment(1);
+    }
+
+    pub(in crate::engine) fn healing(outcome: &HealOutcome) {
+        let outcome = match outcome {
+            HealOutcome::Healthy => "healthy",
+            HealOutcome::Adopted(_) => "adopted",
+            HealOutcome::DiscardedByKernel => "discarded_by_kernel",
+            HealOutcome::GeometryChanged(_) => "geometry_changed",
+            HealOutcome::BudgetSpent => "budget_spent",
+            HealOutcome::Failed(_) => "failed",
+        };
+        counter!(HEALS, "outcome" => outcome).increment(1);
+    }
+
+    impl Engine {
+        /// Hands the hub's counters and the stuck calls to the recorder of the
+        /// `metrics` facade, and describes all that is recorded: to be called
+        /// before each time that the recorder is read. What has labels is recorded
+        /// by the calls themselves as they happen.
+        ///
+        /// | name | kind | labels | unit | what |
+        /// |---|---|---|---|---|
+        /// | `lunbd_call_seconds` | histogram | `call` | seconds | how long a call took |
+        /// | `lunbd_calls_total` | counter | `call`, `outcome`: `ok` or the kind of the error | calls | how calls ended |
+        /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also the one that failed; of paths beside each other, each |
+        /// | `lunbd_phantoms_total` | counter | `evidence`, `fate` | devices | phantoms that were found |
+        /// | `lunbd_heals_total` | counter | `outcome` | looks | looks of a heal, or of a [`Healer`](crate::engine::Healer), at an NBD device |
+        /// | `lunbd_stuck_calls` | gauge | | calls | kernel calls that were given up and have not come back |
+        /// | `lunbd_uevents_total` | counter | | events | events that the hub read |
+        /// | `lunbd_uevent_strangers_total` | counter | | datagrams | what came and was no event |
+        /// | `lunbd_uevents_cut_total` | counter | | events | delivered with something left out |
+        /// | `lunbd_uevent_overruns_total` | counter | | overruns | times that a socket's buffer had been full |
+        /// | `lunbd_uevent_resyncs_total` | counter | | notices | resyncs that watches were handed |
+        /// | `lunbd_watches` | gauge | | watches | watches that there are now |
+        /// | `lunbd_watch_waits_total` | counter | `outcome`: `notice` or `deadline` | waits | how the waits of watches ended |
+        /// | `lunbd_watch_longest_wait_seconds` | gauge | | seconds | the longest that ended with a notice |
+        ///
+        /// `call` is `attach`, `detach`, `resize`, `heal`, `recover` or `reap`.
+        pub fn publish_metrics(&self) {
+            describe();
+            let counters = self.hub().counters();
+            counter!(EVENTS).absolute(counters.events);
+            counter!(STRANGERS).absolute(counters.strangers);
+            counter!(CUT).absolute(counters.cut);
+            counter!(OVERRUNS).absolute(counters.overruns);
+            counter!(RESYNCS).absolute(counters.resyncs);
+            counter!(WAITS, "outcome" => "notice").absolute(counters.waits);
+            counter!(WAITS, "outcome" => "deadline").absolute(counters.waits_in_vain);
+            gauge!(WATCHES).set(as_float(counters.watches));
+            gauge!(LONGEST_WAIT).set(counters.longest_wait.as_secs_f64());
+            let stuck = self.stuck_calls().len();
+            gauge!(STUCK).set(as_float(u64::try_from(stuck).unwrap_or(u64::MAX)));
+        }
+    }
+
+    /// Exact to four thousand million, and no fewer things are counted here.
+    fn as_float(count: u64) -> f64 {
+        f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    fn describe() {
+        use metrics::{describe_counter, describe_gauge, describe_histogram};
+        describe_histogram!(CALL, Unit::Seconds, "how long a call took");
+        describe_counter!(CALLS, Unit::Count, "how calls ended");
+        describe_histogram!(STAGE, Unit::Seconds, "how long each stage of a call took");
+        describe_counter!(PHANTOMS, Unit::Count, "phantoms that were found");
+        describe_counter!(HEALS, Unit::Count, "looks of a heal at an NBD device");
+        describe_gauge!(
+            STUCK,
+            Unit::Count,
+            "kernel calls that were given up and have not come back"
+        );
+        describe_counter!(EVENTS, Unit::Count, "events that the hub read");
+        describe_counter!(STRANGERS, Unit::Count, "what came and was no event");
+        describe_counter!(CUT, Unit::Count, "delivered with something left out");
+        describe_counter!(
+            OVERRUNS,
+            Unit::Count,
+            "times that a socket's buffer had been full"
+        );
+        describe_counter!(RESYNCS, Unit::Count, "resyncs that watches were handed");
+        describe_gauge!(WATCHES, Unit::Count, "watches that there are now");
+        describe_counter!(WAITS, Unit::Count, "how the waits of watches ended");
+        describe_gauge!(
+            LONGEST_WAIT,
+            Unit::Seconds,
+            "the longest wait that ended with a notice"
+        );
+    }
+}
