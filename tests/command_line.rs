@@ -91,6 +91,51 @@ fn a_pipe_gets_no_progress_and_help_is_no_failure() {
     }
 }
 
+/// The commands that the help names.
+fn commands() -> Vec<String> {
+    let help = String::from_utf8(lunbd(&["--help"]).stdout).unwrap();
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    let lines = commands.lines().take_while(|line| !line.is_empty());
+    let indented = lines.filter_map(|line| line.strip_prefix("  "));
+    let names = indented.filter(|line| !line.starts_with(' '));
+    names
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn completions_and_manual_pages_name_every_command_and_its_options() {
+    let commands = commands();
+    assert!(commands.len() > 10, "{commands:?}");
+    let all = String::from_utf8(lunbd(&["man"]).stdout).unwrap();
+    for command in commands.iter().filter(|name| *name != "help") {
+        assert!(
+            all.contains(&format!("lunbd\\-{command}(1)")),
+            "{command}: {all}"
+        );
+        let page = lunbd(&["man", command]);
+        assert!(page.status.success(), "{page:?}");
+        let page = String::from_utf8(page.stdout).unwrap();
+        assert!(page.contains(&format!("lunbd\\-{command}")), "{page}");
+        assert!(page.contains("json"), "{command}: {page}");
+    }
+    let page = String::from_utf8(lunbd(&["man", "reap"]).stdout).unwrap();
+    assert!(page.contains("dry\\-run"), "{page}");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = String::from_utf8(lunbd(&["completions", shell]).stdout).unwrap();
+        for word in commands
+            .iter()
+            .map(String::as_str)
+            .chain(["abandon-unwritten"])
+        {
+            assert!(script.contains(word), "{word} for {shell}");
+        }
+    }
+    assert_eq!(lunbd(&["man", "conquer"]).status.code(), Some(2));
+    assert_eq!(lunbd(&["completions", "dos"]).status.code(), Some(2));
+}
+
 #[test]
 fn list_and_doctor_answer_in_json_on_any_machine() {
     let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();

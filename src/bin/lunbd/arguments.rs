@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use lunbd::engine::{Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
 use lunbd::{DetachTarget, Source};
@@ -64,6 +65,17 @@ pub(crate) enum Command {
     Watch,
     /// Say what this machine lacks, and how to mend it.
     Doctor,
+    /// Print the completions for a shell: bash, elvish, fish, powershell or zsh.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print the manual page, in roff, of lunbd or of one of its commands.
+    Man {
+        /// One of the commands; without it the page of all.
+        command: Option<String>,
+    },
 }
 
 #[derive(Debug, Args)]

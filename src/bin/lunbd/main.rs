@@ -8,6 +8,7 @@ mod detach;
 mod discover;
 mod doctor;
 mod exit;
+mod generate;
 mod heal;
 mod list;
 mod progress;
@@ -39,7 +40,9 @@ fn main() -> ExitCode {
 fn run(command: Command, json: bool) -> Result<ExitCode> {
     let start = || Engine::start(Roots::default());
     match command {
-        // Speaks with no kernel.
+        // These speak with no kernel.
+        Command::Completions { shell } => Ok(generate::completions(shell)),
+        Command::Man { command } => generate::man(command.as_deref()),
         Command::Discover(what) => discover::run(&what, json),
         Command::Attach(what) => attach::run(&start()?, what, json),
         Command::Detach(what) => detach::run(&start()?, what, json),
