@@ -137,6 +137,69 @@ fn completions_and_manual_pages_name_every_command_and_its_options() {
 }
 
 #[test]
+fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let journal = place.path().join("journal");
+    let journal = journal.to_str().unwrap();
+    let file = place.path().join("volumes.toml");
+    let apply = |text: &str, options: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let arguments = ["apply", file.to_str().unwrap(), "--journal", journal];
+        lunbd(&[&arguments[..], options].concat())
+    };
+    let good = "[[volume]]\nid = \"pvc-1\"\nsource = \"scsi:4294967295:0:0:1\"\n";
+    for (text, expected) in [
+        ("[[volume]]\nid = \"a\"\nsorce = 1\n", ["line 3", "sorce"]),
+        (
+            "[[volume]]\nid = \"a\"\nsource = \"sda\"\n",
+            ["line 3", "source ="],
+        ),
+        ("[[volume]]\nid = 7\n", ["line 2", "id ="]),
+        ("[[volume]\n", ["line 1", "[[volume]"]),
+        ("[[volume]]\nid = \"a\"\n", ["volume a", "no source"]),
+        (
+            &format!("{good}{}", good.replace("pvc-1", "b")),
+            ["pvc-1", "volume b"],
+        ),
+    ] {
+        for options in [&["--json"][..], &["--dry-run", "--json"]] {
+            let output = apply(text, options);
+            assert_eq!(output.status.code(), Some(2));
+            let error = failure(&output);
+            let message = error["message"].as_str().unwrap();
+            for word in expected {
+                assert!(message.contains(word), "{word}: {message}");
+            }
+        }
+    }
+    let missing = lunbd(&["apply", "/no/such.toml"]);
+    assert_eq!(missing.status.code(), Some(3), "{missing:?}");
+    assert!(!std::path::Path::new(journal).exists());
+
+    let output = apply(good, &["--dry-run"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.starts_with("attach pvc-1: "),
+        "{text}"
+    );
+    let output = apply(good, &["--dry-run", "--json"]);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["plan"][0]["kind"], "attach");
+    assert_eq!(plan["plan"][0]["volume"], "pvc-1");
+    let output = apply("", &["--dry-run"]);
+    assert_eq!(output.stdout, b"nothing is to be done\n");
+    assert!(
+        !std::path::Path::new(journal).exists(),
+        "a dry run changes nothing"
+    );
+
+    let status = lunbd(&["status", "--journal", journal, "--json"]);
+    let found: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(found["volumes"], serde_json::json!([]));
+    assert!(status.status.success());
+}
+
+#[test]
 fn list_and_doctor_answer_in_json_on_any_machine() {
     let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();
     assert!(list["units"].is_array());

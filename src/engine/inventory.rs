@@ -3,7 +3,7 @@
 mod scsi;
 mod users;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Engine;
 use crate::error::Result;
@@ -49,6 +49,19 @@ pub struct InventoryUnit {
 }
 
 impl InventoryUnit {
+    /// Whether this is the node of its map, of a path of it, or of it.
+    #[must_use]
+    pub fn has_node(&self, node: &Path) -> bool {
+        match &self.kind {
+            UnitKind::Scsi(unit) => {
+                let map = unit.map.as_ref().map(|map| &map.node);
+                let paths = unit.paths.iter().filter_map(|path| path.node.as_ref());
+                map.into_iter().chain(paths).any(|own| own == node)
+            }
+            UnitKind::Nbd(unit) => unit.node == node,
+        }
+    }
+
     /// Whether the device of this number is its map, a path of it, or it.
     fn is(&self, devno: DevNo) -> bool {
         match &self.kind {

@@ -20,11 +20,13 @@ mod format;
 mod open;
 mod record;
 mod turn;
+mod view;
 
 pub use format::{Fault, FaultKind};
 pub use open::Problem;
 pub use record::{Intent, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub(super) use turn::Turn;
+pub use view::JournalView;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::desired::Desired;
 use super::event::{Event, Events, Followers};
 use super::options::Options;
-use super::plan::Plan;
+use super::plan::{Plan, StepKind};
 use super::state::{Counters, Drive, Scope, State};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
@@ -109,6 +109,12 @@ impl Reconciler {
         volumes.extend(state.busy().cloned());
         volumes.extend(self.journal.records().into_iter().map(|r| r.volume));
         volumes
+    }
+
+    /// What is being done at this moment, by the volumes' names: for a display.
+    #[must_use]
+    pub fn at_work(&self) -> Vec<(VolumeId, StepKind)> {
+        self.shared.state().at_work()
     }
 
     /// Follows what happens, from now on.

@@ -89,6 +89,8 @@ pub(super) enum Scope {
 #[derive(Debug, Default)]
 struct Tracked {
     busy: bool,
+    /// What a worker does with it now.
+    doing: Option<StepKind>,
     failure: Option<Failure>,
     /// The kernel said that its link died, then.
     died: Option<Instant>,
@@ -494,6 +496,7 @@ impl State {
                 continue;
             }
             job.treatment = tracked.treatment.take();
+            tracked.doing = Some(job.step.kind);
             if job.step.kind == StepKind::Attach {
                 tracked.died = None;
             }
@@ -511,7 +514,7 @@ impl State {
         self.counters.steps += 1;
         let ended = self.ended;
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        (tracked.busy, tracked.ended) = (false, ended);
+        (tracked.busy, tracked.ended, tracked.doing) = (false, ended, None);
         let failed = matches!(done, Done::Failed(_) | Done::Sick { .. });
         if !failed {
             tracked.failure = None;
@@ -671,6 +674,14 @@ impl State {
             Some((volume.clone(), Arc::clone(&failure.error)))
         });
         failed.collect()
+    }
+
+    pub(super) fn at_work(&self) -> Vec<(VolumeId, StepKind)> {
+        let at_work = self
+            .tracked
+            .iter()
+            .filter_map(|(volume, tracked)| Some((volume.clone(), tracked.doing?)));
+        at_work.collect()
     }
 
     pub(super) fn busy(&self) -> impl Iterator<Item = &VolumeId> {

@@ -4,7 +4,7 @@
     reason = "clap prints these comments as they are"
 )]
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,6 +54,12 @@ pub(crate) enum Command {
     /// After a crash: find every volume of the journal on this machine, finish or
     /// undo what was begun, and say what was found.
     Recover(Recover),
+    /// Bring the volumes of the journal to what a file says: attach what it wants
+    /// and detach all else. The plan is shown, done, and what is left of it shown.
+    Apply(Apply),
+    /// Say of every volume of the journal how it stands, also while an agent holds
+    /// the journal.
+    Status(Status),
     /// Take away the SCSI devices whose unit is gone on the array: only where the
     /// target itself says so, and nobody uses the device. Volumes of the journal
     /// are left to their detach.
@@ -124,6 +130,44 @@ pub(crate) struct Recover {
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Apply {
+    /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
+    /// and where wanted expect, min_paths, multipath and [volume.nbd]. NO OTHER VOLUME
+    /// OF THE JOURNAL STAYS.
+    #[arg(value_name = "FILE.toml")]
+    pub(crate) file: PathBuf,
+
+    /// Show the plan and do nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stay, keep the volumes as they are wanted, and follow changes of the file,
+    /// until interrupted.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) watch: bool,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
+
+    /// How many volumes are worked on at once.
+    #[arg(long, value_name = "COUNT", default_value = "8")]
+    pub(crate) threads: NonZeroUsize,
+
+    /// How long the whole may take: 500ms, 60s, 2m; with --watch, each step of a
+    /// volume.
+    #[arg(long, default_value = "2m", value_parser = limit)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -22,10 +22,32 @@ const LIMIT: Duration = Duration::from_secs(3);
 
 /// A unit, and how full it is.
 #[derive(Serialize)]
-struct Listed {
+pub(crate) struct Listed {
     #[serde(flatten)]
-    unit: InventoryUnit,
+    pub(crate) unit: InventoryUnit,
     file_systems: Vec<FileSystem>,
+}
+
+impl Listed {
+    pub(crate) fn of(engine: &Engine, unit: InventoryUnit, deadline: Deadline) -> Self {
+        Self {
+            file_systems: engine.file_systems(&unit, deadline),
+            unit,
+        }
+    }
+
+    /// Of each file system, in the order of their devices' numbers.
+    pub(crate) fn used(&self) -> String {
+        let shares: Vec<String> = self
+            .file_systems
+            .iter()
+            .map(|file_system| match &file_system.usage {
+                Some(usage) => share(usage),
+                None => "no answer".to_owned(),
+            })
+            .collect();
+        or_dash((!shares.is_empty()).then(|| shares.join(", ")))
+    }
 }
 
 #[derive(Serialize)]
@@ -38,10 +60,7 @@ type Row = [String; HEADING.len()];
 pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(LIMIT);
     let units = engine.inventory()?.units.into_iter();
-    let units = units.map(|unit| Listed {
-        file_systems: engine.file_systems(&unit, deadline),
-        unit,
-    });
+    let units = units.map(|unit| Listed::of(engine, unit, deadline));
     let list = List {
         units: units.collect(),
     };
@@ -93,7 +112,7 @@ fn scsi_row(listed: &Listed, scsi: &ScsiUnit) -> Row {
         source,
         or_dash(node.map(|node| node.display())),
         or_dash(unit.size.map(HumanBytes)),
-        used(&listed.file_systems),
+        listed.used(),
         state,
         scsi.paths.len().to_string(),
         held_by(unit),
@@ -123,7 +142,7 @@ fn nbd_row(listed: &Listed, nbd: &NbdUnit) -> Row {
         source.unwrap_or_else(|| format!("nbd{}", nbd.index)),
         nbd.node.display().to_string(),
         or_dash(unit.size.map(HumanBytes)),
-        used(&listed.file_systems),
+        listed.used(),
         nbd.state.to_string(),
         nbd.connections.to_string(),
         held_by(unit),
@@ -132,20 +151,8 @@ fn nbd_row(listed: &Listed, nbd: &NbdUnit) -> Row {
     ]
 }
 
-/// Of each file system, in the order of their devices' numbers.
-fn used(file_systems: &[FileSystem]) -> String {
-    let shares: Vec<String> = file_systems
-        .iter()
-        .map(|file_system| match &file_system.usage {
-            Some(usage) => share(usage),
-            None => "no answer".to_owned(),
-        })
-        .collect();
-    or_dash((!shares.is_empty()).then(|| shares.join(", ")))
-}
-
 /// As df counts it: of what those without privilege can have.
-pub(crate) fn share(usage: &Usage) -> String {
+fn share(usage: &Usage) -> String {
     let (used, all) = (
         usage.used_bytes,
         usage.used_bytes.saturating_add(usage.available_bytes),
@@ -177,7 +184,7 @@ fn state(path: &InventoryPath) -> &str {
 }
 
 /// Where it is mounted says more than the devices between.
-fn held_by(unit: &InventoryUnit) -> String {
+pub(crate) fn held_by(unit: &InventoryUnit) -> String {
     let mut names: Vec<String> = unit
         .mounts
         .iter()
@@ -191,6 +198,6 @@ fn held_by(unit: &InventoryUnit) -> String {
     or_dash((!names.is_empty()).then(|| names.join(",")))
 }
 
-fn or_dash(cell: Option<impl Display>) -> String {
+pub(crate) fn or_dash(cell: Option<impl Display>) -> String {
     cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }

@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod apply;
 mod arguments;
 mod attach;
+mod board;
 mod detach;
 mod discover;
 mod doctor;
@@ -15,8 +17,11 @@ mod progress;
 mod reap;
 mod recover;
 mod resize;
+mod status;
 mod table;
+mod wanted;
 mod watch;
+mod watch_file;
 
 use std::process::ExitCode;
 
@@ -46,6 +51,8 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Discover(what) => discover::run(&what, json),
         Command::Attach(what) => attach::run(&start()?, what, json),
         Command::Detach(what) => detach::run(&start()?, what, json),
+        Command::Apply(what) => apply::run(start()?, &what, json),
+        Command::Status(what) => status::run(&start()?, &what, json),
         Command::Heal(what) => heal::run(&start()?, what, json),
         Command::Recover(what) => recover::run(&start()?, &what, json),
         Command::Reap(what) => reap::run(&start()?, &what, json),

@@ -1,9 +1,10 @@
 //! `lunbd recover`
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use lunbd::engine::journal::JournalView;
 use lunbd::engine::{Action, Condition, Foreign, Journal, Recovered, Recovery};
 use lunbd::{Deadline, Engine, Result};
 
@@ -27,10 +28,27 @@ pub(crate) fn open_if_there(
     directory: Option<&Path>,
     deadline: Deadline,
 ) -> Result<Option<Journal>> {
-    let is_kept = || engine.roots().run.join("lunbd/journal").exists();
+    let is_kept = || place(engine).exists();
     let wanted = directory.is_some() || is_kept();
     let open = || open(engine, directory, deadline);
     wanted.then(open).transpose()
+}
+
+/// As somebody sees it who does not hold it.
+pub(crate) fn read(
+    engine: &Engine,
+    directory: Option<&Path>,
+    deadline: Deadline,
+) -> Result<JournalView> {
+    match directory {
+        Some(directory) => engine.read_journal_at(directory, deadline),
+        None => engine.read_journal_at(&place(engine), deadline),
+    }
+}
+
+/// Of the machine's journal.
+pub(crate) fn place(engine: &Engine) -> PathBuf {
+    engine.roots().run.join("lunbd/journal")
 }
 
 /// Exits with 1 where a volume is left that is neither attached nor detached.
@@ -72,15 +90,7 @@ fn write(out: &mut dyn Write, recovery: &Recovery) -> io::Result<()> {
 }
 
 fn write_volume(out: &mut dyn Write, volume: &Recovered) -> io::Result<()> {
-    let condition = match volume.condition {
-        Condition::Complete => "attached",
-        Condition::HalfAttached => "its attach was begun",
-        Condition::HalfDetached => "its detach was begun",
-        Condition::Gone => "gone",
-        Condition::Changed => "CHANGED",
-        Condition::LinkDead => "does not answer",
-        _ => "unknown",
-    };
+    let condition = condition(volume.condition);
     let action = match &volume.action {
         Action::Nothing => String::new(),
         Action::Finished => "; finished".to_owned(),
@@ -94,6 +104,18 @@ fn write_volume(out: &mut dyn Write, volume: &Recovered) -> io::Result<()> {
         write!(out, ": {}", node.display())?;
     }
     writeln!(out, "\n  seen      {}", volume.seen)
+}
+
+pub(crate) fn condition(condition: Condition) -> &'static str {
+    match condition {
+        Condition::Complete => "attached",
+        Condition::HalfAttached => "its attach was begun",
+        Condition::HalfDetached => "its detach was begun",
+        Condition::Gone => "gone",
+        Condition::Changed => "CHANGED",
+        Condition::LinkDead => "does not answer",
+        _ => "unknown",
+    }
 }
 
 fn write_foreign(out: &mut dyn Write, foreign: &Foreign) -> io::Result<()> {

@@ -13,6 +13,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
 use super::format::{Fault, FaultKind, LONGEST};
 use super::record::Record;
+use super::view::JournalView;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
@@ -56,6 +57,44 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
     Ok(found)
 }
 
+/// Reads what is there and touches nothing. **Blocks** as [`open`].
+pub(super) fn look(directory: &Path) -> Result<JournalView> {
+    let mut view = JournalView::default();
+    if !directory.exists() {
+        return Ok(view);
+    }
+    let names = names(directory)?;
+    refuse_others(directory, &names)?;
+    for name in names {
+        let path = directory.join(&name);
+        let text = name.to_string_lossy();
+        if text == LOCK || text.ends_with(BEING_WRITTEN) {
+            continue;
+        }
+        match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {
+            Ok(record) => view.records.push(record),
+            // Its holder has removed it meanwhile.
+            Err(_) if path.symlink_metadata().is_err() => {}
+            Err(Fault { kind, text }) => {
+                let file = path;
+                view.problems.push(Problem { file, kind, text });
+            }
+        }
+    }
+    view.records.sort_by(|a, b| a.volume.cmp(&b.volume));
+    Ok(view)
+}
+
+/// # Errors
+/// `InvalidInput` where the directory holds something and is no journal.
+fn refuse_others(directory: &Path, names: &[std::ffi::OsString]) -> Result<()> {
+    if names.is_empty() || names.iter().any(|name| name == LOCK) {
+        return Ok(());
+    }
+    let message = format!("the directory is no journal: it is not empty and has no {LOCK}");
+    Err(Error::new(ErrorKind::InvalidInput, message).with_path(directory))
+}
+
 /// # Errors
 /// `InvalidInput` where the directory holds something and is no journal: what
 /// is in it would be set aside; `InUse` where another has it.
@@ -74,10 +113,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
         sync(parent)?;
     }
     let path = directory.join(LOCK);
-    if !path.exists() && !names(directory)?.is_empty() {
-        let message = format!("the directory is no journal: it is not empty and has no {LOCK}");
-        return Err(Error::new(ErrorKind::InvalidInput, message).with_path(directory));
-    }
+    refuse_others(directory, &names(directory)?)?;
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
     let file = OpenOptions::new()
         .create(true)

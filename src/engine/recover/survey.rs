@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::Condition;
 use super::look::Seen;
-use crate::engine::journal::{Journal, Operation, Outcome, Record, VolumeSpec};
+use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
 use crate::error::Result;
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
@@ -112,7 +112,15 @@ impl Engine {
     /// # Errors
     /// Where sysfs cannot be read.
     pub fn survey(&self, journal: &Journal) -> Result<Vec<Surveyed>> {
-        self.survey_where(journal, |_| true)
+        self.survey_where(&journal.records(), |_| true)
+    }
+
+    /// The same of a journal that somebody else holds.
+    ///
+    /// # Errors
+    /// As [`survey`](Self::survey).
+    pub fn survey_read(&self, journal: &JournalView) -> Result<Vec<Surveyed>> {
+        self.survey_where(&journal.records, |_| true)
     }
 
     /// The same of some volumes; those of which the journal knows nothing are
@@ -125,18 +133,17 @@ impl Engine {
         journal: &Journal,
         volumes: &BTreeSet<VolumeId>,
     ) -> Result<Vec<Surveyed>> {
-        self.survey_where(journal, |volume| volumes.contains(volume))
+        self.survey_where(&journal.records(), |volume| volumes.contains(volume))
     }
 
     fn survey_where(
         &self,
-        journal: &Journal,
+        records: &[Record],
         wanted: impl Fn(&VolumeId) -> bool,
     ) -> Result<Vec<Surveyed>> {
-        let records = journal.records();
         let mut ground = Ground::default();
         // Whose unit it is, where a volume's own is not known yet.
-        for record in &records {
+        for record in records {
             if let Some(name) = record.outcome.iter().flat_map(|o| &o.names).next() {
                 ground.owners.insert(name.clone(), record.volume.clone());
             }

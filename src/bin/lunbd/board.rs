@@ -1,0 +1,135 @@
+//! What is done with many volumes at once: lines that move on a terminal, and what
+//! has happened as plain lines.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use lunbd::Deadline;
+use lunbd::id::VolumeId;
+use lunbd::reconcile::{Event, Events, Reconciler};
+
+use crate::exit;
+
+/// Tells of a reconciler from its making until the reconciler is gone.
+pub(crate) struct Board {
+    bars: MultiProgress,
+    printer: JoinHandle<()>,
+    /// Dropped to end the drawing.
+    drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
+}
+
+impl Board {
+    pub(crate) fn of(reconciler: &Arc<Reconciler>, json: bool) -> Self {
+        let bars = MultiProgress::new();
+        let events = reconciler.subscribe();
+        let printer = {
+            let (bars, weak) = (bars.clone(), Arc::downgrade(reconciler));
+            thread::spawn(move || print_all(events, &bars, &weak, json))
+        };
+        // Progress is for people; a pipe gets the lines alone.
+        let drawing = io::stderr().is_terminal().then(|| {
+            let (ended, end) = mpsc::sync_channel(0);
+            let (bars, weak) = (bars.clone(), Arc::downgrade(reconciler));
+            (ended, thread::spawn(move || draw(&bars, &weak, &end)))
+        });
+        Self {
+            bars,
+            printer,
+            drawing,
+        }
+    }
+
+    /// Ends the drawing, lets go of the reconciler and prints what is left to
+    /// print of it.
+    pub(crate) fn end(self, reconciler: Arc<Reconciler>) {
+        if let Some((ended, drawing)) = self.drawing {
+            drop(ended);
+            let _drew = drawing.join();
+        }
+        let _cleared = self.bars.clear();
+        drop(reconciler);
+        let _printed = self.printer.join();
+    }
+}
+
+fn print_all(mut events: Events, bars: &MultiProgress, reconciler: &Weak<Reconciler>, json: bool) {
+    while let Some(event) = events.next(Deadline::after(Duration::MAX)) {
+        if let Err(error) = bars.suspend(|| print(&event, json)) {
+            // Nobody reads it: the steps under way come to their end.
+            if let Some(reconciler) = reconciler.upgrade() {
+                reconciler.stop();
+            }
+            let _told = exit::print(|_| Err(error));
+            return;
+        }
+    }
+}
+
+fn print(event: &Event, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        exit::write_json(&mut out, event)?;
+    } else {
+        writeln!(out, "{event}")?;
+    }
+    out.flush()
+}
+
+/// Draws what is at work, until the other end of `end` is dropped.
+fn draw(bars: &MultiProgress, reconciler: &Weak<Reconciler>, end: &mpsc::Receiver<()>) {
+    const TURN: Duration = Duration::from_millis(100);
+    /// More would scroll.
+    const MOST: usize = 10;
+    let total = bars.add(ProgressBar::new(0));
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos} of {len} steps {elapsed}") {
+        total.set_style(style);
+    }
+    let mut lines: BTreeMap<VolumeId, ProgressBar> = BTreeMap::new();
+    let mut most = 0;
+    while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(TURN) {
+        let Some(reconciler) = reconciler.upgrade() else {
+            break;
+        };
+        let steps = reconciler.plan().steps;
+        let left = steps.iter().filter(|step| step.kind.acts()).count();
+        let at_work = reconciler.at_work();
+        drop(reconciler);
+        most = most.max(left);
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        total.set_length(count(most));
+        total.set_position(count(most.saturating_sub(left)));
+        lines.retain(|volume, line| {
+            let stays = at_work.iter().any(|(busy, _)| busy == volume);
+            if !stays {
+                line.finish_and_clear();
+            }
+            stays
+        });
+        for (volume, kind) in at_work {
+            if lines.len() >= MOST {
+                break;
+            }
+            let line = lines.entry(volume).or_insert_with_key(|volume| {
+                let line = bars.add(ProgressBar::new_spinner());
+                if let Ok(style) =
+                    ProgressStyle::with_template("{spinner} {prefix}: {msg} {elapsed}")
+                {
+                    line.set_style(style);
+                }
+                line.set_prefix(volume.to_string());
+                line
+            });
+            line.set_message(kind.to_string());
+            line.tick();
+        }
+    }
+    for line in lines.values() {
+        line.finish_and_clear();
+    }
+    total.finish_and_clear();
+}

@@ -1,0 +1,131 @@
+//! `lunbd status`
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::HumanBytes;
+use lunbd::engine::journal::{Operation, Problem};
+use lunbd::engine::{Condition, InventoryUnit, Surveyed};
+use lunbd::{Deadline, Engine, Result};
+use serde::Serialize;
+
+use crate::list::{self, Listed};
+use crate::{arguments, exit, recover, table};
+
+const HEADING: [&str; 7] = [
+    "VOLUME", "STATE", "DEVICE", "SIZE", "USED", "HELD BY", "SOURCE",
+];
+
+/// How long the journal may take, and then the mounted file systems to say how
+/// full they are.
+const LIMIT: Duration = Duration::from_secs(3);
+
+#[derive(Serialize)]
+struct Status {
+    journal: PathBuf,
+    volumes: Vec<Volume>,
+    /// Files of the journal that are no records.
+    problems: Vec<Problem>,
+}
+
+#[derive(Serialize)]
+struct Volume {
+    #[serde(flatten)]
+    found: Surveyed,
+    /// What it is, where the device that was handed out is there.
+    device: Option<Listed>,
+}
+
+impl Volume {
+    fn is_whole(&self) -> bool {
+        self.found.condition == Condition::Complete && self.found.under_way.is_none()
+    }
+}
+
+/// Exits with 1 where a volume is not attached, or does not serve.
+pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
+    let place = what.journal.clone();
+    let place = place.unwrap_or_else(|| recover::place(engine));
+    let journal = recover::read(engine, Some(&place), Deadline::after(LIMIT))?;
+    let mut units: Vec<Option<InventoryUnit>> =
+        engine.inventory()?.units.into_iter().map(Some).collect();
+    let deadline = Deadline::after(LIMIT);
+    let volumes = engine.survey_read(&journal)?.into_iter().map(|found| {
+        let unit = found.node.as_ref().and_then(|node| {
+            let mut units = units.iter_mut();
+            units
+                .find(|unit| unit.as_ref().is_some_and(|unit| unit.has_node(node)))?
+                .take()
+        });
+        let device = unit.map(|unit| Listed::of(engine, unit, deadline));
+        Volume { found, device }
+    });
+    let status = Status {
+        volumes: volumes.collect(),
+        journal: place,
+        problems: journal.problems,
+    };
+    let printed = exit::print(|mut out| {
+        if json {
+            exit::write_json(&mut out, &status)
+        } else {
+            write(out, &status)
+        }
+    });
+    Ok(if status.volumes.iter().all(Volume::is_whole) {
+        printed
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    if status.volumes.is_empty() {
+        writeln!(out, "the journal has no volume")?;
+    } else {
+        let mut rows = vec![HEADING.map(str::to_owned)];
+        rows.extend(status.volumes.iter().map(row));
+        table::write(out, &rows)?;
+    }
+    for volume in status.volumes.iter().filter(|volume| !volume.is_whole()) {
+        writeln!(out, "{}: {}", volume.found.volume, volume.found.seen)?;
+    }
+    for problem in &status.problems {
+        writeln!(
+            out,
+            "NO RECORD {}: {}",
+            problem.file.display(),
+            problem.text
+        )?;
+    }
+    Ok(())
+}
+
+fn row(volume: &Volume) -> [String; HEADING.len()] {
+    let found = &volume.found;
+    let device = volume.device.as_ref();
+    let sources: Vec<String> = found.spec.sources.iter().map(ToString::to_string).collect();
+    [
+        found.volume.to_string(),
+        state(found),
+        list::or_dash(found.node.as_ref().map(|node| node.display())),
+        list::or_dash(found.size.map(HumanBytes)),
+        device.map_or_else(|| "-".to_owned(), Listed::used),
+        device.map_or_else(|| "-".to_owned(), |listed| list::held_by(&listed.unit)),
+        sources.join(","),
+    ]
+}
+
+fn state(found: &Surveyed) -> String {
+    let state = recover::condition(found.condition);
+    let under_way = match found.under_way {
+        None => return state.to_owned(),
+        Some(Operation::Attach) => "attach",
+        Some(Operation::Detach { .. }) => "detach",
+        Some(Operation::Resize { .. }) => "resize",
+        Some(_) => "change",
+    };
+    format!("{state}, {under_way} under way")
+}

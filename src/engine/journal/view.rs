@@ -1,0 +1,40 @@
+//! A journal as somebody sees it who does not hold it.
+
+use std::path::Path;
+
+use super::open::{self, Problem};
+use super::record::Record;
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::error::{Result, Stage};
+use crate::kernel::worker;
+
+/// What a journal held at one look. Each record is whole; while its holder works,
+/// two of them may be of two moments.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct JournalView {
+    /// Its records, by volume.
+    pub records: Vec<Record>,
+    /// Files that are no records. None was touched.
+    pub problems: Vec<Problem>,
+}
+
+impl Engine {
+    /// Reads a journal beside whoever holds it, and changes nothing: what is no
+    /// record is left where it is. Empty where there is no such directory.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the directory holds something and was never a
+    /// journal; `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
+    pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
+        let path = directory.to_owned();
+        worker::run(
+            Stage::Journal,
+            "the journal to be read",
+            deadline,
+            || format!("{}: its file system does not answer", directory.display()),
+            move || open::look(&path),
+        )
+    }
+}

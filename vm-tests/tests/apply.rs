@@ -1,0 +1,264 @@
+//! `lunbd apply`: the volumes of a file, brought to what it says.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test panics to fail"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use vm_tests::guest::agent::unit;
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::{self, ScsiDebug};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A file of volumes and a journal; removed on drop.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        guest::enter();
+        let place = PathBuf::from(format!("/tmp/apply-{}", std::process::id()));
+        let _not_there = fs::remove_dir_all(&place);
+        fs::create_dir(&place).unwrap();
+        Self(place)
+    }
+
+    /// As an editor writes it: another file takes its place.
+    fn want(&self, volumes: &[(&str, &str)]) {
+        let text: String = volumes
+            .iter()
+            .map(|(id, source)| format!("[[volume]]\nid = \"{id}\"\nsource = \"{source}\"\n"))
+            .collect();
+        self.write(&text);
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.0.join("new"), text).unwrap();
+        fs::rename(self.0.join("new"), self.0.join("volumes.toml")).unwrap();
+    }
+
+    fn arguments<'a>(&self, options: &[&'a str]) -> Vec<std::borrow::Cow<'a, str>> {
+        let file = self.0.join("volumes.toml").display().to_string();
+        let mut arguments = vec!["apply".into(), file.into()];
+        arguments.extend(["--journal".into(), self.journal().into()]);
+        arguments.extend(options.iter().map(|&option| option.into()));
+        arguments
+    }
+
+    fn journal(&self) -> String {
+        self.0.join("journal").display().to_string()
+    }
+
+    fn apply(&self, options: &[&str]) -> Output {
+        let arguments = self.arguments(options);
+        let arguments: Vec<&str> = arguments.iter().map(|text| &**text).collect();
+        let output = guest::lunbd(&arguments);
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// The volumes of the journal and their conditions.
+    fn status(&self) -> Vec<(String, String)> {
+        let output = guest::lunbd(&["status", "--json", "--journal", &self.journal()]);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let volumes = status["volumes"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        volumes
+            .map(|volume| (text(&volume["volume"]), text(&volume["condition"])))
+            .collect()
+    }
+
+    #[track_caller]
+    fn are_attached(&self, volumes: &[&str]) {
+        let complete = |volume: &&str| ((*volume).to_owned(), "complete".to_owned());
+        let expected: Vec<_> = volumes.iter().map(complete).collect();
+        assert_eq!(self.status(), expected);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn is_connected(device: &str) -> bool {
+    Path::new(&format!("/sys/block/{device}/pid")).exists()
+}
+
+#[test]
+fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_changes_nothing() {
+    let target = ScsiDebug::options().luns(4).size_mib(16).load();
+    let _module = NbdModule::load(2);
+    let store = Store::sparse(8 << 20);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let place = Place::new();
+    let lun = |number| unit(&target, number).to_string();
+    let nbd = server.uri("disk");
+    place.want(&[("a", &lun(1)), ("b", &lun(2)), ("n", &nbd)]);
+
+    let dry = place.apply(&["--dry-run"]);
+    assert!(dry.status.success(), "{dry:?}");
+    let steps: Vec<String> = text(&dry).lines().map(str::to_owned).collect();
+    assert_eq!(steps.len(), 3, "{steps:?}");
+    assert!(
+        steps.iter().all(|step| step.starts_with("attach ")),
+        "{steps:?}"
+    );
+    assert_eq!(
+        target.devices(),
+        [] as [&str; 0],
+        "a dry run changes nothing"
+    );
+    assert!(!is_connected("nbd0") && place.status().is_empty());
+
+    let done = place.apply(&[]);
+    assert!(done.status.success(), "{done:?}");
+    let told = text(&done);
+    for word in [
+        "attach a: ",
+        "a: attached as /dev/",
+        "n: attached as /dev/nbd",
+        "as it is wanted: 3 volumes",
+    ] {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    assert!(is_connected("nbd0"));
+    place.are_attached(&["a", "b", "n"]);
+    assert_eq!(target.devices().len(), 2);
+    let shown = guest::lunbd(&["status", "--journal", &place.journal()]);
+    assert!(shown.status.success());
+    println!("{}", text(&shown));
+
+    let again = place.apply(&[]);
+    assert_eq!(
+        text(&again),
+        "nothing is to be done\nas it is wanted: 3 volumes\n"
+    );
+
+    place.write("[[volume]]\nid = \"a\"\nsource = \"sda\"\n");
+    let broken = place.apply(&["--json"]);
+    assert_eq!(broken.status.code(), Some(2));
+    let error: Value = serde_json::from_slice(&broken.stderr).unwrap();
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("line 3") && message.contains("source ="),
+        "{message}"
+    );
+    place.are_attached(&["a", "b", "n"]);
+
+    place.want(&[("b", &lun(2)), ("c", &lun(3))]);
+    let changed = place.apply(&["--json"]);
+    assert!(changed.status.success(), "{changed:?}");
+    let lines: Vec<Value> = text(&changed)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let kinds: Vec<&str> = lines[0]["plan"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| step["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["detach", "detach", "attach"]);
+    assert_eq!(
+        lines.last().unwrap()["left"]["steps"],
+        serde_json::json!([])
+    );
+    place.are_attached(&["b", "c"]);
+    assert!(!is_connected("nbd0"));
+    let mut devices = [2, 3].map(|lun| format!("{}:0:0:{lun}", target.host()));
+    devices.sort();
+    assert_eq!(target.devices(), devices);
+
+    // What is in use stays, with its name, and all else goes.
+    let found = guest::lunbd(&["status", "--json", "--journal", &place.journal()]);
+    let found: Value = serde_json::from_slice(&found.stdout).unwrap();
+    let node = found["volumes"][0]["node"].as_str().unwrap();
+    guest::run(&["mkfs.ext4", "-q", "-F", node]);
+    let mount = place.0.join("mnt").display().to_string();
+    fs::create_dir(&mount).unwrap();
+    guest::run(&["mount", node, &mount]);
+    let shown = text(&guest::lunbd(&["status", "--journal", &place.journal()]));
+    assert!(shown.contains(&mount) && shown.contains('%'), "{shown}");
+    place.want(&[]);
+    let left = place.apply(&[]);
+    guest::run(&["umount", &mount]);
+    assert_eq!(left.status.code(), Some(5), "{left:?}");
+    let told = text(&left);
+    assert!(
+        told.contains("LEFT TO DO") && told.contains(&format!("mounted on {mount}")),
+        "{told}"
+    );
+    place.are_attached(&["b"]);
+    let gone = place.apply(&[]);
+    assert!(gone.status.success(), "{gone:?}");
+    assert_eq!(place.status(), []);
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+/// A process that is killed, not ended.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
+    let target = ScsiDebug::options().luns(4).size_mib(16).load();
+    let place = Place::new();
+    let lun = |number| unit(&target, number).to_string();
+    place.want(&[("a", &lun(1))]);
+    let errors = place.0.join("stderr");
+    let arguments = place.arguments(&["--watch"]);
+    let agent = Command::new("lunbd")
+        .args(arguments.iter().map(|text| &**text))
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&errors).unwrap())
+        .spawn()
+        .unwrap();
+    let agent = Agent(agent);
+    let settles_on = |volumes: &[&str]| {
+        guest::wait_until(&format!("{volumes:?}"), LIMIT, || {
+            let expected: Vec<_> = volumes
+                .iter()
+                .map(|volume| ((*volume).to_owned(), "complete".to_owned()))
+                .collect();
+            (place.status() == expected).then_some(())
+        });
+    };
+    settles_on(&["a"]);
+    let held = place.apply(&[]);
+    assert_eq!(held.status.code(), Some(5), "the agent has the journal");
+    place.want(&[("b", &lun(2)), ("c", &lun(3))]);
+    settles_on(&["b", "c"]);
+    place.write("[[volume]]\nid = 7\n");
+    guest::wait_until("the broken file to be told", LIMIT, || {
+        let told = fs::read_to_string(&errors).unwrap();
+        told.contains("line 2").then_some(())
+    });
+    place.are_attached(&["b", "c"]);
+    place.want(&[]);
+    settles_on(&[]);
+    guest::wait_until("all to be gone", LIMIT, || {
+        target.devices().is_empty().then_some(())
+    });
+    drop(agent);
+}
