@@ -149,6 +149,7 @@
 
 #![forbid(unsafe_code)]
 
+mod crash;
 pub mod deadline;
 pub mod engine;
 pub mod error;
@@ -163,6 +164,8 @@ pub mod scsi;
 pub mod transport;
 pub mod uevent;
 
+#[cfg(feature = "crash-points")]
+pub use crash::Point as CrashPoint;
 pub use deadline::Deadline;
 pub use engine::{AttachRequest, Attachment, DetachRequest, DetachTarget, Detachment, Engine};
 pub use error::{Error, ErrorKind, Result};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each room of `src/` and the floor that it is on, the lowest first.
 const ROOMS: &[(&str, Floor)] = &[
+    ("crash", Floor::Values),
     ("error", Floor::Values),
     ("id", Floor::Values),
     ("deadline", Floor::Values),

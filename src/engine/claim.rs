@@ -9,6 +9,7 @@ use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::Flush;
 use super::{Engine, in_use};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::Hctl;
@@ -214,12 +215,15 @@ fn try_claim(
 ) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
-    run(
+    point!(ClaimToTake);
+    let claimed = run(
         lane,
         Stage::Claim,
         &what,
         deadline,
         || "not returned".to_owned(),
         move || disk.open(&roots, true),
-    )
+    )?;
+    point!(ClaimTaken);
+    Ok(claimed)
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::Wwid;
@@ -83,12 +84,14 @@ impl Lease {
     /// longer the one at the path (its last holder removed it).
     fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
+        point!(LeaseToTake);
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .open(path)
             .map_err(|error| failed(&error))?;
+        point!(LeaseCreated);
         let mut file = match Flock::lock(file, how) {
             Ok(file) => file,
             Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
@@ -103,6 +106,7 @@ impl Lease {
             .set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| write!(file, "{}", std::process::id()));
+        point!(LeaseTaken);
         Ok(Some(Self {
             path: path.to_owned(),
             _file: file,
@@ -114,7 +118,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // While we hold the lock the path is ours; who waits on the file looks
         // at the path again.
+        point!(LeaseToDrop);
         let _ = fs::remove_file(&self.path);
+        point!(LeaseDropped);
     }
 }
 

@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
@@ -54,16 +55,20 @@ impl Lost {
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
+        point!(LostToWrite);
         let written =
             fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, note.to_string()));
         if let Err(failure) = written {
             tracing::error!(%error, %failure, path = %self.path.display(), "a failed flush could not be written down");
         }
+        point!(LostWritten);
     }
 
     /// Forgets it, since this life of the disk is over.
     pub(super) fn clear(&self) {
+        point!(LostToClear);
         let _never_written = fs::remove_file(&self.path);
+        point!(LostCleared);
     }
 }
 
@@ -125,7 +130,9 @@ pub(super) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<Str
         }
         said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         if note.names.is_empty() || (of_unit && acknowledged) {
+            point!(LostToSweep);
             let _swept_by_another = fs::remove_file(path);
+            point!(LostSwept);
         }
     }
     said

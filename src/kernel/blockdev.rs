@@ -10,6 +10,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat;
 
 use super::{Roots, sysfs};
+use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq};
 
@@ -255,8 +256,12 @@ pub(super) fn devno_of(rdev: u64) -> DevNo {
 /// `Io` where a write failed: the pages are lost then, and the device must not
 /// be deleted as if it had been flushed.
 pub(crate) fn flush(file: &File, node: &Path) -> Result<()> {
+    point!(FlushToBegin);
     file.sync_all()
         .map_err(|error| Error::io("cannot flush", node, &error))?;
+    point!(FlushSynced);
     lunbd_sys::block::flush_buffers(file)
-        .map_err(|errno| Error::io("cannot drop the page cache of", node, &errno.into()))
+        .map_err(|errno| Error::io("cannot drop the page cache of", node, &errno.into()))?;
+    point!(FlushDone);
+    Ok(())
 }

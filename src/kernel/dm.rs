@@ -9,6 +9,7 @@ pub(crate) use lunbd_sys::dm::Target;
 use lunbd_sys::dm::{self, Flags};
 
 use super::{Roots, blockdev};
+use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::DevNo;
 
@@ -57,9 +58,12 @@ pub(crate) fn table_status(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
 /// What the target answers, by its errno; `multipath` says `EBUSY` while the
 /// device is suspended.
 pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> {
+    point!(DmToSend);
     ask(roots, uuid, "cannot send a message to", |control| {
         dm::send_message(control, uuid, 0, text)
-    })
+    })?;
+    point!(DmSent);
+    Ok(())
 }
 
 /// Removes the device; it is gone from sysfs when this returns.
@@ -67,9 +71,12 @@ pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> 
 /// # Errors
 /// `InUse` where it is open.
 pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
+    point!(DmToRemove);
     ask(roots, uuid, "cannot remove", |control| {
         dm::remove(control, uuid)
-    })
+    })?;
+    point!(DmRemoved);
+    Ok(())
 }
 
 /// Loads a table beside the one in use.
@@ -80,9 +87,12 @@ pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
 pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target]) -> Result<()> {
     let mut flags = Flags::empty();
     flags.set(Flags::READ_ONLY, read_only);
+    point!(DmToLoad);
     ask(roots, uuid, "cannot load a table into", |control| {
         dm::load(control, uuid, flags, table)
-    })
+    })?;
+    point!(DmLoaded);
+    Ok(())
 }
 
 /// Puts the table that was loaded in place of the one in use. The kernel holds
@@ -90,9 +100,12 @@ pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target])
 /// could die and leave the device suspended. I/O that is queued for want of a
 /// path is kept and not waited for, and no filesystem is frozen.
 pub(crate) fn swap_table(roots: &Roots, uuid: &str) -> Result<()> {
+    point!(DmToSwap);
     ask(roots, uuid, "cannot put a table in place in", |control| {
         dm::resume(control, uuid, Flags::NO_FLUSH | Flags::SKIP_LOCKFS)
-    })
+    })?;
+    point!(DmSwapped);
+    Ok(())
 }
 
 fn ask<T>(

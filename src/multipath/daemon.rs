@@ -8,6 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::UnixAddr;
 
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::stream::DeadlineStream;
@@ -132,7 +133,9 @@ impl Daemon {
 
     fn command(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
         let command = format!("{verb} {}", argument(name)?);
+        point!(MultipathdToTell);
         let reply = self.ask(stage, &command, deadline)?;
+        point!(MultipathdTold);
         tracing::debug!(command, reply = reply.trim(), "multipathd");
         match reply.trim() {
             "ok" => Ok(Answer::Done),

@@ -14,6 +14,7 @@ use lunbd_sys::nbd as abi;
 
 use super::message::{Attribute, DeviceStatus, Message};
 use super::refusal::{self, Attempt};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -86,7 +87,10 @@ pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<
         ..Attempt::default()
     };
     let stage = Stage::Disconnect;
-    exchange(&message, Vec::new(), &attempt, stage, roots, deadline).map(drop)
+    point!(NbdToDisconnect);
+    exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
+    point!(NbdDisconnected);
+    Ok(())
 }
 
 /// What the kernel says of one device; `None` where it does not exist

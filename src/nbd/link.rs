@@ -7,6 +7,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::command::Timeouts;
+use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdUri};
 
@@ -39,10 +40,12 @@ impl Link {
     /// Ends the connections: the kernel then knows the links for dead. What is
     /// in flight waits for new ones.
     pub(crate) fn shut_down(&self) {
+        point!(NbdToEndLink);
         for socket in &self.sockets {
             // ENOTCONN: it is dead already.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         }
+        point!(NbdLinkEnded);
     }
 
     /// Whether every connection has ended.

@@ -6,6 +6,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use super::block_size::BlockSizes;
 use super::device::NbdDevice;
 use super::export::{Export, ExportFlags};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
@@ -47,13 +48,16 @@ impl NbdDevice {
         if now <= most {
             return Ok(());
         }
+        point!(NbdToLimit);
         worker::run(
             Stage::Connect,
             "the kernel to limit the device's requests",
             deadline,
             || format!("max_sectors_kb={now}"),
             move || sysfs::write(&attribute, &most.to_string()),
-        )
+        )?;
+        point!(NbdLimited);
+        Ok(())
     }
 
     /// What the kernel takes the export for: it keeps what it was told when the

@@ -2,6 +2,7 @@
 
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
@@ -32,6 +33,7 @@ pub(crate) fn delete(
     let attribute = device.dir().join("delete");
     let ours = device.clone();
     let hctl = device.hctl();
+    point!(DeleteToWrite);
     let written = lanes.on_host(
         hctl,
         Stage::Delete,
@@ -45,6 +47,7 @@ pub(crate) fn delete(
         Err(error) if error.kind() == ErrorKind::Vanished => {}
         result => result?,
     }
+    point!(DeleteWritten);
     while device.is_there() {
         if watch.next(deadline).is_none() {
             let what = format!("{hctl} to be gone from sysfs");

@@ -3,6 +3,7 @@
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
 use super::state::State;
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
@@ -24,6 +25,7 @@ pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> 
     require_running(device)?;
     let attribute = device.dir().join("rescan");
     let hctl = device.hctl();
+    point!(RescanToWrite);
     lanes.on_device(
         hctl,
         Stage::Rescan,
@@ -32,6 +34,7 @@ pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> 
         || device.describe(),
         move || sysfs::write(&attribute, "1"),
     )?;
+    point!(RescanWritten);
     require_running(device)
 }
 

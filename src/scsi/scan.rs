@@ -2,6 +2,7 @@
 
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl};
@@ -42,6 +43,7 @@ pub(crate) fn scan(
     let line = format!("{channel} {target} {token}");
     tracing::debug!(%line, path = %path.display(), "scan");
     let state = path.with_file_name("state");
+    point!(ScanToWrite);
     lanes
         .on_host(
             hctl,
@@ -55,6 +57,7 @@ pub(crate) fn scan(
             move || sysfs::write(&path, &line),
         )
         .map_err(|error| explain(error, hctl))?;
+    point!(ScanWritten);
     ScsiDevice::find(roots, hctl)?.ok_or_else(|| not_found(hctl))
 }
 

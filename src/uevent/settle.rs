@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::event::{Event, Origin};
 use super::mode::Mode;
 use super::watch::{Notice, Watch};
+use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::DevNo;
@@ -180,6 +181,7 @@ impl Barrier {
         let uuid = sysfs::read(&roots.proc.join("sys/kernel/random/uuid"))?;
         let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
         tracing::debug!(%uuid, dir = %dir.display(), "barrier");
+        point!(BarrierToSend);
         worker::run(
             Stage::Settle,
             "the kernel to send a marked event",
@@ -191,6 +193,7 @@ impl Barrier {
             ErrorKind::Vanished => gone(dir).caused_by(error),
             _ => error,
         })?;
+        point!(BarrierSent);
         let (mut marks, mut patience) = earlier.map_or_else(
             || {
                 let patience = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::format::digest;
+use crate::crash::point;
 use crate::error::{Error, Result};
 use crate::id::VolumeId;
 
@@ -49,13 +50,17 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     let path = directory.join(name);
     let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
     let write = || {
+        point!(JournalToWrite);
         let mut file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .open(&beside)?;
+        point!(JournalCreated);
         file.write_all(bytes)?;
+        point!(JournalWritten);
         file.sync_all()?;
+        point!(JournalSynced);
         fs::rename(&beside, &path)
     };
     write().map_err(|error| {
@@ -63,19 +68,26 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
         let _ = fs::remove_file(&beside);
         Error::io("cannot write down what is to be done", &path, &error)
     })?;
-    sync(directory)
+    point!(JournalRenamed);
+    sync(directory)?;
+    point!(JournalKept);
+    Ok(())
 }
 
 /// Takes `name` away for good. **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
+    point!(JournalToRemove);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(Error::io("cannot remove the record", &path, &error));
         }
         _ => {}
     }
-    sync(directory)
+    point!(JournalRemoved);
+    sync(directory)?;
+    point!(JournalForgotten);
+    Ok(())
 }
 
 /// Renames what is no record, to the first name that is free.
@@ -86,8 +98,10 @@ pub(super) fn set_aside(path: &Path) -> Result<PathBuf> {
         aside.push(format!("{SET_ASIDE}{number}"));
         let aside = PathBuf::from(aside);
         if fs::symlink_metadata(&aside).is_err() {
+            point!(JournalToSetAside);
             fs::rename(path, &aside)
                 .map_err(|error| Error::io("cannot set aside", path, &error))?;
+            point!(JournalSetAside);
             return Ok(aside);
         }
         number += 1;

@@ -14,6 +14,7 @@ use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
 use super::format::{Fault, FaultKind, LONGEST};
 use super::record::Record;
 use super::view::JournalView;
+use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
@@ -107,10 +108,12 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             .filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(|error| failed(&error))?;
+        point!(JournalToMake);
         let mut private = DirBuilder::new();
         let made = private.recursive(true).mode(0o700).create(directory);
         made.map_err(|error| failed(&error))?;
         sync(parent)?;
+        point!(JournalMade);
     }
     let path = directory.join(LOCK);
     refuse_others(directory, &names(directory)?)?;
@@ -128,6 +131,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
                 .set_len(0)
                 .and_then(|()| file.rewind())
                 .and_then(|()| write!(file, "{}", std::process::id()));
+            point!(JournalLocked);
             Ok(file)
         }
         Err((_, Errno::EWOULDBLOCK)) => {
@@ -172,7 +176,9 @@ impl Found {
         if unfinished.is_some_and(|record| record.ends_with(RECORD)) {
             // Its writer died before the rename, so it was never the record, and
             // nobody was told that it is. Where it stays, the next replaces it.
+            point!(JournalToDropUnfinished);
             let _ = fs::remove_file(&path);
+            point!(JournalUnfinishedDropped);
             return;
         }
         match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {

@@ -8,6 +8,7 @@ use super::super::export::ExportFlags;
 use super::super::message::{Attribute, ClientFlags, Message};
 use super::super::refusal::Attempt;
 use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -128,7 +129,9 @@ impl Connect {
         };
         let message = self.message();
         let stage = Stage::Connect;
+        point!(NbdToConnect);
         let answers = exchange(&message, self.sockets, &attempt, stage, roots, deadline)?;
+        point!(NbdConnected);
         let mut attributes = answers.iter().flat_map(|answer| &answer.attributes);
         attributes
             .find_map(|attribute| match attribute {

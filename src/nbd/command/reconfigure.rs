@@ -7,6 +7,7 @@ use lunbd_sys::nbd as abi;
 use super::super::message::{Attribute, ClientFlags, Message};
 use super::super::refusal::Attempt;
 use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -98,7 +99,10 @@ impl Reconfigure {
         };
         let message = self.message();
         let stage = Stage::Reconfigure;
-        exchange(&message, self.sockets, &attempt, stage, roots, deadline).map(drop)
+        point!(NbdToReconfigure);
+        exchange(&message, self.sockets, &attempt, stage, roots, deadline)?;
+        point!(NbdReconfigured);
+        Ok(())
     }
 }
 

@@ -1,0 +1,115 @@
+//! Where a test can end the process or the machine: before and after each act on
+//! the kernel, and on each file that must outlive a crash.
+//!
+//! `point!(Name);` is nothing at all without the feature `crash-points`, which
+//! only the crash sweep of the VM tests turns on. All points are listed here, so
+//! that the sweep can count them and show that it was at each.
+
+/// Ends the process here, where a test has asked for it.
+macro_rules! point {
+    ($point:ident) => {
+        #[cfg(feature = "crash-points")]
+        $crate::crash::Point::$point.reach();
+    };
+}
+pub(crate) use point;
+
+#[cfg(feature = "crash-points")]
+mod end;
+
+#[cfg(feature = "crash-points")]
+macro_rules! points {
+    ($($point:ident $name:literal,)*) => {
+        /// A place in the code; its name says the kind of work and the step.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[expect(missing_docs, reason = "each has its name beside it in the list")]
+        pub enum Point {
+            $($point,)*
+        }
+
+        impl Point {
+            /// All that there are.
+            pub const ALL: &'static [Self] = &[$(Self::$point,)*];
+
+            /// `journal.synced`.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$point => $name,)*
+                }
+            }
+        }
+    };
+}
+
+#[cfg(feature = "crash-points")]
+points! {
+    // Opening the journal.
+    JournalToMake "journal.to-make",
+    JournalMade "journal.made",
+    JournalLocked "journal.locked",
+    JournalToDropUnfinished "journal.to-drop-unfinished",
+    JournalUnfinishedDropped "journal.unfinished-dropped",
+    JournalToSetAside "journal.to-set-aside",
+    JournalSetAside "journal.set-aside",
+    // Writing a record: beside, to the disk, renamed, the directory to the disk.
+    JournalToWrite "journal.to-write",
+    JournalCreated "journal.created",
+    JournalWritten "journal.written",
+    JournalSynced "journal.synced",
+    JournalRenamed "journal.renamed",
+    JournalKept "journal.kept",
+    JournalToRemove "journal.to-remove",
+    JournalRemoved "journal.removed",
+    JournalForgotten "journal.forgotten",
+    // The right to work on a device or a unit.
+    LeaseToTake "lease.to-take",
+    LeaseCreated "lease.created",
+    LeaseTaken "lease.taken",
+    LeaseToDrop "lease.to-drop",
+    LeaseDropped "lease.dropped",
+    // The mark of a flush that failed.
+    LostToWrite "lost.to-write",
+    LostWritten "lost.written",
+    LostToClear "lost.to-clear",
+    LostCleared "lost.cleared",
+    LostToSweep "lost.to-sweep",
+    LostSwept "lost.swept",
+    // A block device of any kind.
+    ClaimToTake "block.to-claim",
+    ClaimTaken "block.claimed",
+    FlushToBegin "block.to-flush",
+    FlushSynced "block.synced",
+    FlushDone "block.flushed",
+    BarrierToSend "block.to-send-barrier",
+    BarrierSent "block.barrier-sent",
+    // SCSI.
+    ScanToWrite "scsi.to-scan",
+    ScanWritten "scsi.scanned",
+    RescanToWrite "scsi.to-rescan",
+    RescanWritten "scsi.rescanned",
+    DeleteToWrite "scsi.to-delete",
+    DeleteWritten "scsi.deleted",
+    // Multipath.
+    MultipathdToTell "multipath.to-tell",
+    MultipathdTold "multipath.told",
+    DmToRemove "multipath.to-remove",
+    DmRemoved "multipath.removed",
+    DmToLoad "multipath.to-load",
+    DmLoaded "multipath.loaded",
+    DmToSwap "multipath.to-swap",
+    DmSwapped "multipath.swapped",
+    DmToSend "multipath.to-send-message",
+    DmSent "multipath.message-sent",
+    // NBD.
+    NbdToConnect "nbd.to-connect",
+    NbdConnected "nbd.connected",
+    NbdToLimit "nbd.to-limit",
+    NbdLimited "nbd.limited",
+    NbdToEndLink "nbd.to-end-link",
+    NbdLinkEnded "nbd.link-ended",
+    NbdToReconfigure "nbd.to-reconfigure",
+    NbdReconfigured "nbd.reconfigured",
+    NbdToDisconnect "nbd.to-disconnect",
+    NbdDisconnected "nbd.disconnected",
+}
