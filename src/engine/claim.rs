@@ -185,9 +185,14 @@ impl Engine {
 }
 
 /// Flushes, and writes down a failure: also one that comes after its caller has
-/// gone.
+/// gone, and that it may have failed where its process dies under it.
 pub(super) fn flush(file: &File, node: &Path, lost: &Lost) -> Result<()> {
-    blockdev::flush(file, node).inspect_err(|error| lost.set(error))
+    let begun = lost.begin();
+    blockdev::flush(file, node).inspect_err(|error| lost.set(error))?;
+    if begun {
+        lost.clear();
+    }
+    Ok(())
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.

@@ -38,20 +38,45 @@ impl Lost {
         Ok(Self { path, disk })
     }
 
-    /// Why an earlier flush failed, where one did.
+    /// Why an earlier flush failed, where one did, or may have: its process died
+    /// while it was under way, and the device has failed commands since.
     pub(super) fn read(&self) -> Result<Option<String>> {
         let text = sysfs::read_if_there(&self.path)?;
-        Ok(text.map(|text| Note::parse(&text).why))
+        let note = text.map(|text| Note::parse(&text));
+        Ok(note.and_then(|note| match note.under_way() {
+            Some(errors) if errors_of(&self.disk) == Some(errors) => None,
+            _ => Some(note.why),
+        }))
+    }
+
+    /// Writes down that a flush begins, unless one has failed before: what it
+    /// loses the kernel says to its process alone, which may die with that
+    /// knowledge. Not where the device counts no errors, as NBD does not: there
+    /// nothing would tell a flush that was cut short from one that failed.
+    /// Whether there is something to end.
+    pub(super) fn begin(&self) -> bool {
+        let Some(errors) = errors_of(&self.disk) else {
+            return false;
+        };
+        let first = matches!(self.read(), Ok(None));
+        if first {
+            self.write(format!("{UNDER_WAY}{errors} commands had failed before"));
+        }
+        first
     }
 
     /// Writes down that a flush failed, unless the disk is gone: then nobody can
     /// ask any more.
     pub(super) fn set(&self, error: &Error) {
+        self.write(error.to_string().replace('\n', " "));
+    }
+
+    fn write(&self, why: String) {
         if !self.disk.dir().exists() {
             return;
         }
         let note = Note {
-            why: error.to_string().replace('\n', " "),
+            why,
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
@@ -59,17 +84,34 @@ impl Lost {
         let written =
             fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, note.to_string()));
         if let Err(failure) = written {
-            tracing::error!(%error, %failure, path = %self.path.display(), "a failed flush could not be written down");
+            tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
         }
         point!(LostWritten);
     }
 
-    /// Forgets it, since this life of the disk is over.
+    /// Forgets it: the flush has come to its end, or this life of the disk.
     pub(super) fn clear(&self) {
         point!(LostToClear);
         let _never_written = fs::remove_file(&self.path);
         point!(LostCleared);
     }
+}
+
+/// How the mark of a flush that is under way begins, before a number.
+const UNDER_WAY: &str = "its process died while it was under way, when ";
+
+/// How many commands the device has failed, or those below the map; `None` where
+/// nobody counts.
+fn errors_of(disk: &BlockDevice) -> Option<u64> {
+    let below = match Map::of_disk(disk).ok()? {
+        Some(map) => map.paths().ok()?,
+        None => vec![disk.clone()],
+    };
+    let errors = below.iter().map(|disk| {
+        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+        device.failed_commands()
+    });
+    errors.sum()
 }
 
 /// What a mark says: why, and the names of the unit, one a line.
@@ -84,6 +126,12 @@ impl Note {
         let why = lines.next().unwrap_or_default().to_owned();
         let names = lines.filter_map(|name| name.parse().ok()).collect();
         Self { why, names }
+    }
+
+    /// How many commands had failed before, where it is about a flush under way.
+    fn under_way(&self) -> Option<u64> {
+        let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
+        errors.parse().ok()
     }
 }
 
@@ -189,6 +237,22 @@ mod tests {
         fs::remove_dir_all(&dir).unwrap();
         sweep(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
+        // A process that dies under its flush takes what it lost with it: what
+        // has failed since tells.
+        let device = roots.sysfs.join("devices/2:0:0:1");
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(dir.join("diskseq"), "9\n").unwrap();
+        std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
+        fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
+        assert!(lost().begin());
+        assert_eq!(lost().read().unwrap(), None);
+        fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
+        assert!(lost().read().unwrap().unwrap().contains("31 commands"));
+        assert!(!lost().begin(), "what may be lost is not forgotten");
+        lost().clear();
+        fs::remove_dir_all(&dir).unwrap();
         let gone = Lost {
             path: roots.run.join("lunbd/lost-sda-7"),
             disk,

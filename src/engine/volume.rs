@@ -10,7 +10,7 @@ use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSp
 use super::phases::StageObserver;
 use super::receipt::DetachFailure;
 use super::resize::{ResizeRequest, Resized};
-use super::{AttachRequest, Attachment, Engine};
+use super::{AttachRequest, Attachment, Engine, lost};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -112,6 +112,13 @@ impl Engine {
         request.claim = Some(UnitClaim(Arc::new(claim)));
         match self.attach(&request, deadline) {
             Ok(attachment) => {
+                if intent.outcome.is_none()
+                    && let Some(identity) = attachment.identity()
+                {
+                    // It may have been brought by an attach that was not to see
+                    // its end: the volume begins with what is on it all the same.
+                    lost::sweep(self.roots(), &identity.names, true);
+                }
                 let record = Record {
                     intent: None,
                     outcome: Some(Outcome::of(&attachment)),

@@ -111,6 +111,14 @@ impl ScsiDevice {
         Ok(leaving)
     }
 
+    /// How many commands have come back with an error, refusals included, since
+    /// the device was scanned (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None`
+    /// where it cannot be read.
+    pub(crate) fn failed_commands(&self) -> Option<u64> {
+        let count = sysfs::read(&self.dir.join("ioerr_cnt")).ok()?;
+        u64::from_str_radix(count.strip_prefix("0x")?, 16).ok()
+    }
+
     /// The other devices of the same target.
     pub(crate) fn siblings(&self) -> Result<Vec<Self>> {
         let Some(target) = self.dir.parent() else {
