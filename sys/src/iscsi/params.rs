@@ -1,0 +1,87 @@
+//! What of a session and its connections can be set.
+
+/// `enum iscsi_param`. The value of each is text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Param {
+    /// `ISCSI_PARAM_MAX_RECV_DLENGTH`, in bytes. Without it the kernel takes no
+    /// data at all.
+    #[doc(alias = "ISCSI_PARAM_MAX_RECV_DLENGTH")]
+    MaxRecvDlength = 0,
+    /// `ISCSI_PARAM_MAX_XMIT_DLENGTH`, in bytes. Without it writes hang.
+    #[doc(alias = "ISCSI_PARAM_MAX_XMIT_DLENGTH")]
+    MaxXmitDlength = 1,
+    /// `ISCSI_PARAM_HDRDGST_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_HDRDGST_EN")]
+    HeaderDigest = 2,
+    /// `ISCSI_PARAM_DATADGST_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_DATADGST_EN")]
+    DataDigest = 3,
+    /// `ISCSI_PARAM_INITIAL_R2T_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_INITIAL_R2T_EN")]
+    InitialR2t = 4,
+    /// `ISCSI_PARAM_MAX_R2T`: the kernel takes powers of 2 alone.
+    #[doc(alias = "ISCSI_PARAM_MAX_R2T")]
+    MaxR2t = 5,
+    /// `ISCSI_PARAM_IMM_DATA_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_IMM_DATA_EN")]
+    ImmediateData = 6,
+    /// `ISCSI_PARAM_FIRST_BURST`, in bytes.
+    #[doc(alias = "ISCSI_PARAM_FIRST_BURST")]
+    FirstBurst = 7,
+    /// `ISCSI_PARAM_MAX_BURST`, in bytes.
+    #[doc(alias = "ISCSI_PARAM_MAX_BURST")]
+    MaxBurst = 8,
+    /// `ISCSI_PARAM_PDU_INORDER_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_PDU_INORDER_EN")]
+    PduInOrder = 9,
+    /// `ISCSI_PARAM_DATASEQ_INORDER_EN`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_DATASEQ_INORDER_EN")]
+    DataSequenceInOrder = 10,
+    /// `ISCSI_PARAM_ERL`.
+    #[doc(alias = "ISCSI_PARAM_ERL")]
+    ErrorRecoveryLevel = 11,
+    /// `ISCSI_PARAM_EXP_STATSN`: the number of the next status.
+    #[doc(alias = "ISCSI_PARAM_EXP_STATSN")]
+    ExpStatSn = 14,
+    /// `ISCSI_PARAM_TARGET_NAME`.
+    #[doc(alias = "ISCSI_PARAM_TARGET_NAME")]
+    TargetName = 15,
+    /// `ISCSI_PARAM_TPGT`: the tag of the portal group.
+    #[doc(alias = "ISCSI_PARAM_TPGT")]
+    PortalGroup = 16,
+    /// `ISCSI_PARAM_PERSISTENT_ADDRESS`: the portal that was asked.
+    #[doc(alias = "ISCSI_PARAM_PERSISTENT_ADDRESS")]
+    PersistentAddress = 17,
+    /// `ISCSI_PARAM_PERSISTENT_PORT`.
+    #[doc(alias = "ISCSI_PARAM_PERSISTENT_PORT")]
+    PersistentPort = 18,
+    /// `ISCSI_PARAM_SESS_RECOVERY_TMO`, in seconds: how long devices stay blocked
+    /// after a loss. 0 fails at once, a negative number never.
+    #[doc(alias = "ISCSI_PARAM_SESS_RECOVERY_TMO")]
+    RecoveryTimeout = 19,
+    /// `ISCSI_PARAM_FAST_ABORT`, 0 or 1.
+    #[doc(alias = "ISCSI_PARAM_FAST_ABORT")]
+    FastAbort = 26,
+    /// `ISCSI_PARAM_ABORT_TMO`, in seconds.
+    #[doc(alias = "ISCSI_PARAM_ABORT_TMO")]
+    AbortTimeout = 27,
+    /// `ISCSI_PARAM_LU_RESET_TMO`, in seconds.
+    #[doc(alias = "ISCSI_PARAM_LU_RESET_TMO")]
+    LuResetTimeout = 28,
+    /// `ISCSI_PARAM_PING_TMO`, in seconds.
+    #[doc(alias = "ISCSI_PARAM_PING_TMO")]
+    PingTimeout = 30,
+    /// `ISCSI_PARAM_RECV_TMO`, in seconds: an idle connection is pinged so often.
+    #[doc(alias = "ISCSI_PARAM_RECV_TMO")]
+    ReceiveTimeout = 31,
+    /// `ISCSI_PARAM_IFACE_NAME`.
+    #[doc(alias = "ISCSI_PARAM_IFACE_NAME")]
+    InterfaceName = 32,
+    /// `ISCSI_PARAM_INITIATOR_NAME`.
+    #[doc(alias = "ISCSI_PARAM_INITIATOR_NAME")]
+    InitiatorName = 34,
+    /// `ISCSI_PARAM_TGT_RESET_TMO`, in seconds.
+    #[doc(alias = "ISCSI_PARAM_TGT_RESET_TMO")]
+    TargetResetTimeout = 35,
+}

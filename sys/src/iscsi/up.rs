@@ -1,0 +1,203 @@
+//! What the kernel says.
+
+use std::mem::offset_of;
+
+use super::{DATA, HEADER, Header, R, Uevent, u32_at};
+
+/// `ISCSI_KEVENT_IF_ERROR`: an answer that is a refusal.
+const IF_ERROR: u32 = 103;
+
+/// The kernel's answer to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// The number of the request.
+    pub number: u16,
+    /// The errno of a refusal; 0 where the transport took it.
+    pub refused: i32,
+    /// The words of `r`: the `retcode`, or the numbers of what was made.
+    pub result: [u32; 2],
+}
+
+impl Answer {
+    /// `r.retcode`: 0, or an errno below 0.
+    #[must_use]
+    pub fn retcode(&self) -> i32 {
+        self.result[0].cast_signed()
+    }
+}
+
+/// What the kernel says of its own accord.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Up<'a> {
+    /// `ISCSI_KEVENT_RECV_PDU`: what the kernel does not handle by itself, as
+    /// the answers of a login.
+    #[doc(alias = "ISCSI_KEVENT_RECV_PDU")]
+    ReceivedPdu {
+        /// The session.
+        sid: u32,
+        /// The connection.
+        cid: u32,
+        /// Header and data, padded with anything: the PDU says its own length.
+        pdu: &'a [u8],
+    },
+    /// `ISCSI_KEVENT_CONN_ERROR`.
+    #[doc(alias = "ISCSI_KEVENT_CONN_ERROR")]
+    ConnectionError {
+        /// The session.
+        sid: u32,
+        /// The connection.
+        cid: u32,
+        /// `enum iscsi_err`: 1020 closed, 1022 silent.
+        error: u32,
+    },
+    /// `ISCSI_KEVENT_DESTROY_SESSION`.
+    #[doc(alias = "ISCSI_KEVENT_DESTROY_SESSION")]
+    SessionDestroyed {
+        /// The session.
+        sid: u32,
+    },
+    /// `ISCSI_KEVENT_UNBIND_SESSION`: its target and devices are gone.
+    #[doc(alias = "ISCSI_KEVENT_UNBIND_SESSION")]
+    SessionUnbound {
+        /// The session.
+        sid: u32,
+    },
+    /// `ISCSI_KEVENT_CREATE_SESSION`.
+    #[doc(alias = "ISCSI_KEVENT_CREATE_SESSION")]
+    SessionCreated {
+        /// The session.
+        sid: u32,
+    },
+    /// Another, by its number.
+    Other(u32),
+}
+
+/// The messages of a datagram, each with its header. One that is cut short is
+/// left out, with all after it.
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let length = usize::try_from(u32_at(rest, offset_of!(Header, len))).ok()?;
+        if length < HEADER {
+            return None;
+        }
+        let message = rest.get(..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// The answer that a message is; `None` where it is none.
+#[must_use]
+pub fn answer(message: &[u8]) -> Option<Answer> {
+    if message.len() < DATA {
+        return None;
+    }
+    let kind = u32_at(message, HEADER + offset_of!(Uevent, kind));
+    let number = u32_at(message, offset_of!(Header, kind)).to_ne_bytes();
+    let number = u16::from_ne_bytes([number[0], number[1]]);
+    let iferror = u32_at(message, HEADER + offset_of!(Uevent, iferror)).cast_signed();
+    let refused = match kind {
+        // A refusal without an errno is one all the same.
+        IF_ERROR => iferror
+            .checked_neg()
+            .filter(|errno| *errno > 0)
+            .unwrap_or(libc::EIO),
+        kind if kind == u32::from(number) => 0,
+        _ => return None,
+    };
+    Some(Answer {
+        number,
+        refused,
+        result: [0, 4].map(|at| u32_at(message, HEADER + R + at)),
+    })
+}
+
+/// The news that a message of the group is; `None` where it is none.
+#[must_use]
+pub fn news(message: &[u8]) -> Option<Up<'_>> {
+    let data = message.get(DATA..)?;
+    let [first, second, third] = [0, 4, 8].map(|at| u32_at(message, HEADER + R + at));
+    Some(match u32_at(message, HEADER + offset_of!(Uevent, kind)) {
+        101 => Up::ReceivedPdu {
+            sid: first,
+            cid: second,
+            pdu: data,
+        },
+        102 => Up::ConnectionError {
+            sid: first,
+            cid: second,
+            error: third,
+        },
+        // struct msg_session_destroyed has the host first; the other two the
+        // session.
+        104 => Up::SessionDestroyed { sid: second },
+        105 => Up::SessionUnbound { sid: first },
+        106 => Up::SessionCreated { sid: first },
+        kind => Up::Other(kind),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iscsi::Down;
+
+    fn made(kind: u32, iferror: i32, r: [u32; 3]) -> Vec<u8> {
+        let mut message = Down::UnbindSession { sid: 9 }.encode(1);
+        message[16..20].copy_from_slice(&kind.to_ne_bytes());
+        message[20..24].copy_from_slice(&iferror.to_ne_bytes());
+        for (place, word) in message[56..68].chunks_exact_mut(4).zip(r) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        message
+    }
+
+    #[test]
+    fn an_answer_is_a_result_or_a_refusal_and_nothing_else() {
+        let given = answer(&made(27, 0, [3, 4, 0])).map(|answer| (answer.refused, answer.result));
+        assert_eq!(given, Some((0, [3, 4])));
+        let refused = |iferror| answer(&made(103, iferror, [0; 3])).map(|answer| answer.refused);
+        assert_eq!(refused(-16), Some(16));
+        assert_eq!(refused(0), Some(libc::EIO));
+        assert_eq!(refused(i32::MIN), Some(libc::EIO));
+        assert_eq!(answer(&made(102, 0, [0; 3])), None);
+        assert_eq!(answer(&made(27, 0, [0; 3])[..71]), None);
+        let failed = (-95_i32).cast_unsigned();
+        let retcode = answer(&made(27, 0, [failed, 0, 0])).map(|answer| answer.retcode());
+        assert_eq!(retcode, Some(-95));
+    }
+
+    #[test]
+    fn news_names_the_session_wherever_the_kernel_puts_it() {
+        let of = |kind| made(kind, 0, [1, 2, 3]);
+        assert_eq!(
+            news(&of(102)),
+            Some(Up::ConnectionError {
+                sid: 1,
+                cid: 2,
+                error: 3
+            })
+        );
+        assert_eq!(news(&of(104)), Some(Up::SessionDestroyed { sid: 2 }));
+        assert_eq!(news(&of(105)), Some(Up::SessionUnbound { sid: 1 }));
+        assert_eq!(news(&of(106)), Some(Up::SessionCreated { sid: 1 }));
+        assert_eq!(news(&of(107)), Some(Up::Other(107)));
+        let mut received = of(101);
+        received.extend(b"pdu");
+        let (sid, cid) = (1, 2);
+        let pdu = &b"pdu"[..];
+        assert_eq!(news(&received), Some(Up::ReceivedPdu { sid, cid, pdu }));
+    }
+
+    #[test]
+    fn a_datagram_is_read_to_what_is_cut_short_and_no_further() {
+        let one = made(27, 0, [0; 3]);
+        let mut datagram = [one.clone(), one.clone()].concat();
+        assert_eq!(messages(&datagram).count(), 2);
+        datagram.pop();
+        assert_eq!(messages(&datagram).collect::<Vec<_>>(), [&one[..]]);
+        assert_eq!(messages(&[0; 72]).count(), 0);
+        assert_eq!(messages(&[]).count(), 0);
+    }
+}
