@@ -1,5 +1,6 @@
-//! iSCSI sessions of our own: the login phase on our own TCP socket, and the
-//! discovery of targets. No daemon and no node database is needed.
+//! iSCSI sessions of our own: the login phase on our own TCP socket, the session
+//! that the kernel makes of it, and the discovery of targets. No daemon and no
+//! node database is needed.
 //!
 //! The protocol is RFC 7143. Everything that a target says is untrusted: each
 //! length, count and exchange has a limit, no answer is waited for past the
@@ -11,6 +12,7 @@ mod discovery;
 mod login;
 mod name;
 pub mod pdu;
+mod session;
 pub mod text;
 mod wire;
 
@@ -20,6 +22,9 @@ pub use chap::{Credentials, Secret};
 pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub use session::{
+    KernelSession, SessionName, SessionOptions, StandingSession, connect, hand_over, log_out,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 

@@ -7,6 +7,7 @@ pub(crate) mod device_dir;
 pub(crate) mod dm;
 pub mod file_system;
 pub(crate) mod genl;
+pub(crate) mod iscsi_netlink;
 pub mod machine;
 pub mod mounts;
 pub(crate) mod peer;

@@ -28,6 +28,8 @@ pub enum Stage {
     Login,
     /// Asking an iSCSI portal for its targets.
     Discover,
+    /// Handing an iSCSI login's connection to the kernel.
+    Session,
     /// Handing an NBD server's sockets to the kernel.
     Connect,
     /// Handing new sockets to an NBD device that is connected.
@@ -50,6 +52,8 @@ pub enum Stage {
     Confirm,
     /// Waiting for multipathd to have forgotten a path.
     Forget,
+    /// Ending an iSCSI session.
+    Logout,
     /// Having the kernel read a device's size again.
     Rescan,
     /// Giving the multipath map its paths' new size.
@@ -77,6 +81,7 @@ impl Stage {
             Self::Handshake => "handshake",
             Self::Login => "login",
             Self::Discover => "discover",
+            Self::Session => "session",
             Self::Connect => "connect",
             Self::Reconfigure => "reconfigure",
             Self::Map => "map",
@@ -88,6 +93,7 @@ impl Stage {
             Self::Disconnect => "disconnect",
             Self::Confirm => "confirm",
             Self::Forget => "forget",
+            Self::Logout => "logout",
             Self::Rescan => "rescan",
             Self::Resize => "resize",
             Self::Measure => "measure",

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod daemon;
 pub mod fcoe;
 pub mod iscsi_target;
+pub mod iscsi_tcp;
 pub mod iscsid;
 pub mod lio;
 pub mod multipathd;

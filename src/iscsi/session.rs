@@ -1,0 +1,201 @@
+//! Sessions of our own in the kernel: from a login on our socket to SCSI devices,
+//! and back.
+//!
+//! The kernel is told of a session only when its login has succeeded, so that one
+//! that fails leaves nothing behind. Such a session needs no process: the kernel
+//! answers the target's pings and carries the I/O when its maker is gone.
+//!
+//! It is known by what the kernel keeps with it: its `creator` is -1, so that an
+//! iscsid that starts leaves it alone, and its interface is called `lunbd`. By
+//! both [`StandingSession::is_ours`] says that it was made here; by its names and
+//! its portal it is found again.
+
+mod hand_over;
+mod logout;
+mod settings;
+mod standing;
+
+use std::fmt;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+pub use hand_over::hand_over;
+pub use logout::log_out;
+pub use standing::StandingSession;
+
+use super::chap::Credentials;
+use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};
+use super::pdu::Isid;
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::id::{HostNo, Iqn, Portal, SessionId};
+
+/// How a session is logged in, whichever its target and portal.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    initiator: Iqn,
+    credentials: Option<Credentials>,
+    header_digest: bool,
+    data_digest: bool,
+    recovery_timeout: Option<Duration>,
+}
+
+impl SessionOptions {
+    /// As `initiator` (see [`initiator_name`](super::initiator_name)), without
+    /// credentials and digests.
+    #[must_use]
+    pub fn new(initiator: Iqn) -> Self {
+        Self {
+            initiator,
+            credentials: None,
+            header_digest: false,
+            data_digest: false,
+            recovery_timeout: None,
+        }
+    }
+
+    /// With CHAP: see [`LoginOptions::credentials`].
+    #[must_use]
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// Offers CRC32C over headers, over data or both, for the target to choose.
+    #[must_use]
+    pub fn digests(mut self, header: bool, data: bool) -> Self {
+        (self.header_digest, self.data_digest) = (header, data);
+        self
+    }
+
+    /// How long I/O waits for a lost connection to come back, in whole seconds,
+    /// before it fails. Without it 5 s where a multipath map is wanted, which has
+    /// other paths, and else 120 s. An existing session keeps its own.
+    #[must_use]
+    pub fn recovery_timeout(mut self, limit: Duration) -> Self {
+        self.recovery_timeout = Some(limit);
+        self
+    }
+
+    /// As `limit` where nothing was chosen.
+    #[must_use]
+    pub fn recovery_timeout_or(mut self, limit: Duration) -> Self {
+        self.recovery_timeout.get_or_insert(limit);
+        self
+    }
+
+    /// Who logs in.
+    #[must_use]
+    pub fn initiator(&self) -> &Iqn {
+        &self.initiator
+    }
+}
+
+/// What names a session of ours: there is one of each.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionName {
+    /// Who has logged in.
+    pub initiator: Iqn,
+    /// To which target.
+    pub target: Iqn,
+    /// Through which portal, as it was asked for.
+    pub portal: Portal,
+}
+
+impl SessionName {
+    /// The ISID, which the kernel does not keep: made from the name, so that
+    /// whoever finds the session knows it, that two processes cannot make it
+    /// twice, and that a login after a crash ends what the target still has of it
+    /// (RFC 7143, 6.3.5 and 10.1.1). Of the random kind (11.12.5), which iscsid
+    /// does not use.
+    #[must_use]
+    pub fn isid(&self) -> Isid {
+        // No name has a blank.
+        let text = format!("{} {} {}", self.initiator, self.target, self.portal);
+        let digest = Sha256::digest(text);
+        Isid([0x80, digest[0], digest[1], digest[2], digest[3], digest[4]])
+    }
+}
+
+impl fmt::Display for SessionName {
+    /// `with IQN through PORTAL as IQN`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "with {} through {} as {}",
+            self.target, self.portal, self.initiator
+        )
+    }
+}
+
+/// A session that the kernel has of us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelSession {
+    /// Its number.
+    pub id: SessionId,
+    /// Its SCSI host; no other session has it.
+    pub host: HostNo,
+}
+
+/// The first half: logs in on a socket of our own. See [`log_in`].
+///
+/// # Errors
+/// As of [`log_in`].
+pub fn connect(
+    name: &SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<Connection> {
+    let offer = Parameters {
+        header_digest: options.header_digest,
+        data_digest: options.data_digest,
+        ..Parameters::offer()
+    };
+    let kind = SessionKind::Normal(name.target.clone());
+    let login = LoginOptions::new(name.initiator.clone(), kind, name.isid()).offer(offer);
+    let login = match &options.credentials {
+        Some(credentials) => login.credentials(credentials.clone()),
+        None => login,
+    };
+    log_in(&name.portal, &login, deadline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(portal: &str) -> SessionName {
+        SessionName {
+            initiator: "iqn.2026-01.example:host".parse().unwrap(),
+            target: "iqn.2026-01.example:array".parse().unwrap(),
+            portal: portal.parse().unwrap(),
+        }
+    }
+
+    /// Another result would have a session that is found again given up for a new
+    /// one.
+    #[test]
+    fn the_isid_of_a_name_is_the_same_in_every_version() {
+        let isid = name("10.0.0.1").isid();
+        assert_eq!(format!("{isid:?}"), "8031b28f8524");
+        assert_eq!(name("10.0.0.1:3260").isid(), isid);
+        assert_ne!(name("10.0.0.2").isid(), isid);
+    }
+
+    #[test]
+    fn a_recovery_timeout_that_was_chosen_stays() {
+        let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
+        let [short, long] = [5, 120].map(Duration::from_secs);
+        let chosen = options.clone().recovery_timeout(short);
+        assert_eq!(
+            chosen.recovery_timeout_or(long).recovery_timeout,
+            Some(short)
+        );
+        assert_eq!(
+            options.recovery_timeout_or(long).recovery_timeout,
+            Some(long)
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! The end of a session, in the order in which the kernel loses nothing and
+//! nobody waits.
+
+use std::time::Duration;
+
+use super::super::pdu::{HEADER, LogoutRequest, Response};
+use super::StandingSession;
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::iscsi_netlink::{Control, Heard, Listener, Stop};
+use crate::kernel::{Roots, worker};
+
+/// How long a target may take to say goodbye.
+const TO_LEAVE: Duration = Duration::from_secs(2);
+
+/// Logs `session` out, and reads back that it is gone, its SCSI host included.
+/// **Devices on it go with it, flushed by nobody**: that there are none, and that
+/// the session may be ended, is for the caller to see to.
+///
+/// On a healthy path the target goes first, then its connection is closed with a
+/// logout; on a dead one the connection is ended first, since nobody would answer
+/// what is sent in between. A repeated call goes on where one before it ended. One
+/// that is gone is no error.
+///
+/// After a timeout the kernel goes on with what it was told, and the rest is not
+/// done: a repeated call does it.
+///
+/// # Errors
+/// `NotPermitted`; `TimedOut` at stage `logout`.
+pub fn log_out(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<()> {
+    if !session.is_there() {
+        return Ok(());
+    }
+    let what = format!("session {} to be logged out", session.id());
+    let (roots, mine) = (roots.clone(), session.clone());
+    worker::run(
+        Stage::Logout,
+        &what,
+        deadline,
+        || session.describe(),
+        move || {
+            let mut ending = Ending {
+                control: Control::open(&roots)?,
+                // Before anything that it is to hear of.
+                listener: Listener::open()?,
+                session: mine,
+                deadline,
+            };
+            ending.run()
+        },
+    )
+}
+
+struct Ending {
+    control: Control,
+    listener: Listener,
+    session: StandingSession,
+    deadline: Deadline,
+}
+
+impl Ending {
+    fn run(&mut self) -> Result<()> {
+        let id = self.session.id();
+        let Some(state) = self.session.state()? else {
+            return self.wait_until_gone();
+        };
+        if state == StandingSession::LOGGED_IN {
+            self.unbind()?;
+            self.say_goodbye()?;
+            self.stop()?;
+        } else {
+            self.stop()?;
+            self.unbind()?;
+        }
+        self.in_time()?;
+        if self.session.has_connection() {
+            self.unless_gone(|ending| ending.control.destroy_connection(id))?;
+        }
+        self.unless_gone(|ending| ending.control.destroy_session(id))?;
+        self.wait_until_gone()
+    }
+
+    /// Takes the target away: the kernel says so once in a session's life.
+    fn unbind(&mut self) -> Result<()> {
+        let id = self.session.id();
+        self.in_time()?;
+        if self.session.is_unbound()? {
+            return Ok(());
+        }
+        self.unless_gone(|ending| ending.control.unbind(id))?;
+        let session = self.session.clone();
+        self.wait_for("its target to be taken away", |heard| {
+            Ok(*heard == Some(Heard::Unbound(id)) || session.is_unbound()?)
+        })
+    }
+
+    /// A target that does not answer is left all the same: to close the connection
+    /// ends the session too.
+    fn say_goodbye(&mut self) -> Result<()> {
+        let id = self.session.id();
+        self.in_time()?;
+        // The kernel puts in its own numbers.
+        let request = LogoutRequest {
+            tag: 0,
+            cmd_sn: 0,
+            exp_stat_sn: 0,
+        };
+        if let Err(error) = self.control.send_pdu(id, &request.encode()) {
+            tracing::debug!(%id, %error, "no logout could be sent");
+            return Ok(());
+        }
+        let patience = Deadline::after(self.deadline.remaining().min(TO_LEAVE));
+        while let Some(heard) = self.listener.next(patience)? {
+            match heard {
+                Heard::Pdu { session, pdu } if session == id => {
+                    let header = pdu.first_chunk::<HEADER>();
+                    let response = header.map(Response::decode);
+                    tracing::debug!(%id, ?response, "the target says goodbye");
+                    if matches!(response, Some(Ok(Response::Logout(_)))) {
+                        return Ok(());
+                    }
+                }
+                Heard::ConnectionLost { session, .. } if session == id => return Ok(()),
+                _ => {}
+            }
+        }
+        tracing::debug!(%id, "a logout without an answer");
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let id = self.session.id();
+        self.in_time()?;
+        if self.session.has_connection() {
+            self.unless_gone(|ending| ending.control.stop(id, Stop::Terminate))?;
+        }
+        Ok(())
+    }
+
+    /// Until sysfs shows it no more.
+    fn wait_until_gone(&mut self) -> Result<()> {
+        let session = self.session.clone();
+        self.wait_for("it to be gone", |_| Ok(!session.is_there()))
+    }
+
+    /// The kernel's word wakes us; sysfs says how it is, also where a word was
+    /// lost.
+    fn wait_for(
+        &mut self,
+        what: &str,
+        is_done: impl Fn(&Option<Heard>) -> Result<bool>,
+    ) -> Result<()> {
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
+        let mut heard = None;
+        while !is_done(&heard)? {
+            if self.deadline.has_passed() {
+                let what = format!("session {}: {what}", self.session.id());
+                let error = Error::timed_out(Stage::Logout, self.deadline.elapsed(), &what);
+                return Err(error.with_last_seen(self.session.describe()));
+            }
+            let pause = pauses.pause().min(self.deadline.remaining());
+            heard = self.listener.next(Deadline::after(pause))?;
+        }
+        Ok(())
+    }
+
+    /// Another may be ending it too.
+    fn unless_gone(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        match step(self) {
+            // How the kernel names a number that it does not know.
+            Err(error) if error.kind() == ErrorKind::Refused && !self.session.is_there() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Nothing more is begun for a caller that has gone.
+    fn in_time(&self) -> Result<()> {
+        if !self.deadline.has_passed() {
+            return Ok(());
+        }
+        let what = format!("session {} to be logged out", self.session.id());
+        let error = Error::timed_out(Stage::Logout, self.deadline.elapsed(), &what);
+        Err(error.with_last_seen(self.session.describe()))
+    }
+}

@@ -1,0 +1,89 @@
+//! What the kernel is told of a session.
+
+use std::time::Duration;
+
+use super::super::login::Connection;
+use super::{SessionName, SessionOptions};
+use crate::error::Result;
+use crate::id::{PortalHost, SessionId};
+use crate::kernel::iscsi_netlink::{Control, Param};
+
+/// What a session's interface is called: the kernel keeps it with the session,
+/// and so says whose it is.
+pub(super) const INTERFACE: &str = "lunbd";
+/// Where nobody chose, as iscsid has it.
+const RECOVERY: Duration = Duration::from_secs(120);
+
+/// What a connection is given each time that it is bound. What holds of the
+/// session was said before its first start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
+
+impl Settings {
+    /// All that was negotiated (RFC 7143, 13), the names, and times as iscsid
+    /// has them. No user's name and no secret: sysfs would show them.
+    pub(in crate::iscsi) fn of(
+        name: &SessionName,
+        connection: &Connection,
+        options: &SessionOptions,
+    ) -> Self {
+        let agreed = &connection.session.parameters;
+        let flag = |yes: bool| u8::from(yes).to_string();
+        let host = match name.portal.host() {
+            PortalHost::Ip(address) => address.to_string(),
+            PortalHost::Name(name) => name.clone(),
+        };
+        let recovery = options.recovery_timeout.unwrap_or(RECOVERY).as_secs();
+        let mut all = vec![
+            (Param::InterfaceName, INTERFACE.to_owned()),
+            (Param::TargetName, name.target.to_string()),
+            (Param::InitiatorName, name.initiator.to_string()),
+            // The portal that was asked: a redirect is a matter of one login. udev
+            // makes the names below by-path of it.
+            (Param::PersistentAddress, host),
+            (Param::PersistentPort, name.portal.port().to_string()),
+            (Param::RecoveryTimeout, recovery.to_string()),
+            (Param::HeaderDigest, flag(agreed.header_digest)),
+            (Param::DataDigest, flag(agreed.data_digest)),
+            (
+                Param::MaxRecvDlength,
+                agreed.max_recv_data_segment_length.to_string(),
+            ),
+            (
+                Param::MaxXmitDlength,
+                agreed.max_xmit_data_segment_length.to_string(),
+            ),
+            (Param::InitialR2t, flag(agreed.initial_r2t)),
+            (Param::ImmediateData, flag(agreed.immediate_data)),
+            (Param::FirstBurst, agreed.first_burst_length.to_string()),
+            (Param::MaxBurst, agreed.max_burst_length.to_string()),
+            (Param::MaxR2t, agreed.max_outstanding_r2t.to_string()),
+            (Param::PduInOrder, flag(agreed.data_pdu_in_order)),
+            (
+                Param::DataSequenceInOrder,
+                flag(agreed.data_sequence_in_order),
+            ),
+            (
+                Param::ErrorRecoveryLevel,
+                agreed.error_recovery_level.to_string(),
+            ),
+            (Param::ExpStatSn, connection.session.exp_stat_sn.to_string()),
+            (Param::FastAbort, flag(true)),
+            (Param::AbortTimeout, "15".to_owned()),
+            (Param::LuResetTimeout, "30".to_owned()),
+            (Param::TargetResetTimeout, "30".to_owned()),
+            // A link that is silent for ten seconds is lost.
+            (Param::PingTimeout, "5".to_owned()),
+            (Param::ReceiveTimeout, "5".to_owned()),
+        ];
+        let group = connection.session.group;
+        all.extend(group.map(|tag| (Param::PortalGroup, tag.to_string())));
+        Self(all)
+    }
+
+    /// Tells the kernel, of a connection that is bound. **Blocks.**
+    pub(in crate::iscsi) fn set(&self, control: &mut Control, session: SessionId) -> Result<()> {
+        let mut each = self.0.iter();
+        each.try_for_each(|(param, value)| control.set(session, *param, value))
+    }
+}

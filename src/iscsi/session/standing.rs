@@ -1,0 +1,155 @@
+//! A session as sysfs shows it, whoever made it.
+
+use std::path::PathBuf;
+
+use super::SessionName;
+use super::settings::INTERFACE;
+use crate::error::Result;
+use crate::id::{Hctl, HostNo, Portal, SessionId};
+use crate::kernel::{Roots, sysfs};
+
+/// A session: `/sys/class/iscsi_session/sessionN`. A number is not used twice
+/// while the module is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandingSession {
+    id: SessionId,
+    class: PathBuf,
+    connection: PathBuf,
+}
+
+impl StandingSession {
+    /// The state of one that serves I/O (`iscsi_session_state_names`).
+    pub const LOGGED_IN: &str = "LOGGED_IN";
+
+    /// The session of this number, be it there or not.
+    #[must_use]
+    pub fn new(roots: &Roots, id: SessionId) -> Self {
+        let class = roots.sysfs.join("class");
+        Self {
+            id,
+            connection: class.join(format!("iscsi_connection/connection{id}:0")),
+            class: class.join(format!("iscsi_session/session{id}")),
+        }
+    }
+
+    /// All of this machine, in the order of their numbers' digits.
+    ///
+    /// # Errors
+    /// Where they cannot be listed.
+    pub fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let names = sysfs::names(&roots.sysfs.join("class/iscsi_session"))?;
+        Ok(Self::of_names(roots, &names))
+    }
+
+    /// Those of one SCSI host; of `iscsi_tcp` each has a host of its own.
+    ///
+    /// # Errors
+    /// Where they cannot be listed.
+    pub fn of_host(roots: &Roots, host: HostNo) -> Result<Vec<Self>> {
+        let dir = roots
+            .sysfs
+            .join(format!("class/scsi_host/host{host}/device"));
+        Ok(Self::of_names(roots, &sysfs::names(&dir)?))
+    }
+
+    fn of_names(roots: &Roots, names: &[String]) -> Vec<Self> {
+        let ids = names.iter().filter_map(|name| name.strip_prefix("session"));
+        let ids = ids.filter_map(|id| id.parse().ok());
+        ids.map(|id| Self::new(roots, id)).collect()
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// Whether sysfs shows it.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.class.exists()
+    }
+
+    /// `LOGGED_IN`, `FAILED` (lost, and devices wait), `FREE` (given up); `None`
+    /// where it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn state(&self) -> Result<Option<String>> {
+        sysfs::read_if_there(&self.class.join("state"))
+    }
+
+    /// Whether it was made here: its creator is nobody, and its interface has our
+    /// name. A session of iscsid's has that daemon's number, and one of another
+    /// program's another interface.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn is_ours(&self) -> Result<bool> {
+        let creator = sysfs::read_if_there(&self.class.join("creator"))?;
+        let interface = sysfs::read_if_there(&self.class.join("ifacename"))?;
+        Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
+    }
+
+    /// Who has logged in, to whom and through which portal; `None` where sysfs
+    /// does not say all of it, as in the middle of a login.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn name(&self) -> Result<Option<SessionName>> {
+        let session = |name: &str| sysfs::read_if_there(&self.class.join(name));
+        let connection = |name: &str| sysfs::read_if_there(&self.connection.join(name));
+        let initiator = session("initiatorname")?.and_then(|name| name.parse().ok());
+        let target = session("targetname")?.and_then(|name| name.parse().ok());
+        let address = connection("persistent_address")?;
+        let port = connection("persistent_port")?.and_then(|port| port.parse().ok());
+        let portal = address.and_then(|address| Portal::new(&address, Some(port?)));
+        let names = initiator.zip(target).zip(portal);
+        Ok(names.map(|((initiator, target), portal)| SessionName {
+            initiator,
+            target,
+            portal,
+        }))
+    }
+
+    /// The SCSI devices on it.
+    ///
+    /// # Errors
+    /// Where they cannot be listed.
+    pub fn devices(&self) -> Result<Vec<Hctl>> {
+        let mut devices = Vec::new();
+        // hostH/sessionN/iscsi_session/sessionN; the devices are in
+        // hostH/sessionN/targetH:C:T/H:C:T:L.
+        let class = sysfs::resolve(&self.class)?;
+        let Some(dir) = class.as_deref().and_then(|dir| dir.parent()?.parent()) else {
+            return Ok(devices);
+        };
+        for name in sysfs::names(dir)? {
+            if name.starts_with("target") {
+                let inside = sysfs::names(&dir.join(&name))?;
+                devices.extend(inside.iter().filter_map(|name| name.parse::<Hctl>().ok()));
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Whether its target was taken down, as in a logout that has begun. The
+    /// kernel prints `ISCSI_MAX_TARGET` as -1.
+    pub(super) fn is_unbound(&self) -> Result<bool> {
+        let target = sysfs::read_if_there(&self.class.join("target_id"))?;
+        Ok(target.is_none_or(|target| target == "-1"))
+    }
+
+    pub(super) fn has_connection(&self) -> bool {
+        self.connection.exists()
+    }
+
+    /// For errors.
+    pub(super) fn describe(&self) -> String {
+        match self.state() {
+            Ok(Some(state)) => format!("session {} is {state}", self.id),
+            Ok(None) => format!("session {} is gone", self.id),
+            Err(error) => error.to_string(),
+        }
+    }
+}

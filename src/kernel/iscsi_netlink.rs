@@ -1,0 +1,310 @@
+//! The kernel's iSCSI: sessions that it is told of over `NETLINK_ISCSI`
+//! (`drivers/scsi/scsi_transport_iscsi.c`), with the driver `iscsi_tcp`.
+//!
+//! The kernel does the work inside `sendmsg(2)` and under one mutex for the whole
+//! machine (`iscsi_if_rx`, `rx_queue_mutex`): what hangs there, hangs every
+//! session's. Root, and the initial network namespace. Statistics are never asked
+//! for (`ISCSI_UEVENT_GET_STATS`): where nobody listens the kernel tries to tell
+//! them for ever, under that mutex (`iscsi_if_get_stats`).
+
+mod listener;
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::thread;
+use std::time::Duration;
+
+use lunbd_sys::iscsi::{self, Answer, Down};
+pub(crate) use lunbd_sys::iscsi::{Param, Stop};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
+use nix::errno::Errno;
+
+use super::Roots;
+use super::sysfs;
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{HostNo, SessionId};
+pub(crate) use listener::{Heard, Listener};
+
+/// The only connection of a session of ours.
+const CID: u32 = 0;
+
+/// Requests to the kernel, one after the other. **Every call blocks for as long
+/// as the kernel works on it, or on another's**: on a worker only.
+///
+/// The kernel's answers carry no number (`nlmsg_seq` is 0), so after a call that
+/// failed for another reason than a refusal the socket is not to be used again.
+#[derive(Debug)]
+pub(crate) struct Control {
+    socket: Socket,
+    /// The driver: an address in the kernel, so it is as the kernel is.
+    transport: u64,
+}
+
+impl Control {
+    /// Opens a socket for requests to `iscsi_tcp`.
+    ///
+    /// # Errors
+    /// `NotSupported` where the module `iscsi_tcp` is not loaded; `NotPermitted`
+    /// without root.
+    pub(crate) fn open(roots: &Roots) -> Result<Self> {
+        let path = roots.sysfs.join("class/iscsi_transport/tcp/handle");
+        let transport = sysfs::parse(&path).map_err(|error| match error.kind() {
+            ErrorKind::Vanished => {
+                let message = "the kernel has no iSCSI over TCP: load the module iscsi_tcp";
+                Error::new(ErrorKind::NotSupported, message).caused_by(error)
+            }
+            _ => error,
+        })?;
+        let socket = open_as(0)?;
+        Ok(Self { socket, transport })
+    }
+
+    /// `ISCSI_UEVENT_CREATE_SESSION`: a session with no connection, and its SCSI
+    /// host. `cmd_sn` must be the number that its login had, or its commands hang.
+    ///
+    /// Its `creator` is -1, so that an iscsid that starts leaves it alone: that
+    /// takes up all others. The creator is the port number of the socket
+    /// (`iscsi_if_create_session`), and only one socket of the machine at a time
+    /// has this one.
+    ///
+    /// # Errors
+    /// `InUse` where another had the number all the time, until `deadline`.
+    pub(crate) fn create_session(
+        &mut self,
+        cmd_sn: u32,
+        deadline: Deadline,
+    ) -> Result<(SessionId, HostNo)> {
+        /// As a signed number: -1.
+        const NOBODY: u32 = u32::MAX;
+        /// As iscsid has them.
+        const CMDS_MAX: u16 = 128;
+        const QUEUE_DEPTH: u16 = 32;
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let socket = loop {
+            match open_as(NOBODY) {
+                // Each has it for one message.
+                Err(error) if is(&error, Errno::EADDRINUSE) && !deadline.has_passed() => {
+                    thread::park_timeout(pauses.pause().min(deadline.remaining()));
+                }
+                Err(error) if is(&error, Errno::EADDRINUSE) => {
+                    return Err(error.with_kind(ErrorKind::InUse));
+                }
+                opened => break opened?,
+            }
+        };
+        let create = Down::CreateSession {
+            initial_cmdsn: cmd_sn,
+            cmds_max: CMDS_MAX,
+            queue_depth: QUEUE_DEPTH,
+        };
+        let answer = ask(&socket, self.transport, &create, "make a session")?;
+        let [sid, host] = answer.result;
+        Ok((SessionId(sid), HostNo(host)))
+    }
+
+    /// `ISCSI_UEVENT_CREATE_CONN`: the session's connection, without a socket.
+    pub(crate) fn create_connection(&mut self, session: SessionId) -> Result<()> {
+        let create = Down::CreateConnection {
+            sid: session.0,
+            cid: CID,
+        };
+        self.ask(&create, "make a connection")
+    }
+
+    /// `ISCSI_UEVENT_BIND_CONN`: gives the connection its socket, which the kernel
+    /// keeps. After a loss only once it is stopped ([`Stop::Recover`]).
+    ///
+    /// # Errors
+    /// `ENOTCONN` on a lost connection that was not stopped; `Refused` for what is
+    /// no TCP socket.
+    pub(crate) fn bind(&mut self, session: SessionId, socket: BorrowedFd<'_>) -> Result<()> {
+        let bind = Down::BindConnection {
+            sid: session.0,
+            cid: CID,
+            fd: socket.as_raw_fd(),
+        };
+        self.ask(&bind, "take the socket")
+    }
+
+    /// `ISCSI_UEVENT_SET_PARAM`: of the session or of its connection, which must
+    /// be bound, but for the recovery timeout.
+    pub(crate) fn set(&mut self, session: SessionId, param: Param, value: &str) -> Result<()> {
+        let set = Down::SetParam {
+            sid: session.0,
+            cid: CID,
+            param,
+            value,
+        };
+        self.ask(&set, &format!("set {param:?} to {value}"))
+    }
+
+    /// `ISCSI_UEVENT_START_CONN`: the session is logged in and I/O may begin or go
+    /// on. The kernel takes it of a connection that never had a socket too.
+    pub(crate) fn start(&mut self, session: SessionId) -> Result<()> {
+        let start = Down::StartConnection {
+            sid: session.0,
+            cid: CID,
+        };
+        self.ask(&start, "start the connection")
+    }
+
+    /// `ISCSI_UEVENT_STOP_CONN`: lets go of the socket.
+    pub(crate) fn stop(&mut self, session: SessionId, stop: Stop) -> Result<()> {
+        let stop = Down::StopConnection {
+            sid: session.0,
+            cid: CID,
+            stop,
+        };
+        self.ask(&stop, "stop the connection")
+    }
+
+    /// `ISCSI_UEVENT_SEND_PDU`: a whole PDU, header, data and padding. The kernel
+    /// overwrites its task tag and its `CmdSN`.
+    ///
+    /// # Errors
+    /// `NotPermitted` where the PDU before it is not through yet.
+    pub(crate) fn send_pdu(&mut self, session: SessionId, pdu: &[u8]) -> Result<()> {
+        let Some((header, data)) = pdu.split_first_chunk() else {
+            let message = "a PDU has at least 48 bytes";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        };
+        let send = Down::SendPdu {
+            sid: session.0,
+            cid: CID,
+            header,
+            data,
+        };
+        self.ask(&send, "send a PDU")
+    }
+
+    /// `ISCSI_UEVENT_UNBIND_SESSION`: begins to take the target and its devices
+    /// away. [`Heard::Unbound`] comes when it is done, once in a session's life.
+    pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
+        let unbind = Down::UnbindSession { sid: session.0 };
+        self.ask(&unbind, "take the target away")
+    }
+
+    /// `ISCSI_UEVENT_DESTROY_CONN`: of one that is stopped.
+    pub(crate) fn destroy_connection(&mut self, session: SessionId) -> Result<()> {
+        let destroy = Down::DestroyConnection {
+            sid: session.0,
+            cid: CID,
+        };
+        self.ask(&destroy, "destroy the connection")
+    }
+
+    /// `ISCSI_UEVENT_DESTROY_SESSION_ASYNC`: the session is not found any more by
+    /// its number, and goes away with its host soon after. The other way of it
+    /// holds the machine's mutex meanwhile.
+    ///
+    /// # Errors
+    /// `InUse` while it has a connection.
+    pub(crate) fn destroy_session(&mut self, session: SessionId) -> Result<()> {
+        let destroy = Down::DestroySessionAsync { sid: session.0 };
+        self.ask(&destroy, "destroy the session")
+    }
+
+    fn ask(&mut self, request: &Down<'_>, what: &str) -> Result<()> {
+        let answer = ask(&self.socket, self.transport, request, what)?;
+        let has_retcode = matches!(
+            request,
+            Down::BindConnection { .. } | Down::StartConnection { .. } | Down::SendPdu { .. }
+        );
+        if has_retcode && answer.retcode() != 0 {
+            return Err(refused(what, answer.retcode().saturating_neg()));
+        }
+        Ok(())
+    }
+}
+
+/// A socket of this port number; 0 has the kernel choose.
+fn open_as(port: u32) -> Result<Socket> {
+    let open = || {
+        let mut socket = Socket::new(NETLINK_ISCSI)?;
+        socket.bind(&SocketAddr::new(port, 0))?;
+        // Of a connected socket the kernel keeps other senders away.
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(socket)
+    };
+    open().map_err(|error: io::Error| failed("cannot open a socket to the kernel's iSCSI", &error))
+}
+
+fn ask(socket: &Socket, transport: u64, request: &Down<'_>, what: &str) -> Result<Answer> {
+    let message = request.encode(transport);
+    match socket.send(&message, 0) {
+        Ok(sent) if sent == message.len() => {}
+        Ok(_) => return Err(Error::new(ErrorKind::Io, "the request was cut short")),
+        Err(error) => return Err(failed("cannot send to the kernel's iSCSI", &error)),
+    }
+    // The kernel has queued its answer by now.
+    let mut buffer = Vec::with_capacity(4096);
+    loop {
+        buffer.clear();
+        match socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT) {
+            Ok((_, sender)) if sender.port_number() != 0 => {
+                tracing::debug!(%sender, "a netlink message of a stranger");
+                continue;
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(failed("the kernel's iSCSI does not answer", &error)),
+        }
+        let mut answers = iscsi::messages(&buffer).filter_map(iscsi::answer);
+        if let Some(answer) = answers.find(|answer| answer.number == request.number()) {
+            tracing::trace!(?request, ?answer, "the kernel's iSCSI");
+            return match answer.refused {
+                0 => Ok(answer),
+                errno => Err(refused(what, errno)),
+            };
+        }
+    }
+}
+
+fn refused(what: &str, errno: i32) -> Error {
+    let action = format!("the kernel's iSCSI does not {what}");
+    Error::of_errno(&action, Errno::from_raw(errno))
+}
+
+fn failed(what: &str, error: &io::Error) -> Error {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ECONNREFUSED) => {
+            let message = format!("{what}: it is in the initial network namespace alone");
+            Error::new(ErrorKind::NotSupported, message)
+        }
+        Some(Errno::EPROTONOSUPPORT) => {
+            let message = format!("{what}: the module iscsi_tcp is not loaded");
+            Error::new(ErrorKind::NotSupported, message)
+        }
+        Some(errno) => Error::of_errno(what, errno),
+        None => Error::new(ErrorKind::Io, format!("{what}: {error}")),
+    }
+}
+
+fn is(error: &Error, errno: Errno) -> bool {
+    error.errno() == Some(errno as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_the_driver_is_told_which_module_it_needs() {
+        let root = tempfile::tempdir().unwrap();
+        let error = Control::open(&Roots::below(root.path())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported);
+        assert!(error.to_string().contains("iscsi_tcp"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_has_the_kernels_errno_and_names_what_was_asked() {
+        let error = refused("take the socket", 107);
+        assert_eq!(error.errno(), Some(107));
+        assert!(error.to_string().contains("take the socket"), "{error}");
+        let elsewhere = io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);
+        let elsewhere = failed("cannot send", &elsewhere);
+        assert_eq!(elsewhere.kind(), ErrorKind::NotSupported);
+        assert!(elsewhere.to_string().contains("network namespace"));
+    }
+}

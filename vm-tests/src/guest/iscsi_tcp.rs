@@ -1,0 +1,61 @@
+//! The kernel's initiator without a daemon.
+
+use std::fs;
+use std::time::Duration;
+
+use super::iscsid;
+
+/// Loads the driver, and gives the machine a name.
+pub fn prepare() {
+    super::enter();
+    super::modprobe("iscsi_tcp", &[]);
+    fs::create_dir_all("/etc/iscsi").expect("/etc/iscsi");
+    let name = format!("InitiatorName={}\n", iscsid::INITIATOR);
+    fs::write("/etc/iscsi/initiatorname.iscsi", name).expect("the initiator's name");
+}
+
+/// Whether a daemon runs that has sessions of its own.
+#[must_use]
+pub fn iscsid_runs() -> bool {
+    super::entries("/proc").iter().any(|process| {
+        let name = fs::read_to_string(format!("/proc/{process}/comm"));
+        name.is_ok_and(|name| name.trim() == "iscsid")
+    })
+}
+
+/// Connections of port 3260 that are neither listening nor only remembered
+/// (`TIME_WAIT`).
+#[must_use]
+pub fn connections() -> Vec<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let tables = tables.map(|path| fs::read_to_string(path).expect(path));
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    let is_open = |line: &&str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let mut addresses = fields[1..3].iter();
+        let at_port = addresses.any(|address| address.ends_with(":0CBC"));
+        at_port && !matches!(fields[3], "0A" | "06")
+    };
+    lines.filter(is_open).map(str::to_owned).collect()
+}
+
+/// Panics where the kernel has a session, a connection or a host of iSCSI, or
+/// where a TCP connection is not gone soon.
+pub fn nothing_is_left() {
+    for class in ["iscsi_session", "iscsi_connection", "iscsi_host"] {
+        let there = super::entries(format!("/sys/class/{class}"));
+        assert!(there.is_empty(), "{class}: {there:?}");
+    }
+    super::wait_until("no TCP connection", Duration::from_secs(30), || {
+        connections().is_empty().then_some(())
+    });
+}
+
+/// An attribute of a session or of its connection, as sysfs shows it.
+#[must_use]
+pub fn attribute(session: u32, name: &str) -> String {
+    let of_session = format!("/sys/class/iscsi_session/session{session}/{name}");
+    let of_connection = format!("/sys/class/iscsi_connection/connection{session}:0/{name}");
+    let text = fs::read_to_string(of_session).or_else(|_| fs::read_to_string(of_connection));
+    text.expect(name).trim().to_owned()
+}
