@@ -22,6 +22,7 @@ mod inventory;
 #[cfg(feature = "journal")]
 pub mod journal;
 mod lease;
+mod log_in;
 mod lost;
 mod map_down;
 mod nbd_options;
@@ -33,6 +34,7 @@ mod receipt;
 #[cfg(feature = "journal")]
 mod recover;
 mod resize;
+mod sessions;
 mod take_down;
 mod telemetry;
 mod undo;

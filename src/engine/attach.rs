@@ -12,6 +12,7 @@ use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
+use crate::iscsi::SessionOptions;
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::Identity;
 use crate::transport::{Missing, Via};
@@ -26,6 +27,7 @@ pub struct AttachRequest {
     pub(super) multipath: Multipath,
     pub(super) expected: Option<Wwid>,
     pub(super) nbd: NbdOptions,
+    pub(super) log_in: Option<SessionOptions>,
     pub(super) claim: Option<UnitClaim>,
     observer: Option<StageObserver>,
 }
@@ -40,6 +42,7 @@ impl AttachRequest {
             multipath: Multipath::default(),
             expected: None,
             nbd: NbdOptions::default(),
+            log_in: None,
             claim: None,
             observer: None,
         }
@@ -84,6 +87,16 @@ impl AttachRequest {
     #[must_use]
     pub fn nbd(mut self, options: NbdOptions) -> Self {
         self.nbd = options;
+        self
+    }
+
+    /// Logs in where no session leads to an iSCSI source: through all of its
+    /// portals at once, without a daemon. A session that is there is used, ours or
+    /// the daemon's, where it is of the same initiator. One that this makes stands
+    /// until the last device on it is detached.
+    #[must_use]
+    pub fn log_in(mut self, options: SessionOptions) -> Self {
+        self.log_in = Some(options);
         self
     }
 

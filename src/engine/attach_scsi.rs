@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
 use super::bring::{Brought, Lost};
 use super::lease::Lease;
+use super::log_in::Sessions;
 use super::phases::Phases;
 use super::{Engine, lost, undo};
 use crate::deadline::Deadline;
@@ -23,24 +24,53 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         phases.enter(Stage::Resolve);
+        let (routes, mut sessions) = self.routes_with_sessions(request, phases, deadline)?;
+        let attached = self.attach_over(routes, &mut sessions, request, phases, deadline);
+        match attached {
+            // What the kernel is still at would go with it.
+            Err(error) if error.kind() != ErrorKind::TimedOut => {
+                sessions.give_up(self.roots(), deadline);
+                Err(error)
+            }
+            result => {
+                sessions.keep();
+                result
+            }
+        }
+    }
+
+    fn attach_over(
+        &self,
+        routes: Vec<Route>,
+        sessions: &mut Sessions,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
         let mut ways = Vec::new();
         let mut missing = Vec::new();
-        for Route { via, place } in self.routes(request.sources())? {
-            match place {
-                Ok(hctl) => ways.push((via, hctl)),
-                Err(why) => missing.push(MissingPath::of_route(via, &why)),
+        let mut cause = None;
+        let alone = routes.len() == 1;
+        for Route { via, place } in routes {
+            match (place, sessions.why_none(&via)) {
+                (Ok(hctl), _) => ways.push((via, hctl)),
+                (Err(_), Some(error)) if alone => return Err(error),
+                (Err(_), Some(error)) => {
+                    missing.push(MissingPath::of_error(via, &error));
+                    cause = Some(worse(cause, error));
+                }
+                (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
             }
         }
         // Two sources may name one path.
         let mut seen = BTreeSet::new();
         ways.retain(|(_, hctl)| seen.insert(*hctl));
-        require_paths(request, ways.len(), &missing, None)?;
+        let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
 
         phases.enter(Stage::Lock);
         let _leases = self.lease_addresses(seen, deadline)?;
         let alone = ways.len() == 1 && missing.is_empty();
         let mut unit = Gathered::default();
-        let mut cause = None;
         for path in self.bring_all(ways, request, phases, deadline) {
             match path {
                 Ok(path) => unit.paths.push(path),

@@ -13,7 +13,7 @@ use super::receipt::{DetachFailure, Flush, Receipt};
 use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, Source, Wwid};
+use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, SessionId, Source, Wwid};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
@@ -74,6 +74,7 @@ pub struct DetachRequest {
     pub(super) expected: Option<Wwid>,
     pub(super) backend: Option<BackendId>,
     pub(super) abandon: bool,
+    keep_sessions: bool,
     observer: Option<StageObserver>,
 }
 
@@ -85,6 +86,7 @@ impl DetachRequest {
             expected: None,
             backend: None,
             abandon: false,
+            keep_sessions: false,
             observer: None,
         }
     }
@@ -110,6 +112,14 @@ impl DetachRequest {
     #[must_use]
     pub fn abandon_unwritten(mut self) -> Self {
         self.abandon = true;
+        self
+    }
+
+    /// Leaves the iSCSI sessions that the engine made logged in, also where no
+    /// device is left on one.
+    #[must_use]
+    pub fn keep_sessions(mut self) -> Self {
+        self.keep_sessions = true;
         self
     }
 
@@ -159,6 +169,9 @@ pub struct Detachment {
     pub safe_to_unmap: bool,
     /// What was read back of a SCSI unit, path by path.
     pub receipt: Option<Receipt>,
+    /// The iSCSI sessions that were logged out: made by the engine, and with no
+    /// device left.
+    pub logged_out: Vec<SessionId>,
 }
 
 /// Where a device was.
@@ -218,6 +231,7 @@ impl Detachment {
             changed: false,
             safe_to_unmap: false,
             receipt: None,
+            logged_out: Vec::new(),
         }
     }
 }
@@ -275,12 +289,52 @@ impl Engine {
         let mut detachment = match self.find(&request.target, backend)? {
             Found::Scsi(wanted) => self.detach_scsi(&wanted, request, &mut phases, deadline)?,
             Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
+            Found::Scsi(wanted) => {
+                let done = self.detach_scsi(&wanted, &request, &mut phases, deadline)?;
+                self.end_sessions(done, &wanted, &request, &mut phases, deadline)?
+            }
+            Found::NbdBackend(id) => {
+                self.detach_nbd_backend(id, &request, &mut phases, deadline)?
+            }
             Found::Nbd(device) => {
                 self.detach_nbd_device(&device, request, &mut phases, deadline)?
             }
         };
         detachment.phases = phases.finish();
         Ok(detachment)
+    }
+
+    /// Logs out the sessions of ours that the unit was on, where nothing else is
+    /// on them. An attach that uses one is waited for, so nothing is held here that
+    /// it could wait for.
+    fn end_sessions(
+        &self,
+        mut detachment: Detachment,
+        wanted: &Wanted,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        if request.keep_sessions {
+            return Ok(detachment);
+        }
+        let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
+        let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
+        hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
+        if !self.has_own_session(&hosts)? {
+            return Ok(detachment);
+        }
+        phases.enter(Stage::Logout);
+        match self.end_unused_sessions(&hosts, deadline) {
+            Ok(ended) => {
+                detachment.logged_out = ended;
+                Ok(detachment)
+            }
+            Err(error) => {
+                let receipt = detachment.receipt.unwrap_or_default();
+                Err(DetachFailure::new(error, receipt))
+            }
+        }
     }
 
     /// The SCSI unit that a target names.

@@ -20,7 +20,9 @@ use crate::kernel::{Roots, sysfs, worker};
 pub(super) struct Lease {
     path: PathBuf,
     // Closed, and so released, after the file is removed.
-    _file: Flock<File>,
+    file: Flock<File>,
+    /// With others.
+    shared: bool,
 }
 
 impl Lease {
@@ -30,10 +32,25 @@ impl Lease {
     /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at
     /// stage `lock`, naming the process that has it.
     pub(super) fn take(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
+        Self::take_as(roots, name, false, deadline)
+    }
+
+    /// As [`take`](Self::take), with others that share it: only who takes it
+    /// alone is kept out.
+    pub(super) fn share(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
+        Self::take_as(roots, name, true, deadline)
+    }
+
+    fn take_as(roots: &Roots, name: &str, shared: bool, deadline: Deadline) -> Result<Self> {
         let path = Self::path(roots, name)?;
-        if let Some(lease) = Self::try_at(&path)? {
+        if let Some(lease) = Self::try_at(&path, shared)? {
             return Ok(lease);
         }
+        let how = if shared {
+            FlockArg::LockShared
+        } else {
+            FlockArg::LockExclusive
+        };
         let held = path.clone();
         worker::run(
             Stage::Lock,
@@ -44,7 +61,7 @@ impl Lease {
                 format!("held by process {}", holder.unwrap_or_default())
             },
             move || loop {
-                if let Some(lease) = Self::acquire(&path, FlockArg::LockExclusive)? {
+                if let Some(lease) = Self::acquire(&path, how)? {
                     return Ok(lease);
                 }
             },
@@ -65,7 +82,7 @@ impl Lease {
 
     /// Takes the right to work on `name` if nobody has it.
     pub(super) fn try_take(roots: &Roots, name: &str) -> Result<Option<Self>> {
-        Self::try_at(&Self::path(roots, name)?)
+        Self::try_at(&Self::path(roots, name)?, false)
     }
 
     fn path(roots: &Roots, name: &str) -> Result<PathBuf> {
@@ -76,8 +93,13 @@ impl Lease {
         Ok(folder.join(format!("{name}.lock")))
     }
 
-    fn try_at(path: &Path) -> Result<Option<Self>> {
-        Self::acquire(path, FlockArg::LockExclusiveNonblock).map_err(|error| error.at(Stage::Lock))
+    fn try_at(path: &Path, shared: bool) -> Result<Option<Self>> {
+        let how = if shared {
+            FlockArg::LockSharedNonblock
+        } else {
+            FlockArg::LockExclusiveNonblock
+        };
+        Self::acquire(path, how).map_err(|error| error.at(Stage::Lock))
     }
 
     /// `None` where another has it, or where the file that was locked is no
@@ -97,8 +119,7 @@ impl Lease {
             Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
             Err((_, errno)) => return Err(failed(&errno.into())),
         };
-        let ours = file.metadata().map_err(|error| failed(&error))?.ino();
-        if !fs::metadata(path).is_ok_and(|there| there.ino() == ours) {
+        if !is_at(path, &file).map_err(|error| failed(&error))? {
             return Ok(None);
         }
         // For the error of those who wait; the lock itself is the flock.
@@ -109,9 +130,16 @@ impl Lease {
         point!(LeaseTaken);
         Ok(Some(Self {
             path: path.to_owned(),
-            _file: file,
+            file,
+            shared: matches!(how, FlockArg::LockShared | FlockArg::LockSharedNonblock),
         }))
     }
+}
+
+/// Whether the path leads to this file.
+fn is_at(path: &Path, file: &File) -> std::io::Result<bool> {
+    let ours = file.metadata()?.ino();
+    Ok(fs::metadata(path).is_ok_and(|there| there.ino() == ours))
 }
 
 impl Drop for Lease {
@@ -119,6 +147,16 @@ impl Drop for Lease {
         // While we hold the lock the path is ours; who waits on the file looks
         // at the path again.
         point!(LeaseToDrop);
+        // The last that shares it removes it. On the way from one lock to the
+        // other it may be another's for a moment.
+        if self.shared {
+            let alone = self.file.relock(FlockArg::LockExclusiveNonblock).is_ok();
+            if !alone || !is_at(&self.path, &self.file).unwrap_or(false) {
+                return;
+            }
+        }
+        // While we hold the lock alone the path is ours; who waits on the file
+        // looks at the path again.
         let _ = fs::remove_file(&self.path);
         point!(LeaseDropped);
     }
@@ -150,6 +188,31 @@ mod tests {
         Lease::take(
             &roots,
             "scsi-0:0:0:0",
+            Deadline::after(Duration::from_secs(30)),
+        )
+        .unwrap();
+        let left = fs::read_dir(roots.run.join("lunbd")).unwrap().count();
+        assert_eq!(left, 0);
+    }
+
+    #[test]
+    fn a_lease_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let alone = |limit| Lease::take(&roots, "session-1", Deadline::after(limit));
+        let moment = Duration::from_millis(30);
+        let [one, other] = [(); 2].map(|()| Lease::share(&roots, "session-1", soon()).unwrap());
+        assert!(alone(moment).is_err());
+        drop(one);
+        assert!(alone(moment).is_err(), "the other has it still");
+        drop(other);
+        let held = alone(Duration::from_secs(30)).unwrap();
+        let error = Lease::share(&roots, "session-1", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        drop(held);
+        Lease::share(
+            &roots,
+            "session-1",
             Deadline::after(Duration::from_secs(30)),
         )
         .unwrap();

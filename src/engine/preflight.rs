@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::iscsi::{self, StandingSession};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::machine::{self, Capabilities};
-use crate::kernel::sysfs;
+use crate::kernel::{process, sysfs};
 use crate::multipath::{Daemon, Map};
 use crate::uevent::{self, Mode};
 
@@ -75,13 +76,14 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 10] = [
+        let looks: [(&'static str, Look); 11] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
             ("scsi", Self::check_scsi),
             ("multipath", Self::check_multipath),
+            ("iscsi", Self::check_iscsi),
             ("nbd", Self::check_nbd),
             ("device nodes", Self::check_nodes),
             ("udev", Self::check_udev),
@@ -169,6 +171,30 @@ impl Engine {
         } else {
             Check::good("scsi", hosts.join(", "))
         })
+    }
+
+    fn check_iscsi(&self, _: Deadline) -> Result<Check> {
+        let roots = self.roots();
+        if !iscsi::has_driver(roots) {
+            let remedy = "modprobe iscsi_tcp, where iSCSI is wanted";
+            let seen = "the module iscsi_tcp is not loaded";
+            return Ok(Check::limited("iscsi", seen, remedy));
+        }
+        let (mut ours, mut others) = (0, 0);
+        for session in StandingSession::all(roots)? {
+            if session.is_ours()? {
+                ours += 1;
+            } else {
+                others += 1;
+            }
+        }
+        let daemon = if process::is_running(roots, "iscsid")? {
+            "iscsid runs: its sessions are used and never ended here, and it leaves ours alone"
+        } else {
+            "no iscsid runs, and none is needed: a login makes a session of ours"
+        };
+        let seen = format!("{ours} sessions of ours, {others} of others; {daemon}");
+        Ok(Check::good("iscsi", seen))
     }
 
     fn check_nbd(&self, _: Deadline) -> Result<Check> {

@@ -30,6 +30,7 @@ use super::pdu::Isid;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::{HostNo, Iqn, Portal, SessionId};
+use crate::kernel::{Roots, iscsi_netlink};
 
 /// How a session is logged in, whichever its target and portal.
 #[derive(Debug, Clone)]
@@ -160,6 +161,13 @@ pub fn connect(
         None => login,
     };
     log_in(&name.portal, &login, deadline)
+}
+
+/// Whether this machine's kernel can have sessions of ours: its module
+/// `iscsi_tcp` is loaded.
+#[must_use]
+pub fn has_driver(roots: &Roots) -> bool {
+    iscsi_netlink::has_driver(roots)
 }
 
 #[cfg(test)]

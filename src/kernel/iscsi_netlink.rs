@@ -11,6 +11,7 @@ mod listener;
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -48,8 +49,7 @@ impl Control {
     /// `NotSupported` where the module `iscsi_tcp` is not loaded; `NotPermitted`
     /// without root.
     pub(crate) fn open(roots: &Roots) -> Result<Self> {
-        let path = roots.sysfs.join("class/iscsi_transport/tcp/handle");
-        let transport = sysfs::parse(&path).map_err(|error| match error.kind() {
+        let transport = sysfs::parse(&handle_in(roots)).map_err(|error| match error.kind() {
             ErrorKind::Vanished => {
                 let message = "the kernel has no iSCSI over TCP: load the module iscsi_tcp";
                 Error::new(ErrorKind::NotSupported, message).caused_by(error)
@@ -216,6 +216,15 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// Whether the module `iscsi_tcp` is loaded.
+pub(crate) fn has_driver(roots: &Roots) -> bool {
+    handle_in(roots).exists()
+}
+
+fn handle_in(roots: &Roots) -> PathBuf {
+    roots.sysfs.join("class/iscsi_transport/tcp/handle")
 }
 
 /// A socket of this port number; 0 has the kernel choose.

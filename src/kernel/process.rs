@@ -24,6 +24,16 @@ pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
+/// Whether a process runs whose command has this name, of those that `/proc`
+/// shows.
+pub(crate) fn is_running(roots: &Roots, command: &str) -> Result<bool> {
+    let is_it = |pid: u32| {
+        let name = sysfs::read(&roots.proc.join(format!("{pid}/comm")));
+        name.is_ok_and(|name| name == command)
+    };
+    Ok(pids(roots)?.into_iter().any(is_it))
+}
+
 /// The processes that have one of `devices` open. Those
 /// that may not be read are passed over: an empty answer proves nothing.
 pub fn read_openers(roots: &Roots, devices: &[DevNo]) -> Result<Vec<Opener>> {

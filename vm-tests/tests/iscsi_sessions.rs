@@ -5,15 +5,17 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     reason = "a test panics to fail"
 )]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use lunbd::error::Stage;
 use lunbd::iscsi::{
     KernelSession, SessionName, SessionOptions, StandingSession, connect, hand_over, log_out,
 };
-use lunbd::{Result, Roots};
+use lunbd::{Deadline, ErrorKind, Result, Roots};
 use vm_tests::guest;
 use vm_tests::guest::agent::soon;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
@@ -68,7 +70,7 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
         // Nothing is scanned but what is asked for.
         assert_eq!(standing.devices().unwrap(), []);
         let seen = Session { id, host };
-        let disk = seen.scanned_disk(16684);
+        let disk = seen.scanned_disk(300);
         let devices = standing.devices().unwrap();
         assert_eq!(devices.len(), 1, "{devices:?}");
         let start = Instant::now();
@@ -79,10 +81,122 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
             start.elapsed()
         );
         assert!(!standing.is_there());
-        assert!(!seen.device_dir(16684).exists());
+        assert!(!seen.device_dir(300).exists());
         nothing_is_left();
         // Once more is no error.
         log_out(&Roots::default(), &standing, soon()).unwrap();
     }
     assert_eq!(guest::entries("/sys/class/iscsi_session"), [] as [&str; 0]);
+}
+
+#[test]
+fn every_parameter_that_was_agreed_on_is_what_the_kernel_has() {
+    iscsi_tcp::prepare();
+    let _target = IscsiTarget::new(IQN);
+    let name = name(1);
+    let options = options()
+        .digests(true, true)
+        .recovery_timeout(Duration::from_secs(7));
+    let connection = connect(&name, &options, soon()).unwrap();
+    let agreed = connection.session.parameters.clone();
+    assert!(agreed.header_digest && agreed.data_digest, "LIO takes both");
+    let session = hand_over(&Roots::default(), &name, connection, &options, soon()).unwrap();
+    let flag = |yes: bool| u8::from(yes).to_string();
+    for (attribute_name, expected) in [
+        ("state", "LOGGED_IN".to_owned()),
+        ("creator", "-1".to_owned()),
+        ("ifacename", "lunbd".to_owned()),
+        ("targetname", IQN.to_owned()),
+        ("initiatorname", INITIATOR.to_owned()),
+        ("persistent_address", "127.0.0.2".to_owned()),
+        ("persistent_port", "3260".to_owned()),
+        ("address", "127.0.0.2".to_owned()),
+        ("port", "3260".to_owned()),
+        ("tpgt", "1".to_owned()),
+        ("recovery_tmo", "7".to_owned()),
+        ("header_digest", flag(agreed.header_digest)),
+        ("data_digest", flag(agreed.data_digest)),
+        (
+            "max_recv_dlength",
+            agreed.max_recv_data_segment_length.to_string(),
+        ),
+        (
+            "max_xmit_dlength",
+            agreed.max_xmit_data_segment_length.to_string(),
+        ),
+        ("initial_r2t", flag(agreed.initial_r2t)),
+        ("immediate_data", flag(agreed.immediate_data)),
+        ("first_burst_len", agreed.first_burst_length.to_string()),
+        ("max_burst_len", agreed.max_burst_length.to_string()),
+        (
+            "max_outstanding_r2t",
+            agreed.max_outstanding_r2t.to_string(),
+        ),
+        ("data_pdu_in_order", flag(agreed.data_pdu_in_order)),
+        ("data_seq_in_order", flag(agreed.data_sequence_in_order)),
+        ("erl", agreed.error_recovery_level.to_string()),
+        ("fast_abort", "1".to_owned()),
+        ("abort_tmo", "15".to_owned()),
+        ("lu_reset_tmo", "30".to_owned()),
+        ("tgt_reset_tmo", "30".to_owned()),
+        ("ping_tmo", "5".to_owned()),
+        ("recv_tmo", "5".to_owned()),
+        // Of what would name a user or a secret nothing is there.
+        ("username", "(null)".to_owned()),
+        ("password", "(null)".to_owned()),
+    ] {
+        let found = attribute(session.id.0, attribute_name);
+        assert_eq!(found, expected, "{attribute_name}");
+    }
+    log_out(&Roots::default(), &standing(session), soon()).unwrap();
+    nothing_is_left();
+}
+
+#[test]
+fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undone() {
+    iscsi_tcp::prepare();
+    let target = IscsiTarget::new(IQN);
+    let name = name(0);
+    drop(connect(&name, &options(), soon()).unwrap());
+    nothing_is_left();
+
+    // The target closes between the login and the kernel's turn.
+    let connection = connect(&name, &options(), soon()).unwrap();
+    target.stop();
+    let handed_over = hand_over(&Roots::default(), &name, connection, &options(), soon());
+    println!("{handed_over:?}");
+    if let Ok(session) = handed_over {
+        // It was not noticed yet, which is no failure of the kernel's.
+        log_out(&Roots::default(), &standing(session), soon()).unwrap();
+    }
+    nothing_is_left();
+    target.start();
+
+    // A deadline that has passed.
+    let connection = connect(&name, &options(), soon()).unwrap();
+    let late = Deadline::after(Duration::ZERO);
+    let error = hand_over(&Roots::default(), &name, connection, &options(), late).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Session), "{error}");
+    nothing_is_left();
+}
+
+#[test]
+fn a_session_whose_target_is_gone_is_ended_all_the_same() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    let store = Store::ramdisk("e2", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    let session = log_in(&name(0), &options()).unwrap();
+    let (id, host) = (session.id.0, session.host.0);
+    let seen = Session { id, host };
+    seen.scanned_disk(1);
+    target.portal_down(0);
+    seen.wait_for_state("FAILED", Duration::from_secs(30));
+    let start = Instant::now();
+    log_out(&Roots::default(), &standing(session), soon()).unwrap();
+    println!("a dead one: logout {:?}", start.elapsed());
+    nothing_is_left();
+    target.portal_up(0);
 }

@@ -6,12 +6,15 @@
 
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::PathBuf;
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use lunbd::engine::{Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
+use lunbd::iscsi::{Credentials, INITIATOR_NAME_FILE, SessionOptions, initiator_name};
 use lunbd::{DetachTarget, Source};
 
 /// Attach and detach block devices by talking to the kernel alone.
@@ -19,7 +22,7 @@ use lunbd::{DetachTarget, Source};
 /// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN
 /// may also be written flat-N, flat space address N, or as 0x and 16 hex digits,
 /// the wire bytes); iscsi://PORTAL[,PORTAL...]/IQN/LUN over sessions that are
-/// logged in; fc://WWPN[,WWPN...]/LUN over the ports that see the target's; or an
+/// logged in, or that `attach --log-in` makes; fc://WWPN[,WWPN...]/LUN over the ports that see the target's; or an
 /// NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
@@ -105,6 +108,9 @@ pub(crate) struct Attach {
     pub(crate) multipath: Multipath,
 
     #[command(flatten)]
+    pub(crate) iscsi: Iscsi,
+
+    #[command(flatten)]
     pub(crate) nbd: Nbd,
 
     /// What the volume is called: the attach is written down in the journal, for
@@ -183,6 +189,61 @@ pub(crate) struct Reap {
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
+/// How an iSCSI source is logged in.
+#[command(next_help_heading = "iSCSI")]
+pub(crate) struct Iscsi {
+    /// Log in where no session is there, through all portals at once; no daemon is
+    /// needed. The detach of the last device on such a session logs it out.
+    log_in: bool,
+    /// Offer the target checksums over headers and data (CRC32C).
+    #[arg(long, requires = "log_in")]
+    digests: bool,
+    /// How long I/O waits for a session that is lost before it fails, in whole
+    /// seconds; without it 5s where a multipath map is wanted, else 2m.
+    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "log_in")]
+    recovery_timeout: Option<Duration>,
+    #[command(flatten)]
+    who: Who,
+impl Iscsi {
+    /// `None` where no login is wanted.
+    pub(crate) fn options(&self) -> lunbd::Result<Option<SessionOptions>> {
+        if !self.log_in {
+            return Ok(None);
+        }
+        let (initiator, credentials) = self.who.names()?;
+        let mut options = SessionOptions::new(initiator).digests(self.digests, self.digests);
+        if let Some(credentials) = credentials {
+            options = options.credentials(credentials);
+        }
+        if let Some(limit) = self.recovery_timeout {
+            options = options.recovery_timeout(limit);
+        }
+        Ok(Some(options))
+    }
+/// Who logs in at an iSCSI portal.
+pub(crate) struct Who {
+    /// The name to log in as; without it that of this machine, in
+    /// /etc/iscsi/initiatorname.iscsi.
+    #[arg(long, value_name = "NAME")]
+    initiator: Option<Iqn>,
+    /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
+    /// CHAP target_secret=SECRET and, to check it, target_user=NAME. Without it the
+    /// same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET, LUNBD_CHAP_TARGET_SECRET and
+    /// LUNBD_CHAP_TARGET_USER, where they are set.
+    #[arg(long, value_name = "FILE")]
+    chap_file: Option<PathBuf>,
+impl Who {
+    pub(crate) fn names(&self) -> lunbd::Result<(Iqn, Option<Credentials>)> {
+        let initiator = match &self.initiator {
+            Some(name) => name.clone(),
+            None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
+        };
+        let credentials = match &self.chap_file {
+            Some(file) => Some(Credentials::from_file(file)?),
+            None => Credentials::from_environment()?,
+        };
+        Ok((initiator, credentials))
+    }
 }
 
 /// How an NBD source is attached and healed.
@@ -283,6 +344,11 @@ pub(crate) struct Detach {
     #[arg(long)]
     pub(crate) abandon_unwritten: bool,
 
+    /// Leave the iSCSI sessions that `attach --log-in` made logged in, also where
+    /// no device is left on one.
+    #[arg(long, conflicts_with = "volume")]
+    pub(crate) keep_sessions: bool,
+
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
@@ -313,17 +379,8 @@ pub(crate) struct Discover {
     /// HOST or HOST:PORT, an IPv6 address in brackets.
     pub(crate) portal: Portal,
 
-    /// The name to log in as; without it that of this machine, in
-    /// /etc/iscsi/initiatorname.iscsi.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) initiator: Option<Iqn>,
-
-    /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
-    /// CHAP target_secret=SECRET and, to check it, target_user=NAME. Without it the
-    /// same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET, LUNBD_CHAP_TARGET_SECRET and
-    /// LUNBD_CHAP_TARGET_USER, where they are set.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) chap_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) who: Who,
 
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]

@@ -24,6 +24,9 @@ pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Resul
     if let Some(wwid) = what.expect {
         request = request.expect(wwid);
     }
+    if let Some(options) = what.iscsi.options()? {
+        request = request.log_in(options);
+    }
     let deadline = Deadline::after(what.timeout);
     let attachment = match &what.volume {
         Some(volume) => {

@@ -26,6 +26,9 @@ pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Resul
             if what.abandon_unwritten {
                 request = request.abandon_unwritten();
             }
+            if what.keep_sessions {
+                request = request.keep_sessions();
+            }
             if let Some(name) = what.expect {
                 request = request.expect(name);
             }
@@ -80,6 +83,9 @@ fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
     };
     if detachment.changed || detachment.receipt.is_some() {
         writeln!(out, "  safe      to unmap: {safe}")?;
+    }
+    for session in &detachment.logged_out {
+        writeln!(out, "  logout    session {session}")?;
     }
     attach::write_phases(out, &detachment.phases)
 }

@@ -1,13 +1,10 @@
 //! `lunbd discover`
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use lunbd::id::Portal;
-use lunbd::iscsi::{
-    Credentials, DiscoveredTarget, DiscoveryOptions, INITIATOR_NAME_FILE, discover, initiator_name,
-};
+use lunbd::iscsi::{DiscoveredTarget, DiscoveryOptions, discover};
 use lunbd::{Deadline, Result};
 use serde::Serialize;
 
@@ -20,14 +17,7 @@ struct Discovered<'a> {
 
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let initiator = match &what.initiator {
-        Some(name) => name.clone(),
-        None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
-    };
-    let credentials = match &what.chap_file {
-        Some(file) => Some(Credentials::from_file(file)?),
-        None => Credentials::from_environment()?,
-    };
+    let (initiator, credentials) = what.who.names()?;
     let mut options = DiscoveryOptions::new(initiator);
     if let Some(credentials) = credentials {
         options = options.credentials(credentials);

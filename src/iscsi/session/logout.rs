@@ -7,6 +7,7 @@ use super::super::pdu::{HEADER, LogoutRequest, Response};
 use super::StandingSession;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, Heard, Listener, Stop};
 use crate::kernel::{Roots, worker};
 
@@ -61,8 +62,11 @@ struct Ending {
 impl Ending {
     fn run(&mut self) -> Result<()> {
         let id = self.session.id();
+        // Its number is given to the next host at once, so it is held fast.
+        let path = self.session.host_dir()?;
+        let host = path.as_deref().map(DeviceDir::open).transpose()?.flatten();
         let Some(state) = self.session.state()? else {
-            return self.wait_until_gone();
+            return self.wait_until_gone(host.as_ref());
         };
         if state == StandingSession::LOGGED_IN {
             self.unbind()?;
@@ -77,7 +81,7 @@ impl Ending {
             self.unless_gone(|ending| ending.control.destroy_connection(id))?;
         }
         self.unless_gone(|ending| ending.control.destroy_session(id))?;
-        self.wait_until_gone()
+        self.wait_until_gone(host.as_ref())
     }
 
     /// Takes the target away: the kernel says so once in a session's life.
@@ -137,10 +141,14 @@ impl Ending {
         Ok(())
     }
 
-    /// Until sysfs shows it no more.
-    fn wait_until_gone(&mut self) -> Result<()> {
+    /// Until sysfs shows neither it nor its host any more: the host goes last
+    /// (`iscsi_sw_tcp_session_destroy`).
+    fn wait_until_gone(&mut self, host: Option<&DeviceDir<'_>>) -> Result<()> {
         let session = self.session.clone();
-        self.wait_for("it to be gone", |_| Ok(!session.is_there()))
+        self.wait_for("it to be gone", |_| {
+            let host = host.map(|host| host.text("uevent")).transpose()?;
+            Ok(!session.is_there() && host.flatten().is_none())
+        })
     }
 
     /// The kernel's word wakes us; sysfs says how it is, also where a word was

@@ -1,6 +1,6 @@
 //! A session as sysfs shows it, whoever made it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::SessionName;
 use super::settings::INTERFACE;
@@ -118,19 +118,31 @@ impl StandingSession {
     /// Where they cannot be listed.
     pub fn devices(&self) -> Result<Vec<Hctl>> {
         let mut devices = Vec::new();
-        // hostH/sessionN/iscsi_session/sessionN; the devices are in
-        // hostH/sessionN/targetH:C:T/H:C:T:L.
-        let class = sysfs::resolve(&self.class)?;
-        let Some(dir) = class.as_deref().and_then(|dir| dir.parent()?.parent()) else {
+        let Some(dir) = self.device_dir()? else {
             return Ok(devices);
         };
-        for name in sysfs::names(dir)? {
+        // hostH/sessionN/targetH:C:T/H:C:T:L
+        for name in sysfs::names(&dir)? {
             if name.starts_with("target") {
                 let inside = sysfs::names(&dir.join(&name))?;
                 devices.extend(inside.iter().filter_map(|name| name.parse::<Hctl>().ok()));
             }
         }
         Ok(devices)
+    }
+
+    /// Its device: `.../hostH/sessionN`, where the class's is in
+    /// `iscsi_session/sessionN`. `None` where it is gone.
+    fn device_dir(&self) -> Result<Option<PathBuf>> {
+        let class = sysfs::resolve(&self.class)?;
+        let dir = class.as_deref().and_then(|dir| dir.parent()?.parent());
+        Ok(dir.map(Path::to_owned))
+    }
+
+    /// That of its host.
+    pub(super) fn host_dir(&self) -> Result<Option<PathBuf>> {
+        let dir = self.device_dir()?;
+        Ok(dir.as_deref().and_then(Path::parent).map(Path::to_owned))
     }
 
     /// Whether its target was taken down, as in a logout that has begun. The

@@ -63,6 +63,31 @@ impl IscsiTarget {
         format!("iscsi://{}/{}/{lun}", portals.join(","), self.iqn)
     }
 
+    /// Asks everybody for CHAP with this name and secret; and proves itself with
+    /// `mutual`.
+    pub fn ask_for_chap(&self, user: (&str, &str), mutual: Option<(&str, &str)>) {
+        let (mutual_user, mutual_secret) = mutual.unwrap_or(("NULL", "NULL"));
+        for (attribute, value) in [
+            ("auth/userid", user.0),
+            ("auth/password", user.1),
+            ("auth/userid_mutual", mutual_user),
+            ("auth/password_mutual", mutual_secret),
+            ("attrib/authentication", "1"),
+        ] {
+            lio::write(&self.group.join(attribute), value);
+        }
+    }
+
+    /// How many sessions it has.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        let path = self.group.join("dynamic_sessions");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        text.split('\0')
+            .filter(|line| !line.trim().is_empty())
+            .count()
+    }
+
     /// Presents a volume, to the sessions that are there as well.
     pub fn map(&mut self, lun: u64, store: &Store) {
         store.present_at(&self.lun_dir(lun));

@@ -1,0 +1,358 @@
+//! The logins of an attach: where no session is there, through every portal at
+//! once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use super::Engine;
+use super::attach::{AttachRequest, Multipath};
+use super::lease::Lease;
+use super::phases::Phases;
+use super::sessions::{end_if_unused, share};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Portal, SessionId, Source};
+use crate::iscsi::{self, SessionName, SessionOptions, StandingSession};
+use crate::kernel::Roots;
+use crate::transport::{Missing, MissingReason, Route, Via};
+
+/// How long I/O waits for a lost session where there are other paths, and where
+/// there are none: `node.session.timeo.replacement_timeout` as open-iscsi's README
+/// has it with multipath, and as it is by default.
+const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
+const RECOVERY_ALONE: Duration = Duration::from_secs(120);
+/// How long portals may take beside those that are enough already, at least.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The sessions of one attach, and the right to use them.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    shares: Vec<Lease>,
+    fresh: Vec<Fresh>,
+    /// Why there is none through a portal.
+    failures: BTreeMap<Portal, Error>,
+}
+
+impl Sessions {
+    /// Why a login through this portal failed, where one was tried.
+    pub(super) fn why_none(&mut self, via: &Via) -> Option<Error> {
+        match via {
+            Via::Iscsi {
+                portal,
+                session: None,
+            } => self.failures.remove(portal),
+            _ => None,
+        }
+    }
+
+    /// The attach has succeeded: what was made for it stands.
+    pub(super) fn keep(self) {
+        for fresh in self.fresh {
+            fresh.keep();
+        }
+    }
+
+    /// The attach has failed: what was made for it is ended, unless another uses
+    /// it by now.
+    pub(super) fn give_up(self, roots: &Roots, deadline: Deadline) {
+        drop(self.shares);
+        for fresh in self.fresh {
+            let session = fresh.keep();
+            if let Err(error) = end_if_unused(roots, &session, deadline) {
+                tracing::warn!(session = %session.id(), %error, "a session is left");
+            }
+        }
+    }
+}
+
+/// A session that was just made, for an attach that may have gone by now.
+#[derive(Debug)]
+struct Fresh {
+    roots: Roots,
+    session: StandingSession,
+    is_kept: bool,
+}
+
+impl Fresh {
+    fn keep(mut self) -> StandingSession {
+        self.is_kept = true;
+        self.session.clone()
+    }
+}
+
+impl Drop for Fresh {
+    /// Nobody waits for it any more.
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let (roots, session) = (self.roots.clone(), self.session.clone());
+        let end = move || {
+            let deadline = Deadline::after(Duration::from_secs(30));
+            if let Err(error) = end_if_unused(&roots, &session, deadline) {
+                tracing::warn!(session = %session.id(), %error, "a session is left");
+            }
+        };
+        let _ = thread::Builder::new()
+            .name("lunbd-logout".to_owned())
+            .spawn(end);
+    }
+}
+
+impl Engine {
+    /// Where the sources lead, after the logins that are wanted. The sessions of
+    /// ours among them stand until what is returned is dropped.
+    pub(super) fn routes_with_sessions(
+        &self,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<(Vec<Route>, Sessions)> {
+        let mut sessions = Sessions::default();
+        loop {
+            let routes = self.routes_as_wanted(request)?;
+            // Ended by another, just now or some time ago.
+            let all_stand = self.share_all(&routes, request, &mut sessions, deadline)?;
+            let mut wanted = match &request.log_in {
+                Some(options) if all_stand => wanted(&routes, request, options),
+                _ => Vec::new(),
+            };
+            wanted.retain(|name| !sessions.failures.contains_key(&name.portal));
+            match &request.log_in {
+                Some(options) if !wanted.is_empty() => {
+                    phases.enter(Stage::Login);
+                    let there = routes.iter().filter(|route| route.place.is_ok()).count();
+                    let enough = request.min_paths.max(1).saturating_sub(there);
+                    self.log_in_all(wanted, options, request, enough, &mut sessions, deadline);
+                }
+                _ if all_stand => return Ok((routes, sessions)),
+                _ => {}
+            }
+            if deadline.has_passed() {
+                let what = "the sessions to stand";
+                return Err(Error::timed_out(Stage::Login, deadline.elapsed(), what));
+            }
+        }
+    }
+
+    /// Where the sources lead, over sessions of the initiator that was asked for
+    /// alone: an array shows its units to one and not to another.
+    fn routes_as_wanted(&self, request: &AttachRequest) -> Result<Vec<Route>> {
+        let mut routes = self.routes(request.sources())?;
+        let Some(options) = &request.log_in else {
+            return Ok(routes);
+        };
+        for route in &mut routes {
+            let Some((id, session)) = self.session_of(route) else {
+                continue;
+            };
+            let name = session.name()?;
+            if let Some(other) = name.filter(|name| name.initiator != *options.initiator()) {
+                if let Via::Iscsi { session, .. } = &mut route.via {
+                    *session = None;
+                }
+                route.place = Err(Missing {
+                    reason: MissingReason::NoSession,
+                    text: format!("session {id} is that of {}", other.initiator),
+                    hctl: None,
+                });
+            }
+        }
+        Ok(routes)
+    }
+
+    fn session_of(&self, route: &Route) -> Option<(SessionId, StandingSession)> {
+        match route.via {
+            Via::Iscsi {
+                session: Some(id), ..
+            } => Some((id, StandingSession::new(self.roots(), id))),
+            _ => None,
+        }
+    }
+
+    /// Shares the right to each session of ours. `false` where one was ended
+    /// before we had it, or is in our way: a logout that was not finished, or,
+    /// where there is to be a login, a lost session that has no devices.
+    fn share_all(
+        &self,
+        routes: &[Route],
+        request: &AttachRequest,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let roots = self.roots();
+        sessions.shares.clear();
+        let mut all_stand = true;
+        for route in routes {
+            let Some((_, session)) = self.session_of(route) else {
+                continue;
+            };
+            match &route.place {
+                Ok(_) => {
+                    sessions.shares.extend(share(roots, &session, deadline)?);
+                    let state = session.state()?;
+                    all_stand &= state.as_deref() == Some(StandingSession::LOGGED_IN);
+                }
+                Err(missing) => {
+                    let is_down = match missing.reason {
+                        MissingReason::NoTarget => true,
+                        MissingReason::SessionDown { .. } => request.log_in.is_some(),
+                        _ => false,
+                    };
+                    all_stand &= !(is_down && end_if_unused(roots, &session, deadline)?);
+                }
+            }
+        }
+        Ok(all_stand)
+    }
+
+    /// Logs in through all portals at once. Waits for `enough` of them, then for
+    /// the others as long again.
+    fn log_in_all(
+        &self,
+        names: Vec<SessionName>,
+        options: &SessionOptions,
+        request: &AttachRequest,
+        mut enough: usize,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) {
+        let portals: usize = request.sources().map(portals_of).sum();
+        let has_other_paths = match request.multipath {
+            Multipath::Require => true,
+            Multipath::Prefer => portals > 1,
+            Multipath::Off => false,
+        };
+        let options = options.clone().recovery_timeout_or(if has_other_paths {
+            RECOVERY_WITH_PATHS
+        } else {
+            RECOVERY_ALONE
+        });
+        // What one portal cannot do in half of the time does not take the rest of
+        // it from those that can.
+        let limit = if portals > 1 {
+            Deadline::after(deadline.remaining() / 2)
+        } else {
+            deadline
+        };
+        let (told, came) = mpsc::channel();
+        let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
+        for name in names {
+            let started = self.log_in_beside(name.clone(), &options, limit, told.clone());
+            waited_for.insert(name, started.err());
+        }
+        drop(told);
+        let mut patience = limit;
+        loop {
+            if enough == 0 {
+                // Those that are enough did it in this time.
+                let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
+                patience = Deadline::after(as_long_again);
+                enough = usize::MAX;
+            }
+            match came.recv_timeout(patience.remaining()) {
+                Ok((name, Ok(fresh))) => {
+                    waited_for.remove(&name);
+                    sessions.fresh.extend(fresh);
+                    enough = enough.saturating_sub(1);
+                }
+                Ok((name, Err(error))) => {
+                    waited_for.insert(name, Some(error));
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        for (name, error) in waited_for {
+            let slow =
+                || Error::timed_out(Stage::Login, limit.elapsed(), &format!("a login {name}"));
+            let error = error.unwrap_or_else(slow);
+            tracing::debug!(%name, %error, "no session");
+            sessions.failures.insert(name.portal, error);
+        }
+    }
+
+    /// Logs in on a thread of its own, which nobody has to wait for: a session
+    /// that comes too late is ended again.
+    fn log_in_beside(
+        &self,
+        name: SessionName,
+        options: &SessionOptions,
+        deadline: Deadline,
+        told: mpsc::Sender<(SessionName, Result<Option<Fresh>>)>,
+    ) -> Result<()> {
+        let (roots, options) = (self.roots().clone(), options.clone());
+        let span = tracing::Span::current();
+        let run = move || {
+            let _entered = span.entered();
+            let made = log_in(&roots, &name, &options, deadline);
+            // Where nobody listens any more, what was made is dropped.
+            let _ = told.send((name, made));
+        };
+        let thread = thread::Builder::new().name("lunbd-login".to_owned());
+        thread.spawn(run).map(drop).map_err(|error| {
+            let message = format!("cannot start a thread: {error}");
+            Error::new(ErrorKind::Io, message).at(Stage::Login)
+        })
+    }
+}
+
+/// The sessions that are not there.
+fn wanted(routes: &[Route], request: &AttachRequest, options: &SessionOptions) -> Vec<SessionName> {
+    let has_session = |portal: &Portal| {
+        let mut ways = routes.iter().map(|route| &route.via);
+        ways.any(|via| matches!(via, Via::Iscsi { portal: at, session: Some(_) } if at == portal))
+    };
+    let mut names = BTreeSet::new();
+    for source in request.sources() {
+        if let Source::Iscsi(uri) = source {
+            let missing = uri.portals().iter().filter(|portal| !has_session(portal));
+            names.extend(missing.map(|portal| SessionName {
+                initiator: options.initiator().clone(),
+                target: uri.target().clone(),
+                portal: portal.clone(),
+            }));
+        }
+    }
+    names.into_iter().collect()
+}
+
+fn portals_of(source: &Source) -> usize {
+    match source {
+        Source::Iscsi(uri) => uri.portals().len(),
+        _ => 1,
+    }
+}
+
+/// Makes one session; `None` where another has made it meanwhile.
+fn log_in(
+    roots: &Roots,
+    name: &SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<Option<Fresh>> {
+    let lease = format!("iscsi-login-{:?}", name.isid());
+    let _alone = Lease::take(roots, &lease, deadline)?;
+    if find(roots, name)? {
+        return Ok(None);
+    }
+    let connection = iscsi::connect(name, options, deadline)?;
+    let made = iscsi::hand_over(roots, name, connection, options, deadline)?;
+    Ok(Some(Fresh {
+        roots: roots.clone(),
+        session: StandingSession::new(roots, made.id),
+        is_kept: false,
+    }))
+}
+
+/// Whether a session of this name serves I/O, whoever made it.
+fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
+    for session in StandingSession::all(roots)? {
+        let is_it = session.name()?.as_ref() == Some(name);
+        if is_it && session.state()?.as_deref() == Some(StandingSession::LOGGED_IN) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
