@@ -7,9 +7,9 @@ mod attach;
 mod attach_nbd;
 mod attach_scsi;
 mod bring;
+mod capacity;
 #[cfg(feature = "journal")]
 mod causes;
-mod capacity;
 mod claim;
 mod detach;
 mod detach_nbd;
@@ -43,9 +43,9 @@ mod unit;
 mod volume;
 
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
+pub use capacity::{Capacity, FileSystem};
 #[cfg(feature = "journal")]
 pub use causes::{Cause, Listening};
-pub use capacity::{Capacity, FileSystem};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use heal::{HealOutcome, Healer, Healing, Treatment};
 pub use in_use::Holder;

@@ -287,15 +287,11 @@ impl Engine {
         phases.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend)? {
-            Found::Scsi(wanted) => self.detach_scsi(&wanted, request, &mut phases, deadline)?,
-            Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
             Found::Scsi(wanted) => {
-                let done = self.detach_scsi(&wanted, &request, &mut phases, deadline)?;
-                self.end_sessions(done, &wanted, &request, &mut phases, deadline)?
+                let done = self.detach_scsi(&wanted, request, &mut phases, deadline)?;
+                self.end_sessions(done, &wanted, request, &mut phases, deadline)?
             }
-            Found::NbdBackend(id) => {
-                self.detach_nbd_backend(id, &request, &mut phases, deadline)?
-            }
+            Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
             Found::Nbd(device) => {
                 self.detach_nbd_device(&device, request, &mut phases, deadline)?
             }

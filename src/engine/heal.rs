@@ -111,7 +111,9 @@ impl Engine {
         options: &NbdOptions,
         deadline: Deadline,
     ) -> Result<Healing> {
-        Ok(self.treatment(source, options)?.go_on(self, deadline))
+        telemetry::measured(Call::Heal, || {
+            Ok(self.treatment(source, options)?.go_on(self, deadline))
+        })
     }
 
     /// The healing of one device in several turns: what one turn has found out,
@@ -121,13 +123,6 @@ impl Engine {
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
     pub fn treatment(&self, source: &Source, options: &NbdOptions) -> Result<Treatment> {
-        telemetry::measured(Call::Heal, || self.heal_one(source, options, deadline))
-    fn heal_one(
-        &self,
-        source: &Source,
-        options: &NbdOptions,
-        deadline: Deadline,
-    ) -> Result<Healing> {
         let Source::Nbd(uri) = source else {
             let message = format!("{source} is no NBD source: only those are healed");
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
@@ -152,10 +147,6 @@ impl Engine {
             return Err(error.at(Stage::Resolve));
         };
         self.treatment(source, &spec.nbd_options())
-        let mut patient = Patient::new(device, uri.clone(), backend, options.timeouts);
-        let healing = patient.treat(self, deadline);
-        telemetry::healing(&healing.outcome);
-        Ok(healing)
     }
 
     /// Heals links as they die, until it is dropped.
@@ -229,7 +220,9 @@ impl Treatment {
     /// Heals it, or says what stands in the way by `deadline`. Its server is
     /// dialled until then, with growing pauses.
     pub fn go_on(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
-        self.0.treat(engine, deadline)
+        let healing = self.0.treat(engine, deadline);
+        telemetry::healing(&healing.outcome);
+        healing
     }
 }
 

@@ -144,8 +144,6 @@ fn is_at(path: &Path, file: &File) -> std::io::Result<bool> {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // While we hold the lock the path is ours; who waits on the file looks
-        // at the path again.
         point!(LeaseToDrop);
         // The last that shares it removes it. On the way from one lock to the
         // other it may be another's for a moment.

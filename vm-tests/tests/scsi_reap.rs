@@ -4,8 +4,9 @@
     missing_docs,
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::print_stdout,
     clippy::panic,
-    reason = "a test panics to fail"
+    reason = "a test panics to fail, and prints what it saw"
 )]
 
 use std::fs::{self, File, OpenOptions};

@@ -5,8 +5,6 @@
 )]
 
 use std::num::{NonZeroU16, NonZeroUsize};
-use std::path::PathBuf;
-use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -189,21 +187,30 @@ pub(crate) struct Reap {
     /// How long the whole may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
+}
+
 /// How an iSCSI source is logged in.
+#[derive(Debug, Args)]
 #[command(next_help_heading = "iSCSI")]
 pub(crate) struct Iscsi {
     /// Log in where no session is there, through all portals at once; no daemon is
     /// needed. The detach of the last device on such a session logs it out.
+    #[arg(long)]
     log_in: bool,
+
     /// Offer the target checksums over headers and data (CRC32C).
     #[arg(long, requires = "log_in")]
     digests: bool,
+
     /// How long I/O waits for a session that is lost before it fails, in whole
     /// seconds; without it 5s where a multipath map is wanted, else 2m.
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "log_in")]
     recovery_timeout: Option<Duration>,
+
     #[command(flatten)]
     who: Who,
+}
+
 impl Iscsi {
     /// `None` where no login is wanted.
     pub(crate) fn options(&self) -> lunbd::Result<Option<SessionOptions>> {
@@ -220,18 +227,24 @@ impl Iscsi {
         }
         Ok(Some(options))
     }
+}
+
 /// Who logs in at an iSCSI portal.
+#[derive(Debug, Args)]
 pub(crate) struct Who {
     /// The name to log in as; without it that of this machine, in
     /// /etc/iscsi/initiatorname.iscsi.
     #[arg(long, value_name = "NAME")]
     initiator: Option<Iqn>,
+
     /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
     /// CHAP target_secret=SECRET and, to check it, target_user=NAME. Without it the
     /// same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET, LUNBD_CHAP_TARGET_SECRET and
     /// LUNBD_CHAP_TARGET_USER, where they are set.
     #[arg(long, value_name = "FILE")]
     chap_file: Option<PathBuf>,
+}
+
 impl Who {
     pub(crate) fn names(&self) -> lunbd::Result<(Iqn, Option<Credentials>)> {
         let initiator = match &self.initiator {
