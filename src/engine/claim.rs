@@ -188,11 +188,14 @@ impl Engine {
 /// gone, and that it may have failed where its process dies under it.
 pub(super) fn flush(file: &File, node: &Path, lost: &Lost) -> Result<()> {
     let begun = lost.begin();
-    blockdev::flush(file, node).inspect_err(|error| lost.set(error))?;
-    if begun {
-        lost.clear();
+    let flushed = blockdev::flush(file, node);
+    match &flushed {
+        // To who may not drop the pages nothing was lost: they were written.
+        Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
+        _ if begun => lost.clear(),
+        _ => {}
     }
-    Ok(())
+    flushed
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.

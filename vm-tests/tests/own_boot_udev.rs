@@ -7,6 +7,8 @@
 )]
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::StageObserver;
@@ -124,6 +126,43 @@ fn a_new_network_namespace_works_on_the_kernels_events_alone() {
     let attachment: serde_json::Value = serde_json::from_str(&attach).unwrap();
     assert_eq!(attachment["settled"], "kernel_only");
     guest::run(&["unshare", "--net", "lunbd", "detach", &source]);
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+/// Root of the machine by its numbers, and without its capabilities: no event
+/// comes here, sysfs can be written, and no page cache dropped.
+#[test]
+fn a_new_user_namespace_attaches_by_looking_at_sysfs_and_may_not_detach() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let apart = ["unshare", "--user", "--map-root-user", "--net", "lunbd"];
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(apart[0]);
+        command.args(&apart[1..]).args(arguments).output().unwrap()
+    };
+    let doctor = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+    assert!(doctor.contains("no events reach this process"), "{doctor}");
+    let attach = run(&["attach", &source, "--json"]);
+    assert!(attach.status.success(), "{attach:?}");
+    let attachment: serde_json::Value = serde_json::from_slice(&attach.stdout).unwrap();
+    let node = Path::new(attachment["node"].as_str().unwrap());
+    assert_eq!(
+        node.file_name().unwrap().to_str(),
+        target.disk(3).as_deref()
+    );
+    assert_eq!(attachment["settled"], "kernel_only");
+    assert_eq!(attachment["links"], serde_json::json!([]));
+
+    let detach = run(&["detach", &source, "--json"]);
+    assert_eq!(detach.status.code(), Some(7), "{detach:?}");
+    let failure: serde_json::Value = serde_json::from_slice(&detach.stderr).unwrap();
+    assert_eq!(failure["stage"], "flush");
+    assert_eq!(
+        target.disk(3).as_deref(),
+        node.file_name().unwrap().to_str()
+    );
+    guest::run(&["lunbd", "detach", &source]);
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
 
