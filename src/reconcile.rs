@@ -45,6 +45,8 @@
 mod actual;
 mod desired;
 mod event;
+mod jobs;
+mod look;
 mod options;
 mod plan;
 mod reconciler;

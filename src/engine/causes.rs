@@ -22,6 +22,8 @@ pub enum Cause {
     Device {
         /// Its path below `/sys`; of a disk, its SCSI address is a part of it.
         devpath: String,
+        /// That it is gone.
+        removed: bool,
     },
     /// A session, a remote port or a host came, went or changed, or a target says
     /// that its logical units did: paths may have come back.
@@ -49,6 +51,7 @@ impl Cause {
         match event.subsystem.as_str() {
             "block" | "scsi" => Some(Self::Device {
                 devpath: event.devpath.clone(),
+                removed: event.action == "remove",
             }),
             subsystem if transport.iter().any(|of| subsystem.starts_with(of)) => {
                 Some(Self::Transport)

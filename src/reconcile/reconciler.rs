@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::desired::Desired;
 use super::event::{Event, Events, Followers};
+use super::look::Scope;
 use super::options::Options;
 use super::plan::{Plan, StepKind};
-use super::state::{Counters, Drive, Scope, State};
+use super::state::{Counters, Drive, State};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
 use crate::error::{Error, ErrorKind, Result, Stage};

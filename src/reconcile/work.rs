@@ -3,9 +3,10 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use super::jobs::{Done, Job};
 use super::plan::StepKind;
 use super::reconciler::Reconciler;
-use super::state::{Done, Drive, Job};
+use super::state::Drive;
 use crate::deadline::Deadline;
 use crate::engine::{Action, Condition, DetachVolume, HealOutcome, Recovered, Surveyed, Treatment};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -79,7 +80,7 @@ impl Reconciler {
             .engine
             .attach_volume(&self.journal, volume, &request, deadline)?;
         let there = Surveyed::attached(volume.clone(), spec, &attachment);
-        Ok(Done::Stands(Box::new(there), attachment.changed))
+        Ok(Done::Stands(Box::new(there)))
     }
 
     fn detach(&self, volume: &VolumeId, again: bool, deadline: Deadline) -> Result<Done> {

@@ -36,7 +36,7 @@ pub struct Surveyed {
     pub node: Option<PathBuf>,
     /// The size of that in bytes, as the kernel shows it.
     pub size: Option<u64>,
-    /// The addresses of the SCSI devices of its unit.
+    /// The addresses of the SCSI devices of its unit, sorted.
     pub paths: Vec<Hctl>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
@@ -80,6 +80,7 @@ impl Surveyed {
         new.node = Some(attachment.node.clone());
         new.size = Some(attachment.size);
         new.paths = attachment.paths().iter().map(|path| path.hctl).collect();
+        new.paths.sort_unstable();
         new.nbd_index = attachment.nbd_index();
         if let Unit::Scsi { missing, .. } = &attachment.unit {
             new.missing.clone_from(missing);
@@ -232,6 +233,7 @@ impl Engine {
             }
         }
         found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
+        found.paths.sort_unstable();
         if there.is_empty() {
             for name in &names {
                 if let Some(map) = Map::find(self.roots(), name)? {

@@ -1,0 +1,307 @@
+//! Steps, from the plan to a worker and back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::event::Event;
+use super::options::Options;
+use super::plan::{Step, StepKind, plan, step_for};
+use super::state::{Failure, Retake, State, sooner};
+use crate::deadline::Backoff;
+use crate::engine::{Condition, Surveyed, Treatment};
+use crate::error::{Error, ErrorKind, Retry};
+use crate::id::VolumeId;
+
+/// A step that a worker takes.
+pub(super) struct Job {
+    pub(super) step: Step,
+    wish: u64,
+    /// It has failed before.
+    pub(super) again: bool,
+    pub(super) tries: u32,
+    pub(super) treatment: Option<Box<Treatment>>,
+}
+
+/// How a step ended.
+pub(super) enum Done {
+    /// It is as this says.
+    Stands(Box<Surveyed>),
+    /// Nothing of it is left.
+    Gone {
+        safe_to_unmap: bool,
+    },
+    /// It was asked, and is the one, and serves.
+    Serves,
+    /// It came to its end; how it stands is to be looked for.
+    Finished,
+    /// An NBD device that still has no server.
+    Sick {
+        treatment: Option<Box<Treatment>>,
+        error: Error,
+        budget_left: Option<Duration>,
+    },
+    /// It was asked, and is otherwise than sysfs shows.
+    Differs(Condition, String),
+    Failed(Error),
+}
+
+impl State {
+    /// Plans, and has the workers do what can be done now.
+    pub(super) fn plan_now(&mut self) -> Vec<Event> {
+        let now = Instant::now();
+        let mut events = Vec::new();
+        self.counters.plans += 1;
+        (self.replan, self.retry_at) = (false, None);
+        for (volume, tracked) in &self.tracked {
+            let Some(retake) = &tracked.retake else {
+                continue;
+            };
+            if retake.at > now {
+                self.retry_at = sooner(self.retry_at, Some(retake.at));
+            } else if !tracked.busy {
+                self.look.some.insert(volume.clone());
+                self.look.soon();
+            }
+        }
+        self.plan = plan(&self.desired, &self.actual);
+        for step in &self.plan.steps {
+            let tracked = self.tracked.entry(step.volume.clone()).or_default();
+            if tracked.busy {
+                continue;
+            }
+            let refused = step.kind == StepKind::Refused;
+            if refused && tracked.refused.as_deref() != Some(&*step.reason) {
+                tracked.refused = Some(step.reason.clone().into_owned());
+                let error = Error::new(ErrorKind::InUse, step.to_string());
+                events.push(Event::Failed {
+                    volume: step.volume.clone(),
+                    step: step.kind,
+                    error: Arc::new(error),
+                    next_try: None,
+                });
+            }
+            if !step.kind.acts() || !step.after.is_empty() {
+                continue;
+            }
+            let again = tracked.failure.is_some();
+            let mut tries = 0;
+            if let Some(failure) = &tracked.failure {
+                tries = failure.tries;
+                if failure.next.is_none_or(|next| next > now) {
+                    self.retry_at = sooner(self.retry_at, failure.next);
+                    continue;
+                }
+            }
+            tracked.busy = true;
+            let job = Job {
+                step: step.clone(),
+                wish: self.wish,
+                again,
+                tries,
+                treatment: None,
+            };
+            if again {
+                self.again.push_back(job);
+            } else {
+                self.fresh.push_back(job);
+            }
+        }
+        events
+    }
+
+    /// A step for a worker. Of `threads`, those that failed before are given half.
+    pub(super) fn take_job(&mut self, threads: usize) -> Option<Job> {
+        loop {
+            let mut job = self.fresh.pop_front();
+            if job.is_none() && self.retrying < (threads / 2).max(1) {
+                job = self.again.pop_front();
+            }
+            let mut job = job?;
+            let tracked = self.tracked.entry(job.step.volume.clone()).or_default();
+            if job.wish != self.wish {
+                // It may be wanted otherwise by now.
+                tracked.busy = false;
+                self.replan = true;
+                continue;
+            }
+            job.treatment = tracked.treatment.take();
+            tracked.doing = Some(job.step.kind);
+            if job.step.kind == StepKind::Attach {
+                tracked.died = None;
+            }
+            self.at_work += 1;
+            self.retrying += usize::from(job.again);
+            return Some(job);
+        }
+    }
+
+    pub(super) fn settle(&mut self, job: &Job, done: Done, options: &Options) -> Vec<Event> {
+        let volume = &job.step.volume;
+        self.at_work -= 1;
+        self.retrying -= usize::from(job.again);
+        self.ended += 1;
+        self.counters.steps += 1;
+        let ended = self.ended;
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        (tracked.busy, tracked.ended, tracked.doing) = (false, ended, None);
+        if std::mem::take(&mut tracked.stirred) {
+            self.look.some.insert(volume.clone());
+            self.look.soon();
+        }
+        let failed = matches!(done, Done::Failed(_) | Done::Sick { .. });
+        if failed {
+            // It has a time of its own now.
+            tracked.retake = None;
+        } else {
+            tracked.failure = None;
+        }
+        let mut events = Vec::new();
+        match done {
+            Done::Stands(there) => events.extend(self.stands(*there, options)),
+            Done::Gone { safe_to_unmap } => {
+                self.forget(volume);
+                events.push(Event::Detached {
+                    volume: volume.clone(),
+                    safe_to_unmap,
+                });
+            }
+            Done::Serves => events.extend(self.serves(volume)),
+            Done::Finished => self.look_at(volume),
+            Done::Differs(condition, seen) => {
+                if let Some(there) = self.actual.volumes.get_mut(volume) {
+                    (there.condition, there.seen, there.doubt) = (condition, seen, None);
+                }
+            }
+            Done::Sick {
+                treatment,
+                error,
+                budget_left,
+            } => {
+                let gone = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Vanished);
+                if gone {
+                    self.look_at(volume);
+                }
+                let why = error.to_string();
+                if let Some(there) = self.actual.volumes.get_mut(volume) {
+                    (there.condition, there.seen) = (Condition::LinkDead, why.clone());
+                }
+                self.fail(volume, job.step.kind, error, options);
+                let tracked = self.tracked.entry(volume.clone()).or_default();
+                tracked.treatment = treatment.filter(|_| !gone);
+                tracked.lost = true;
+                events.push(Event::Lost {
+                    volume: volume.clone(),
+                    why,
+                    budget_left,
+                });
+            }
+            Done::Failed(error) => {
+                self.look_at(volume);
+                let (error, next_try) = self.fail(volume, job.step.kind, error, options);
+                events.push(Event::Failed {
+                    volume: volume.clone(),
+                    step: job.step.kind,
+                    error,
+                    next_try,
+                });
+            }
+        }
+        let there = self.actual.get(volume);
+        let goes_on = step_for(volume, self.desired.get(volume), there).is_some();
+        let freed = matches!(job.step.kind, StepKind::Detach | StepKind::Finish);
+        self.replan |= goes_on || freed || failed || job.wish != self.wish;
+        events
+    }
+
+    fn look_at(&mut self, volume: &VolumeId) {
+        self.look.some.insert(volume.clone());
+        self.look.soon();
+    }
+
+    /// It was attached.
+    fn stands(&mut self, there: Surveyed, options: &Options) -> Option<Event> {
+        let volume = there.volume.clone();
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        (tracked.lost, tracked.treatment) = (false, None);
+        tracked.retake = if there.missing.is_empty() {
+            None
+        } else {
+            let pauses = Backoff::new(options.shortest_retry, options.longest_retry);
+            let mut pauses = tracked.retake.take().map_or(pauses, |retake| retake.pauses);
+            let at = Instant::now() + pauses.pause();
+            Some(Retake { pauses, at })
+        };
+        let died = tracked.died.is_some();
+        let before = self.actual.volumes.get(&volume);
+        let was_handed_out = before.is_some_and(|before| before.node.is_some());
+        let same = before.is_some_and(|before| {
+            before.node == there.node
+                && before.paths == there.paths
+                && before.condition == Condition::Complete
+        });
+        let node = there.node.clone().unwrap_or_default();
+        let event = if !was_handed_out {
+            let size = there.size.unwrap_or_default();
+            let volume = volume.clone();
+            Some(Event::Attached { volume, node, size })
+        } else if same {
+            None
+        } else {
+            Some(Event::Changed {
+                volume: volume.clone(),
+                node,
+                paths: there.paths.len(),
+                missing: there.missing.iter().map(ToString::to_string).collect(),
+            })
+        };
+        self.know(there);
+        if died {
+            let lost = self.mark_dead(&volume);
+            return event.or(lost);
+        }
+        event
+    }
+
+    /// It was asked, and answers.
+    fn serves(&mut self, volume: &VolumeId) -> Option<Event> {
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        (tracked.died, tracked.treatment) = (None, None);
+        let lost = std::mem::take(&mut tracked.lost);
+        let there = self.actual.volumes.get_mut(volume)?;
+        (there.condition, there.doubt) = (Condition::Complete, None);
+        "it answers".clone_into(&mut there.seen);
+        lost.then(|| Event::Healed {
+            volume: volume.clone(),
+        })
+    }
+
+    fn fail(
+        &mut self,
+        volume: &VolumeId,
+        kind: StepKind,
+        error: Error,
+        options: &Options,
+    ) -> (Arc<Error>, Option<Duration>) {
+        /// Requests wait for it, and their time is limited.
+        const LONGEST_WITHOUT_SERVER: Duration = Duration::from_secs(10);
+        self.counters.failures += 1;
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        let error = Arc::new(error);
+        let (shortest, longest) = (options.shortest_retry, options.longest_retry);
+        let (tries, mut pauses) = match &tracked.failure {
+            Some(failure) => (failure.tries, failure.pauses.clone()),
+            None => (0, Backoff::new(shortest, longest)),
+        };
+        let mut pause = (error.retry() != Retry::Never).then(|| pauses.pause());
+        if matches!(kind, StepKind::Heal | StepKind::Prove) {
+            pause = pause.map(|pause| pause.min(LONGEST_WITHOUT_SERVER));
+        }
+        tracked.failure = Some(Failure {
+            error: Arc::clone(&error),
+            tries: tries.saturating_add(1),
+            pauses,
+            next: pause.map(|pause| Instant::now() + pause),
+        });
+        (error, pause)
+    }
+}
