@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The kernel parameter by which a program knows that it is in the guest; its
 /// value is the kernel's series.
 pub const GUEST_MARK: &str = "lunbd_vm";
+
+/// The kernel parameter that says by which seed chance is to go.
+pub const SEED_MARK: &str = "lunbd_seed";
 /// Where the guest's own files live; nothing of a test's belongs there.
 pub const STATE_DIR: &str = "/run/lunbd-vm";
 /// A test writes here why it skips, then leaves with [`SKIP_STATUS`].

@@ -72,6 +72,21 @@ pub fn series() -> String {
         .to_owned()
 }
 
+/// What chance goes by: `LUNBD_VM_SEED` of the host, or the clock. A test that
+/// uses it prints it.
+#[must_use]
+pub fn seed() -> u64 {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let mark = format!("{}=", job::SEED_MARK);
+    let given = cmdline
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(&mark)?.parse().ok());
+    given.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_secs())
+    })
+}
+
 /// The running kernel's series: `(6, 1)` for 6.1.192.
 #[must_use]
 pub fn kernel() -> (u32, u32) {

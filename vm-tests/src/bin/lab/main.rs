@@ -85,6 +85,7 @@ const ENVIRONMENT: &str = "\
 Environment:
   LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel
   LUNBD_VM_ACCEL   kvm or tcg: no probe
+  LUNBD_VM_SEED    a number that a test of chance printed: the same run again
   LUNBD_VM_CACHE   where packages, kernels and images are kept
                    (default: lunbd-vm in the user's cache directory)";
 

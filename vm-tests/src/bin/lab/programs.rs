@@ -129,7 +129,7 @@ fn pack(built: &Built, to: &Path) -> Result<()> {
     for ((kind, name), executable) in built {
         let path = match (kind.as_str(), name.as_str()) {
             ("bin", "init") => "init".to_owned(),
-            ("bin", "story" | "compare" | "lunbd") => format!("usr/local/bin/{name}"),
+            ("bin", "agent" | "story" | "compare" | "lunbd") => format!("usr/local/bin/{name}"),
             ("test", name) => format!("tests/{name}"),
             _ => continue,
         };

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
-use vm_tests::job::GUEST_MARK;
+use vm_tests::job::{GUEST_MARK, SEED_MARK};
 
 use crate::accel::Accel;
 use crate::kernel::Series;
@@ -80,8 +80,13 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
         Console::Quiet => "quiet",
         Console::Verbose => "earlyprintk=serial ignore_loglevel",
     };
+    // To repeat a run that a test made by chance.
+    let seed = std::env::var("LUNBD_VM_SEED").ok();
+    let seed = seed.and_then(|seed| seed.parse::<u64>().ok());
+    let seed = seed.map_or_else(String::new, |seed| format!(" {SEED_MARK}={seed}"));
     // A kernel that oopsed is not to be trusted with further tests.
     format!(
-        "console=ttyS0 {verbosity} panic=-1 oops=panic scsi_mod.scan=manual {GUEST_MARK}={series}"
+        "console=ttyS0 {verbosity} panic=-1 oops=panic scsi_mod.scan=manual \
+         {GUEST_MARK}={series}{seed}"
     )
 }
