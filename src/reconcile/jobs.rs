@@ -17,7 +17,9 @@ pub(super) struct Job {
     pub(super) step: Step,
     wish: u64,
     /// It has failed before.
-    pub(super) again: bool,
+    again: bool,
+    /// It does not serve, or failed before.
+    pub(super) sick: bool,
     pub(super) tries: u32,
     pub(super) treatment: Option<Box<Treatment>>,
 }
@@ -97,6 +99,7 @@ impl State {
                 step: step.clone(),
                 wish: self.wish,
                 again,
+                sick: again || tracked.lost,
                 tries,
                 treatment: None,
             };
@@ -135,7 +138,8 @@ impl State {
         }
     }
 
-    pub(super) fn settle(&mut self, job: &Job, done: Done, options: &Options) -> Vec<Event> {
+    pub(super) fn settle(&mut self, job: &mut Job, done: Done, options: &Options) -> Vec<Event> {
+        let treatment = job.treatment.take();
         let volume = &job.step.volume;
         self.at_work -= 1;
         self.retrying -= usize::from(job.again);
@@ -197,6 +201,9 @@ impl State {
             }
             Done::Failed(error) => {
                 self.look_at(volume);
+                if let Some(tracked) = self.tracked.get_mut(volume) {
+                    tracked.treatment = treatment;
+                }
                 let (error, next_try) = self.fail(volume, job.step.kind, error, options);
                 events.push(Event::Failed {
                     volume: volume.clone(),
@@ -305,3 +312,6 @@ impl State {
         (error, pause)
     }
 }
+
+#[cfg(test)]
+mod tests;

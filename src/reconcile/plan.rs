@@ -211,12 +211,7 @@ fn of_wanted(wanted: &VolumeSpec, there: &Surveyed) -> Option<What> {
         _ => {}
     }
     let is_nbd = wanted.nbd.is_some();
-    let ask = if is_nbd {
-        StepKind::Heal
-    } else {
-        StepKind::Prove
-    };
-    let doubt = |doubt: &String| (ask, doubt.clone().into());
+    let doubt = |doubt: &String| (StepKind::Prove, doubt.clone().into());
     match there.condition {
         Condition::Complete | Condition::LinkDead if !there.untaken.is_empty() => {
             Some((StepKind::Attach, untaken(there).into()))

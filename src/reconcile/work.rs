@@ -20,7 +20,7 @@ impl Reconciler {
             let limit = Deadline::after(limit.min(self.options.step_limit));
             let done = self.perform(&mut job, limit).unwrap_or_else(Done::Failed);
             let mut state = self.shared.state();
-            let events = state.settle(&job, done, &self.options);
+            let events = state.settle(&mut job, done, &self.options);
             let more = state.replan || state.is_idle() || state.look.due().is_some();
             drop(state);
             self.shared.tell(events);
@@ -55,7 +55,7 @@ impl Reconciler {
         tracing::debug!(reason = %job.step.reason, "a step");
         match job.step.kind {
             StepKind::Attach => self.attach(volume, deadline),
-            StepKind::Detach => self.detach(volume, job.again, deadline),
+            StepKind::Detach => self.detach(job, deadline),
             StepKind::Finish => {
                 let finished = self.engine.recover_volume(&self.journal, volume, deadline);
                 Ok(self.finished(volume, finished))
@@ -83,10 +83,11 @@ impl Reconciler {
         Ok(Done::Stands(Box::new(there)))
     }
 
-    fn detach(&self, volume: &VolumeId, again: bool, deadline: Deadline) -> Result<Done> {
-        if again {
+    fn detach(&self, job: &mut Job, deadline: Deadline) -> Result<Done> {
+        let volume = &job.step.volume;
+        if job.sick {
             // What was not written needs a server to go to.
-            self.revive(volume, deadline);
+            self.revive(volume, &mut job.treatment, deadline);
         }
         let how = DetachVolume::default();
         match self
@@ -104,12 +105,20 @@ impl Reconciler {
     }
 
     /// Brings an NBD device its server, if that is there at once.
-    fn revive(&self, volume: &VolumeId, deadline: Deadline) {
+    fn revive(
+        &self,
+        volume: &VolumeId,
+        treatment: &mut Option<Box<Treatment>>,
+        deadline: Deadline,
+    ) {
         const TURN: Duration = Duration::from_secs(10);
         let turn = Deadline::after(deadline.remaining().min(TURN));
-        if let Ok(mut treatment) = self.treatment(volume) {
+        if treatment.is_none() {
+            *treatment = self.treatment(volume).ok().map(Box::new);
+        }
+        if let Some(treatment) = treatment {
             let healing = treatment.go_on(&self.engine, turn);
-            tracing::debug!(?healing, "before the next try of a detach");
+            tracing::debug!(?healing, "before a detach");
         }
     }
 

@@ -29,6 +29,14 @@ use vm_tests::guest::{self, ScsiDebug};
 /// More than anything takes here, on a machine that is several times slower too.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// The driver, where it keeps backend ids.
+fn module(devices: u32) -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("no backend ids before 5.14");
+    }
+    NbdModule::load(devices)
+}
+
 /// A small generator, so that a run can be repeated by its seed.
 struct Chance(u64);
 
@@ -336,8 +344,8 @@ fn two_hundred_volumes_under_an_agent_that_is_killed_all_the_way_end_as_they_are
     // Half of them NBD. The newest kernel has the same with fewer, for the time.
     let half = if guest::series() == "6.1" { 100 } else { 25 };
     let kills = 5;
+    let _module = module(1);
     let target = ScsiDebug::with_luns(u32::try_from(half * 2).unwrap());
-    let _module = NbdModule::load(1);
     let exports = Exports::new(half * 2);
     let lun = |number: u64| unit(&target, number).to_string();
     let mut node = Node::new();
@@ -481,9 +489,9 @@ fn two_hundred_nbd_volumes_converge_beside_each_other() {
     const VOLUMES: u64 = 200;
     guest::time_limit(Duration::from_secs(600));
     if guest::series() != "6.1" {
-        guest::skip("measured on one kernel, for the run's time");
+        guest::skip("counted on one kernel, for the run's time");
     }
-    let _module = NbdModule::load(1);
+    let _module = module(1);
     let exports = Exports::new(VOLUMES);
     let place = Place::new("beside");
     let requests: Vec<_> = (0..VOLUMES).map(|n| request(&exports.source(n))).collect();
@@ -601,7 +609,7 @@ impl Cost {
 fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
     const HUNG: u32 = 5;
     guest::time_limit(Duration::from_secs(400));
-    let _module = NbdModule::load(4);
+    let _module = module(4);
     let store = Store::sparse(1 << 20);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let hung = NbdServer::nbdkit(At::unix(), &["memory", "1M"]);

@@ -1,0 +1,156 @@
+use super::super::desired::Desired;
+use super::super::look::Scope;
+use super::*;
+use crate::engine::journal::VolumeSpec;
+use crate::engine::{AttachRequest, Cause};
+use crate::id::Source;
+
+fn id(number: u32) -> VolumeId {
+    format!("pvc-{number}").parse().unwrap()
+}
+
+fn request(number: u32) -> AttachRequest {
+    let source: Source = format!("nbd://h/{number}").parse().unwrap();
+    AttachRequest::new(source)
+}
+
+fn wanting(volumes: u32) -> State {
+    let mut desired = Desired::default();
+    for number in 0..volumes {
+        desired.insert(id(number), &request(number)).unwrap();
+    }
+    let mut state = State::default();
+    state.want(desired);
+    state.plan_now();
+    state
+}
+
+fn there(number: u32) -> Surveyed {
+    let spec = VolumeSpec::of(&request(number));
+    let mut there = Surveyed::new(id(number), spec, Condition::Complete);
+    there.nbd_index = crate::id::NbdIndex::new(number);
+    there.node = Some(format!("/dev/nbd{number}").into());
+    there
+}
+
+fn attached(number: u32) -> Done {
+    Done::Stands(Box::new(there(number)))
+}
+
+fn refused() -> Done {
+    Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
+}
+
+/// Tried again at once.
+fn impatient() -> Options {
+    Options::default().retry(Duration::ZERO, Duration::ZERO)
+}
+
+#[test]
+fn those_that_failed_before_are_given_half_of_the_threads_and_the_others_all() {
+    let mut state = wanting(10);
+    for _ in 0..10 {
+        let mut job = state.take_job(8).unwrap();
+        state.settle(&mut job, refused(), &impatient());
+    }
+    state.plan_now();
+    let hung: Vec<Job> = std::iter::from_fn(|| state.take_job(8)).collect();
+    assert_eq!(hung.len(), 4);
+    let mut desired = state.desired.clone();
+    desired.insert(id(77), &request(77)).unwrap();
+    state.want(desired);
+    state.plan_now();
+    let job = state.take_job(8).unwrap();
+    assert_eq!(job.step.volume, id(77));
+}
+
+#[test]
+fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
+    let mut state = wanting(3);
+    state.want(Desired::default());
+    assert!(state.take_job(8).is_none());
+    assert!(state.replan);
+    state.plan_now();
+    assert!(state.plan.is_empty());
+    assert!(state.busy().next().is_none());
+}
+
+#[test]
+fn a_look_that_began_before_a_step_ended_says_nothing_of_its_volume() {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    let epoch = state.epoch();
+    state.settle(&mut job, attached(0), &impatient());
+    // It was not there when the look began.
+    state.merge(Vec::new(), &Scope::All, epoch, false);
+    assert!(state.attached(&id(0)).is_some());
+    let epoch = state.epoch();
+    state.merge(Vec::new(), &Scope::All, epoch, false);
+    assert!(state.attached(&id(0)).is_none());
+}
+
+#[test]
+fn a_link_that_dies_during_a_step_is_healed_after_it() {
+    let mut state = wanting(1);
+    state.merge(vec![there(0)], &Scope::All, 0, true);
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    // Wanted before anything was looked for.
+    assert_eq!(job.step.kind, StepKind::Attach);
+    state.settle(&mut job, attached(0), &impatient());
+    let index = crate::id::NbdIndex::new(0).unwrap();
+    assert!(state.take_in(&Cause::LinkDead(index)).is_some());
+    assert!(
+        state.take_in(&Cause::LinkDead(index)).is_none(),
+        "told twice"
+    );
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Heal);
+    assert!(state.attached(&id(0)).is_none());
+    let healed = state.settle(&mut job, Done::Serves, &impatient());
+    assert!(
+        matches!(healed.as_slice(), [Event::Healed { .. }]),
+        "{healed:?}"
+    );
+    assert!(state.attached(&id(0)).is_some());
+    state.plan_now();
+    assert!(state.is_idle() && state.plan.is_empty());
+}
+
+#[test]
+fn what_stood_before_this_process_is_asked_once() {
+    let mut state = wanting(0);
+    let mut desired = Desired::default();
+    desired.insert(id(0), &request(0)).unwrap();
+    state.want(desired);
+    state.merge(vec![there(0)], &Scope::All, 0, true);
+    assert!(state.attached(&id(0)).is_none());
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Prove);
+    let events = state.settle(&mut job, Done::Serves, &impatient());
+    assert!(events.is_empty(), "{events:?}");
+    let epoch = state.epoch();
+    state.merge(vec![there(0)], &Scope::All, epoch, true);
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    let events = state.settle(&mut job, never, &impatient());
+    assert!(matches!(
+        events.as_slice(),
+        [Event::Failed { next_try: None, .. }]
+    ));
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    state.forgive();
+    state.plan_now();
+    assert!(state.take_job(8).is_some());
+}
