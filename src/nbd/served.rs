@@ -20,12 +20,16 @@ pub(crate) fn page_size() -> Result<u32> {
 }
 
 impl NbdDevice {
-    /// The indexes to try, lowest first: those that there are, then the next.
+    /// The indexes to try, lowest first: those that nobody has connected, by one
+    /// look at each, for there may be hundreds and all who attach look; then the
+    /// next.
     pub(crate) fn candidates(roots: &Roots) -> Result<Vec<NbdIndex>> {
         let mut indexes = Self::indexes(roots)?;
         let next = indexes
             .last()
             .map_or(0, |last| last.get().saturating_add(1));
+        let block = roots.sysfs.join("block");
+        indexes.retain(|index| !block.join(index.name()).join("pid").exists());
         indexes.extend(NbdIndex::new(next));
         Ok(indexes)
     }
@@ -88,5 +92,27 @@ impl NbdDevice {
                 maximum: narrow(longest),
             }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_devices_that_somebody_has_connected_are_no_candidates_and_the_next_is_one() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        for index in 0..4 {
+            fs::create_dir_all(roots.sysfs.join(format!("block/nbd{index}"))).unwrap();
+        }
+        for connected in [0, 1, 3] {
+            fs::write(roots.sysfs.join(format!("block/nbd{connected}/pid")), "1\n").unwrap();
+        }
+        let candidates = NbdDevice::candidates(&roots).unwrap();
+        let numbers: Vec<u32> = candidates.iter().map(|index| index.get()).collect();
+        assert_eq!(numbers, [2, 4]);
     }
 }
