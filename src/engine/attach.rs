@@ -306,7 +306,7 @@ impl Engine {
     /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
     /// or offline), `Unreachable` and `Protocol` (the NBD server), `Refused`,
     /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.
-    #[tracing::instrument(skip_all, fields(source = %request.source))]
+    #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
         telemetry::measured(Call::Attach, || self.attach_timed(request, deadline))
     }
@@ -320,6 +320,8 @@ impl Engine {
             Source::Nbd(uri) => self.attach_nbd(uri, request, &mut phases, deadline)?,
         };
         attachment.phases = phases.finish();
+        let node = attachment.node.display();
+        tracing::Span::current().record("node", tracing::field::display(node));
         Ok(attachment)
     }
 

@@ -75,6 +75,7 @@ impl Engine {
             let brought = self.bring(&via, hctl, request, phases, deadline);
             brought.map_err(|error| Lost { via, error })
         };
+        let fork = phases.fork();
         if let [_] = *ways {
             return ways
                 .into_iter()
@@ -84,7 +85,6 @@ impl Engine {
         // What one path cannot do in half of the time does not take the rest of
         // it from those that can.
         let limit = Deadline::after(deadline.remaining() / 2);
-        let fork = phases.fork();
         let done: Vec<_> = thread::scope(|scope| {
             let span = tracing::Span::current();
             let threads: Vec<_> = ways
@@ -119,6 +119,7 @@ impl Engine {
         brought
     }
 
+    #[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
     fn bring(
         &self,
         via: &Via,
@@ -128,10 +129,12 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Brought> {
         let roots = self.roots();
+        let span = tracing::Span::current();
         // Before the scan, or its answer could be missed.
         let mut watch = self.hub().watch(&hctl.to_string());
         if let Some(device) = ScsiDevice::find(roots, hctl)? {
             let found = self.identify(&device, false, &mut watch, phases, deadline)?;
+            span.record("disk", found.disk.name());
             if let Some(was) = self.scanned_as_another(&device, &found)? {
                 self.take_down_replaced(&device, &found.identity, &mut watch, phases, deadline)
                     .map_err(|error| stale(&error, &was, hctl, &found))?;
@@ -151,6 +154,9 @@ impl Engine {
             .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
         let found = self
             .identify(&device, true, &mut watch, phases, deadline)
+            .inspect(|found| {
+                span.record("disk", found.disk.name());
+            })
             .and_then(|found| expect(request, hctl, &found).map(|()| found));
         match found {
             Ok(found) => Ok(found.brought(via, device, true, watch)),

@@ -267,7 +267,7 @@ impl Engine {
     /// `NotSupported` for a disk that is neither; `Io` where the flush failed,
     /// and then nothing is taken down; `NotPermitted`; `TimedOut` at the stage
     /// that it names.
-    #[tracing::instrument(skip_all, fields(target))]
+    #[tracing::instrument(skip_all, fields(target, node))]
     pub fn detach(
         &self,
         request: impl Into<DetachRequest>,
@@ -297,6 +297,9 @@ impl Engine {
             }
         };
         detachment.phases = phases.finish();
+        if let Some(node) = &detachment.node {
+            tracing::Span::current().record("node", tracing::field::display(node.display()));
+        }
         Ok(detachment)
     }
 

@@ -371,7 +371,11 @@ impl Way<'_> {
     }
 }
 
+#[tracing::instrument(name = "path", skip_all, fields(hctl = %one.path.device.hctl(), disk))]
 fn delete(engine: &Engine, mut one: Doomed, deadline: Deadline) -> Result<()> {
+    if let Some(disk) = &one.path.disk {
+        tracing::Span::current().record("disk", disk.name());
+    }
     let device = &one.path.device;
     match (&one.path.disk, one.claim.take()) {
         (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),

@@ -77,6 +77,11 @@ impl Engine {
         }
     }
 
+    #[tracing::instrument(
+        name = "phantom",
+        skip_all,
+        fields(hctl = %device.hctl(), disk = case.disk.name())
+    )]
     fn take(
         &self,
         device: &ScsiDevice,
