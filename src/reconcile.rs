@@ -59,4 +59,4 @@ pub use event::{Event, Events};
 pub use options::Options;
 pub use plan::{Plan, Step, StepKind, plan};
 pub use reconciler::Reconciler;
-pub use state::Counters;
+pub use state::{AtWork, Counters};

@@ -128,7 +128,7 @@ impl State {
                 continue;
             }
             job.treatment = tracked.treatment.take();
-            tracked.doing = Some(job.step.kind);
+            (tracked.doing, tracked.stage) = (Some(job.step.kind), None);
             if job.step.kind == StepKind::Attach {
                 tracked.died = None;
             }

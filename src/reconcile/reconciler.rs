@@ -10,8 +10,8 @@ use super::desired::Desired;
 use super::event::{Event, Events, Followers};
 use super::look::Scope;
 use super::options::Options;
-use super::plan::{Plan, StepKind};
-use super::state::{Counters, Drive, State};
+use super::plan::Plan;
+use super::state::{AtWork, Counters, Drive, State};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -114,7 +114,7 @@ impl Reconciler {
 
     /// What is being done at this moment, by the volumes' names: for a display.
     #[must_use]
-    pub fn at_work(&self) -> Vec<(VolumeId, StepKind)> {
+    pub fn at_work(&self) -> Vec<AtWork> {
         self.shared.state().at_work()
     }
 

@@ -13,7 +13,7 @@ use super::look::{Look, Scope};
 use super::plan::{Plan, StepKind};
 use crate::deadline::Backoff;
 use crate::engine::{Cause, Condition, Surveyed, Treatment};
-use crate::error::Error;
+use crate::error::{Error, Stage};
 use crate::id::{Source, VolumeId};
 
 /// What a reconciler has counted.
@@ -32,6 +32,18 @@ pub struct Counters {
     pub steps: u64,
     /// Steps that failed.
     pub failures: u64,
+}
+
+/// A step that is being done.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct AtWork {
+    /// The volume.
+    pub volume: VolumeId,
+    /// What is done.
+    pub kind: StepKind,
+    /// How far an attach or a detach has come.
+    pub stage: Option<Stage>,
 }
 
 #[derive(Default)]
@@ -75,6 +87,8 @@ pub(super) struct Tracked {
     pub(super) busy: bool,
     /// What a worker does with it now.
     pub(super) doing: Option<StepKind>,
+    /// How far that has come.
+    pub(super) stage: Option<Stage>,
     pub(super) failure: Option<Failure>,
     /// The kernel said that its link died, then.
     pub(super) died: Option<Instant>,
@@ -358,11 +372,21 @@ impl State {
         failed.collect()
     }
 
-    pub(super) fn at_work(&self) -> Vec<(VolumeId, StepKind)> {
-        let at_work = self
-            .tracked
-            .iter()
-            .filter_map(|(volume, tracked)| Some((volume.clone(), tracked.doing?)));
+    /// A worker's call has come to this stage.
+    pub(super) fn comes_to(&mut self, volume: &VolumeId, stage: Stage) {
+        if let Some(tracked) = self.tracked.get_mut(volume) {
+            tracked.stage = Some(stage);
+        }
+    }
+
+    pub(super) fn at_work(&self) -> Vec<AtWork> {
+        let at_work = self.tracked.iter().filter_map(|(volume, tracked)| {
+            Some(AtWork {
+                volume: volume.clone(),
+                kind: tracked.doing?,
+                stage: tracked.stage,
+            })
+        });
         at_work.collect()
     }
 

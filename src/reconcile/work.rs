@@ -1,6 +1,6 @@
 //! One step of one volume.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::jobs::{Done, Job};
@@ -8,7 +8,9 @@ use super::plan::StepKind;
 use super::reconciler::Reconciler;
 use super::state::Drive;
 use crate::deadline::Deadline;
-use crate::engine::{Action, Condition, DetachVolume, HealOutcome, Recovered, Surveyed, Treatment};
+use crate::engine::{
+    Action, Condition, DetachVolume, HealOutcome, Recovered, StageObserver, Surveyed, Treatment,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 
@@ -75,7 +77,7 @@ impl Reconciler {
         let Some(spec) = wanted else {
             return Ok(Done::Finished);
         };
-        let request = spec.request()?;
+        let request = spec.request()?.observe(self.observer(volume));
         let attachment = self
             .engine
             .attach_volume(&self.journal, volume, &request, deadline)?;
@@ -89,7 +91,7 @@ impl Reconciler {
             // What was not written needs a server to go to.
             self.revive(volume, &mut job.treatment, deadline);
         }
-        let how = DetachVolume::default();
+        let how = DetachVolume::default().observe(self.observer(volume));
         match self
             .engine
             .detach_volume(&self.journal, volume, &how, deadline)
@@ -102,6 +104,12 @@ impl Reconciler {
             }),
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    /// Writes down the stages of a volume's call.
+    fn observer(&self, volume: &VolumeId) -> StageObserver {
+        let (shared, volume) = (Arc::clone(&self.shared), volume.clone());
+        StageObserver::new(move |stage| shared.state().comes_to(&volume, stage))
     }
 
     /// Brings an NBD device its server, if that is there at once.

@@ -54,18 +54,18 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let reconciler = Arc::new(Reconciler::new(Arc::new(engine), journal, options));
     let count = desired.len();
     reconciler.set(desired.clone());
-    let board = Board::of(&reconciler, json);
+    let board = Board::of(&reconciler, !what.watch, json);
     if let Some(changes) = changes {
         follow(&reconciler, what.file.clone(), changes, desired);
         reconciler.run()?;
         board.end(reconciler);
         return Ok(ExitCode::SUCCESS);
     }
-    let left = reconciler.apply(deadline);
-    let errors = reconciler.errors();
+    let applied = reconciler.apply(deadline).map(drop);
+    let (left, errors) = (reconciler.plan(), reconciler.errors());
     board.end(reconciler);
-    let left = left?;
     let told = exit::print(|out| show_left(out, &left, &errors, count, json));
+    applied?;
     Ok(match errors.first() {
         Some((_, error)) => exit::of(error.kind()),
         None if left.is_empty() && shown == ExitCode::SUCCESS => told,
@@ -109,7 +109,7 @@ fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()>
     if plan.is_empty() {
         return writeln!(out, "nothing is to be done");
     }
-    write_steps(out, plan)
+    write_steps(out, plan, &[])
 }
 
 fn show_left(
@@ -137,17 +137,24 @@ fn show_left(
         return writeln!(out, "as it is wanted: {count} {volumes}");
     }
     writeln!(out, "LEFT TO DO:")?;
-    write_steps(out, left)?;
-    for (volume, error) in errors {
-        writeln!(out, "{volume}: {error:#}")?;
-    }
-    Ok(())
+    write_steps(out, left, errors)
 }
 
-/// A table for people, a line a step for programs.
-fn write_steps(out: &mut dyn Write, plan: &Plan) -> io::Result<()> {
+/// A table for people, a line a step for programs; what failed with its error.
+fn write_steps(
+    out: &mut dyn Write,
+    plan: &Plan,
+    errors: &[(VolumeId, Arc<Error>)],
+) -> io::Result<()> {
+    let error = |volume: &VolumeId| {
+        let failed = errors.iter().find(|(failed, _)| failed == volume);
+        failed.map(|(_, error)| format!("{error:#}"))
+    };
     if !io::stdout().is_terminal() {
-        return write!(out, "{plan}");
+        return plan.steps.iter().try_for_each(|step| {
+            let failed = error(&step.volume).map(|error| format!("; failed: {error}"));
+            writeln!(out, "{step}{}", failed.unwrap_or_default())
+        });
     }
     let heading = ["STEP", "VOLUME", "AFTER", "WHY"].map(str::to_owned);
     let steps = plan.steps.iter().map(|step| {
@@ -157,12 +164,12 @@ fn write_steps(out: &mut dyn Write, plan: &Plan) -> io::Result<()> {
         } else {
             after.join(",")
         };
-        [
-            step.kind.to_string(),
-            step.volume.to_string(),
-            after,
-            step.reason.to_string(),
-        ]
+        let why = error(&step.volume);
+        let why = why.map_or_else(
+            || step.reason.to_string(),
+            |error| format!("FAILED: {error}"),
+        );
+        [step.kind.to_string(), step.volume.to_string(), after, why]
     });
     let rows: Vec<_> = std::iter::once(heading).chain(steps).collect();
     table::write(out, &rows)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use lunbd::Deadline;
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{Event, Events, Reconciler};
+use lunbd::reconcile::{AtWork, Event, Events, Reconciler};
 
 use crate::exit;
 
@@ -24,12 +24,13 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    pub(crate) fn of(reconciler: &Arc<Reconciler>, json: bool) -> Self {
+    /// `once`: nothing is tried again.
+    pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Self {
         let bars = MultiProgress::new();
         let events = reconciler.subscribe();
         let printer = {
             let (bars, weak) = (bars.clone(), Arc::downgrade(reconciler));
-            thread::spawn(move || print_all(events, &bars, &weak, json))
+            thread::spawn(move || print_all(events, &bars, &weak, (once, json)))
         };
         // Progress is for people; a pipe gets the lines alone.
         let drawing = io::stderr().is_terminal().then(|| {
@@ -57,9 +58,14 @@ impl Board {
     }
 }
 
-fn print_all(mut events: Events, bars: &MultiProgress, reconciler: &Weak<Reconciler>, json: bool) {
+fn print_all(
+    mut events: Events,
+    bars: &MultiProgress,
+    reconciler: &Weak<Reconciler>,
+    how: (bool, bool),
+) {
     while let Some(event) = events.next(Deadline::after(Duration::MAX)) {
-        if let Err(error) = bars.suspend(|| print(&event, json)) {
+        if let Err(error) = bars.suspend(|| print(&event, how)) {
             // Nobody reads it: the steps under way come to their end.
             if let Some(reconciler) = reconciler.upgrade() {
                 reconciler.stop();
@@ -70,12 +76,13 @@ fn print_all(mut events: Events, bars: &MultiProgress, reconciler: &Weak<Reconci
     }
 }
 
-fn print(event: &Event, json: bool) -> io::Result<()> {
+fn print(event: &Event, (once, json): (bool, bool)) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    if json {
-        exit::write_json(&mut out, event)?;
-    } else {
-        writeln!(out, "{event}")?;
+    match event {
+        _ if json => exit::write_json(&mut out, event)?,
+        // Its error comes with what is left.
+        Event::Failed { volume, step, .. } if once => writeln!(out, "{volume}: {step} failed")?,
+        _ => writeln!(out, "{event}")?,
     }
     out.flush()
 }
@@ -104,15 +111,21 @@ fn draw(bars: &MultiProgress, reconciler: &Weak<Reconciler>, end: &mpsc::Receive
         total.set_length(count(most));
         total.set_position(count(most.saturating_sub(left)));
         lines.retain(|volume, line| {
-            let stays = at_work.iter().any(|(busy, _)| busy == volume);
+            let stays = at_work.iter().any(|step| step.volume == *volume);
             if !stays {
                 line.finish_and_clear();
             }
             stays
         });
-        for (volume, kind) in at_work {
-            if lines.len() >= MOST {
-                break;
+        for AtWork {
+            volume,
+            kind,
+            stage,
+            ..
+        } in at_work
+        {
+            if lines.len() >= MOST && !lines.contains_key(&volume) {
+                continue;
             }
             let line = lines.entry(volume).or_insert_with_key(|volume| {
                 let line = bars.add(ProgressBar::new_spinner());
@@ -124,7 +137,8 @@ fn draw(bars: &MultiProgress, reconciler: &Weak<Reconciler>, end: &mpsc::Receive
                 line.set_prefix(volume.to_string());
                 line
             });
-            line.set_message(kind.to_string());
+            let stage = stage.map_or_else(String::new, |stage| format!(", {stage}"));
+            line.set_message(format!("{kind}{stage}"));
             line.tick();
         }
     }
