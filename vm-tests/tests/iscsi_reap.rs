@@ -5,7 +5,9 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test panics to fail"
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test panics to fail, and prints what it saw"
 )]
 
 use std::time::Duration;
