@@ -93,7 +93,7 @@ impl Reconciler {
     /// What is known to be left to do.
     #[must_use]
     pub fn plan(&self) -> Plan {
-        self.shared.state().plan.clone()
+        self.shared.state().left()
     }
 
     /// The volumes that this machine uses, or may use: those that are wanted, from
@@ -179,10 +179,10 @@ impl Reconciler {
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
             let error = Error::timed_out(Stage::Converge, deadline.elapsed(), "all to be wanted");
-            let left = state.plan.steps.len();
+            let left = state.left().steps.len();
             return Err(error.with_last_seen(format!("{left} volumes are left")));
         }
-        Ok(state.plan.clone())
+        Ok(state.left())
     }
 
     /// The last error of each volume whose last step failed.

@@ -10,7 +10,7 @@ use super::desired::Desired;
 use super::event::Event;
 use super::jobs::Job;
 use super::look::{Look, Scope};
-use super::plan::{Plan, StepKind};
+use super::plan::{Plan, StepKind, plan};
 use crate::deadline::Backoff;
 use crate::engine::{Cause, Condition, Surveyed, Treatment};
 use crate::error::{Error, Stage};
@@ -370,6 +370,12 @@ impl State {
             Some((volume.clone(), Arc::clone(&failure.error)))
         });
         failed.collect()
+    }
+
+    /// What is to be done by what is known now: steps that ended since the last
+    /// plan are in that still.
+    pub(super) fn left(&self) -> Plan {
+        plan(&self.desired, &self.actual)
     }
 
     /// A worker's call has come to this stage.
