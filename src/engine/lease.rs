@@ -85,6 +85,19 @@ impl Lease {
         Self::try_at(&Self::path(roots, name)?, false)
     }
 
+    /// Takes away the files that processes have left which died with a lease.
+    #[cfg(feature = "journal")]
+    pub(super) fn sweep(roots: &Roots) {
+        let folder = roots.run.join("lunbd");
+        for name in sysfs::names(&folder).unwrap_or_default() {
+            let path = folder.join(name);
+            if path.extension() == Some("lock".as_ref()) {
+                // Had, it is dropped at once, and its file with it.
+                let _another_has_it = Self::try_at(&path, false);
+            }
+        }
+    }
+
     fn path(roots: &Roots, name: &str) -> Result<PathBuf> {
         let folder = roots.run.join("lunbd");
         fs::create_dir_all(&folder)
@@ -216,5 +229,18 @@ mod tests {
         .unwrap();
         let left = fs::read_dir(roots.run.join("lunbd")).unwrap().count();
         assert_eq!(left, 0);
+    }
+
+    #[cfg(feature = "journal")]
+    #[test]
+    fn what_a_process_left_that_died_is_swept_and_what_is_held_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let _held = Lease::take(&roots, "nbd0", soon()).unwrap();
+        fs::write(roots.run.join("lunbd/nbd1.lock"), "1").unwrap();
+        Lease::sweep(&roots);
+        let left = sysfs::names(&roots.run.join("lunbd")).unwrap();
+        assert_eq!(left, ["nbd0.lock"]);
+        assert!(Lease::try_take(&roots, "nbd0").unwrap().is_none());
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::journal::{Journal, Operation, Problem, Record, Turn};
+use super::lease::Lease;
 use super::telemetry::{self, Call};
 use super::volume::DetachVolume;
 use crate::deadline::Deadline;
@@ -164,6 +165,7 @@ impl Engine {
             let ended = begun.into_iter().filter_map(|thread| thread.join().ok());
             ended.flatten().collect()
         });
+        Lease::sweep(self.roots());
         // A volume that was attached meanwhile is known as well.
         let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
         Ok(Recovery {
