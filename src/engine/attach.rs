@@ -29,6 +29,8 @@ pub struct AttachRequest {
     pub(super) nbd: NbdOptions,
     pub(super) log_in: Option<SessionOptions>,
     pub(super) claim: Option<UnitClaim>,
+    /// What stands may be left of an attach that was not to see its end.
+    pub(super) finishing: bool,
     observer: Option<StageObserver>,
 }
 
@@ -44,6 +46,7 @@ impl AttachRequest {
             nbd: NbdOptions::default(),
             log_in: None,
             claim: None,
+            finishing: false,
             observer: None,
         }
     }

@@ -33,6 +33,9 @@ impl Engine {
         // Two processes that want the same export get the same device.
         let _lease = Lease::take(roots, &lease_of(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
+            if request.finishing {
+                limit_as_served(&device, uri, phases, deadline);
+            }
             return self.nbd_again(&device, request, &backend, phases, deadline);
         }
 
@@ -261,6 +264,20 @@ impl Engine {
             phases: Vec::new(),
             changed: true,
         })
+    }
+}
+
+/// Has the kernel send no request longer than the server takes, as the attach
+/// that connected the device may not have come to do. A server that takes no
+/// second client, or does not answer, is not waited for.
+fn limit_as_served(device: &NbdDevice, uri: &NbdUri, phases: &mut Phases, deadline: Deadline) {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    phases.enter(Stage::Dial);
+    let limit = Deadline::after(PATIENCE.min(deadline.remaining() / 4));
+    let limited = nbd::dial(uri, limit)
+        .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
+    if let Err(error) = limited {
+        tracing::warn!(%error, %uri, "requests may be longer than the server takes");
     }
 }
 

@@ -110,6 +110,7 @@ impl Engine {
         let claimant = Arc::clone(turn);
         let claim = move |identity: &_| claimant.claim_unit(identity);
         request.claim = Some(UnitClaim(Arc::new(claim)));
+        request.finishing = intent.outcome.is_none();
         match self.attach(&request, deadline) {
             Ok(attachment) => {
                 if intent.outcome.is_none()
