@@ -23,8 +23,8 @@ pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, 
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
 pub use session::{
-    KernelSession, SessionName, SessionOptions, StandingSession, connect, hand_over, has_driver,
-    log_out,
+    KernelSession, SessionFacts, SessionName, SessionOptions, StandingSession, connect, hand_over,
+    has_driver, log_out,
 };
 
 use crate::error::{Error, ErrorKind, Result};

@@ -59,6 +59,30 @@
 //! directions where that is wanted, on a socket of its own: no daemon, no database,
 //! and nothing of the kernel's iSCSI. What a target says is untrusted.
 //!
+//! An attach with [`log_in`](AttachRequest::log_in) makes the sessions that its
+//! source lacks, through all portals at once:
+//!
+//! ```text
+//!  find        a session of this initiator with this target through this portal,
+//!              whoever made it, is used as it is
+//!  dial, login on a socket of our own: what fails here the kernel never hears of
+//!  hand over   the kernel makes the session of the socket: all that was agreed is
+//!              set, it is started, and LOGGED_IN is read back
+//!  attach      as above: that one LUN is scanned, and no other
+//! ```
+//!
+//! The session then needs no process: the kernel carries the I/O and answers the
+//! target's pings. Its `creator` is -1 and its interface `lunbd`, in sysfs: by the
+//! first an iscsid that starts leaves it alone, by both it is known for ours. The
+//! detach of the last device on it logs it out
+//! ([`keep_sessions`](DetachRequest::keep_sessions) leaves it): the target is taken
+//! away, the target is told, the connection is ended, and session and host are gone
+//! when it returns. A session of iscsid's, or of anybody else's, is never ended.
+//!
+//! Needs the module `iscsi_tcp`, root, and the initial network namespace. A lost
+//! session blocks its devices for the recovery timeout, 5 s where a multipath map
+//! is wanted and 120 s else, and then fails their I/O.
+//!
 //! # NBD that survives
 //!
 //! An NBD device outlives the process that attached it, and with the defaults

@@ -33,6 +33,7 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
             &["discover", "h", "--initiator", "me"],
             "iqn.YYYY-MM.DOMAIN",
         ),
+        (&["attach", "scsi:0:0:0:1", "--digests"], "--log-in"),
         (&["conquer"], "unrecognized subcommand"),
     ] {
         let output = lunbd(arguments);

@@ -47,7 +47,14 @@ pub(super) fn end_if_unused(
     if !session.is_there() || !session.is_ours()? || is_used()? {
         return Ok(false);
     }
-    let _alone = Lease::take(roots, &lease_of(session.id()), deadline)?;
+    let _alone = match Lease::take(roots, &lease_of(session.id()), deadline) {
+        // An attach is at work on it all the time.
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            tracing::info!(session = %session.id(), %error, "it stays");
+            return Ok(false);
+        }
+        lease => lease?,
+    };
     if !session.is_there() || is_used()? {
         return Ok(false);
     }

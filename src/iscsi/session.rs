@@ -10,6 +10,7 @@
 //! both [`StandingSession::is_ours`] says that it was made here; by its names and
 //! its portal it is found again.
 
+mod facts;
 mod hand_over;
 mod logout;
 mod settings;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
+pub use facts::SessionFacts;
 pub use hand_over::hand_over;
 pub use logout::log_out;
 pub use standing::StandingSession;

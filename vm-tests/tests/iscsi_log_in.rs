@@ -98,7 +98,7 @@ fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out
     // No LUN 0, and one above 255, in either addressing.
     for lun in [300, 16_684] {
         target.map(lun, &store);
-        for portal in 0..PORTALS.len() {
+        for portal in [0, 2] {
             let start = Instant::now();
             let request = request(&target, &[portal], lun);
             let attachment = engine.attach(&request, soon()).unwrap();
@@ -204,7 +204,7 @@ fn with_digests_data_is_written_and_read_and_both_sides_have_them() {
     let store = Store::ramdisk("c4", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(0, &store);
-    for (header, data) in [(true, false), (false, true), (true, true)] {
+    for (header, data) in [(true, false), (false, true)] {
         let request =
             AttachRequest::new(source(&target, &[2], 0)).log_in(options().digests(header, data));
         let attachment = engine.attach(&request, soon()).unwrap();
@@ -270,7 +270,7 @@ fn attaches_and_detaches_that_meet_never_lose_the_session_under_each_other() {
         for lun in 0..3 {
             let (engine, target) = (&engine, &target);
             scope.spawn(move || {
-                for _ in 0..8 {
+                for _ in 0..4 {
                     engine.attach(&request(target, &[0], lun), soon()).unwrap();
                     detach(engine, source(target, &[0], lun));
                 }
@@ -438,6 +438,15 @@ fn two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
         }
         let expected = usize::from(verb == "attach");
         assert_eq!(sessions().len(), expected, "{:?}", sessions());
+        let json = guest::lunbd(&["sessions", "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        let listed = json["sessions"].as_array().unwrap();
+        assert_eq!(listed.len(), expected, "{json}");
+        for session in listed {
+            assert_eq!(session["ours"], true, "{json}");
+            assert_eq!(session["devices"].as_array().unwrap().len(), 2, "{json}");
+            assert_eq!(session["parameters"]["data_digest"], "1", "{json}");
+        }
     }
     nothing_is_left();
     guest::wait_until("the target's own end", LIMIT, || {

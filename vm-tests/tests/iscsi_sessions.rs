@@ -54,8 +54,8 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
     let store = Store::ramdisk("e1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(300, &store);
-    for portal in 0..PORTALS.len() {
-        let name = name(portal);
+    for (at, portal) in PORTALS.iter().enumerate() {
+        let name = name(at);
         let start = Instant::now();
         let session = log_in(&name, &options()).unwrap();
         let took = start.elapsed();
@@ -77,7 +77,7 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
         log_out(&Roots::default(), &standing, soon()).unwrap();
         println!(
             "{}: login {took:?}, {disk}, logout {:?}",
-            PORTALS[portal],
+            portal,
             start.elapsed()
         );
         assert!(!standing.is_there());

@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// List the SCSI units with their paths, maps and mounts, and the connected
     /// NBD devices.
     List,
+    /// List the iSCSI sessions, whoever made them; with --json all that was agreed
+    /// on.
+    Sessions,
     /// Print kernel and udev events as they come, until interrupted.
     Watch,
     /// Say what this machine lacks, and how to mend it.

@@ -17,6 +17,7 @@ mod progress;
 mod reap;
 mod recover;
 mod resize;
+mod sessions;
 mod status;
 mod table;
 mod wanted;
@@ -45,10 +46,11 @@ fn main() -> ExitCode {
 fn run(command: Command, json: bool) -> Result<ExitCode> {
     let start = || Engine::start(Roots::default());
     match command {
-        // These speak with no kernel.
+        // These need no engine.
         Command::Completions { shell } => Ok(generate::completions(shell)),
         Command::Man { command } => generate::man(command.as_deref()),
         Command::Discover(what) => discover::run(&what, json),
+        Command::Sessions => sessions::run(json),
         Command::Attach(what) => attach::run(&start()?, what, json),
         Command::Detach(what) => detach::run(&start()?, what, json),
         Command::Apply(what) => apply::run(start()?, &what, json),

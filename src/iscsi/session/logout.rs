@@ -88,13 +88,15 @@ impl Ending {
     fn unbind(&mut self) -> Result<()> {
         let id = self.session.id();
         self.in_time()?;
-        if self.session.is_unbound()? {
-            return Ok(());
+        if !self.session.is_unbound()? {
+            self.unless_gone(|ending| ending.control.unbind(id))?;
         }
-        self.unless_gone(|ending| ending.control.unbind(id))?;
         let session = self.session.clone();
+        // The kernel takes the target's number first, then the devices
+        // (`__iscsi_unbind_session`).
         self.wait_for("its target to be taken away", |heard| {
-            Ok(*heard == Some(Heard::Unbound(id)) || session.is_unbound()?)
+            let is_said = *heard == Some(Heard::Unbound(id));
+            Ok(is_said || session.is_unbound()? && session.devices()?.is_empty())
         })
     }
 

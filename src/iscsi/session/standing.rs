@@ -76,7 +76,25 @@ impl StandingSession {
     /// # Errors
     /// Where it cannot be read.
     pub fn state(&self) -> Result<Option<String>> {
-        sysfs::read_if_there(&self.class.join("state"))
+        self.attribute("state")
+    }
+
+    pub(super) fn attribute(&self, name: &str) -> Result<Option<String>> {
+        sysfs::read_if_there(&self.class.join(name))
+    }
+
+    pub(super) fn connection_attribute(&self, name: &str) -> Result<Option<String>> {
+        sysfs::read_if_there(&self.connection.join(name))
+    }
+
+    /// Its SCSI host; `None` where it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn host(&self) -> Result<Option<HostNo>> {
+        let dir = self.host_dir()?;
+        let name = dir.as_deref().and_then(|dir| dir.file_name()?.to_str());
+        Ok(name.and_then(|name| name.strip_prefix("host")?.parse().ok()))
     }
 
     /// Whether it was made here: its creator is nobody, and its interface has our
@@ -86,8 +104,7 @@ impl StandingSession {
     /// # Errors
     /// Where it cannot be read.
     pub fn is_ours(&self) -> Result<bool> {
-        let creator = sysfs::read_if_there(&self.class.join("creator"))?;
-        let interface = sysfs::read_if_there(&self.class.join("ifacename"))?;
+        let (creator, interface) = (self.attribute("creator")?, self.attribute("ifacename")?);
         Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
     }
 
@@ -97,12 +114,13 @@ impl StandingSession {
     /// # Errors
     /// Where it cannot be read.
     pub fn name(&self) -> Result<Option<SessionName>> {
-        let session = |name: &str| sysfs::read_if_there(&self.class.join(name));
-        let connection = |name: &str| sysfs::read_if_there(&self.connection.join(name));
-        let initiator = session("initiatorname")?.and_then(|name| name.parse().ok());
-        let target = session("targetname")?.and_then(|name| name.parse().ok());
-        let address = connection("persistent_address")?;
-        let port = connection("persistent_port")?.and_then(|port| port.parse().ok());
+        let initiator = self.attribute("initiatorname")?;
+        let initiator = initiator.and_then(|name| name.parse().ok());
+        let target = self.attribute("targetname")?;
+        let target = target.and_then(|name| name.parse().ok());
+        let address = self.connection_attribute("persistent_address")?;
+        let port = self.connection_attribute("persistent_port")?;
+        let port = port.and_then(|port| port.parse().ok());
         let portal = address.and_then(|address| Portal::new(&address, Some(port?)));
         let names = initiator.zip(target).zip(portal);
         Ok(names.map(|((initiator, target), portal)| SessionName {
@@ -148,7 +166,7 @@ impl StandingSession {
     /// Whether its target was taken down, as in a logout that has begun. The
     /// kernel prints `ISCSI_MAX_TARGET` as -1.
     pub(super) fn is_unbound(&self) -> Result<bool> {
-        let target = sysfs::read_if_there(&self.class.join("target_id"))?;
+        let target = self.attribute("target_id")?;
         Ok(target.is_none_or(|target| target == "-1"))
     }
 

@@ -1,0 +1,51 @@
+//! `lunbd sessions`
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use lunbd::iscsi::{SessionFacts, StandingSession};
+use lunbd::{Result, Roots};
+use serde::Serialize;
+
+use crate::{exit, table};
+
+#[derive(Serialize)]
+struct Sessions<'a> {
+    sessions: &'a [SessionFacts],
+}
+
+pub(crate) fn run(json: bool) -> Result<ExitCode> {
+    let mut sessions = Vec::new();
+    for session in StandingSession::all(&Roots::default())? {
+        sessions.extend(session.facts()?);
+    }
+    sessions.sort_by_key(|session| session.id);
+    Ok(exit::print(|mut out| {
+        if json {
+            let sessions = &sessions;
+            exit::write_json(&mut out, &Sessions { sessions })
+        } else {
+            write(out, &sessions)
+        }
+    }))
+}
+
+fn write(out: &mut dyn Write, sessions: &[SessionFacts]) -> io::Result<()> {
+    if sessions.is_empty() {
+        return writeln!(out, "no iSCSI sessions");
+    }
+    let columns = ["SESSION", "STATE", "MADE BY", "DEVICES", "PORTAL", "TARGET"];
+    let mut rows = vec![columns.map(str::to_owned)];
+    rows.extend(sessions.iter().map(|session| {
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        [
+            session.id.to_string(),
+            session.state.clone(),
+            if session.ours { "lunbd" } else { "another" }.to_owned(),
+            session.devices.len().to_string(),
+            or_none(session.portal.as_ref().map(ToString::to_string)),
+            or_none(session.target.as_ref().map(ToString::to_string)),
+        ]
+    }));
+    table::write(out, &rows)
+}
