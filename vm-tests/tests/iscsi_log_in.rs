@@ -12,9 +12,11 @@
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::net::TcpListener;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{Multipath, Unit};
+use lunbd::engine::{Multipath, StageObserver, Unit};
+use lunbd::error::Stage;
 use lunbd::iscsi::{Credentials, Secret, SessionOptions};
 use lunbd::transport::Via;
 use lunbd::{AttachRequest, Attachment, DetachRequest, Engine, ErrorKind, Source};
@@ -243,7 +245,7 @@ fn sixty_four_luns_of_one_target_beside_each_other_are_one_login_and_one_logout(
         panic!("{:?}", sessions());
     };
     let start = Instant::now();
-    let ended = std::sync::Mutex::new(Vec::new());
+    let ended = Mutex::new(Vec::new());
     each(&|lun| {
         let mine = detach(&engine, source(&target, &[0], lun));
         ended.lock().unwrap().extend(mine);
@@ -270,13 +272,60 @@ fn attaches_and_detaches_that_meet_never_lose_the_session_under_each_other() {
         for lun in 0..3 {
             let (engine, target) = (&engine, &target);
             scope.spawn(move || {
-                for _ in 0..4 {
+                for _ in 0..2 {
                     engine.attach(&request(target, &[0], lun), soon()).unwrap();
                     detach(engine, source(target, &[0], lun));
                 }
             });
         }
     });
+    nothing_is_left();
+}
+
+#[test]
+fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_session() {
+    iscsi_tcp::prepare();
+    let engine = Arc::new(engine());
+    let mut target = IscsiTarget::new(IQN);
+    for lun in [1, 2] {
+        target.map(lun, &Store::ramdisk(&format!("{lun:02x}cd"), MIB));
+    }
+    let first = engine.attach(&request(&target, &[0], 1), soon()).unwrap();
+    let last = source(&target, &[0], 1);
+    let (done, detached) = mpsc::channel();
+    let beside = Mutex::new(Some((Arc::clone(&engine), done)));
+    // It has found the session and has not scanned.
+    let meet = StageObserver::new(move |stage| {
+        let Some((engine, done)) = (stage == Stage::Scan)
+            .then(|| beside.lock().unwrap().take())
+            .flatten()
+        else {
+            return;
+        };
+        let (told, at_its_logout) = mpsc::channel();
+        let observer = StageObserver::new(move |stage| {
+            if stage == Stage::Logout {
+                let _ = told.send(());
+            }
+        });
+        let last = DetachRequest::from(last.clone()).observe(observer);
+        std::thread::spawn(move || done.send(engine.detach(last, soon()).unwrap()));
+        at_its_logout.recv_timeout(LIMIT).unwrap();
+        // Time for it to do what it must not.
+        let _ = at_its_logout.recv_timeout(Duration::from_secs(2));
+    });
+    let second = engine
+        .attach(&request(&target, &[0], 2).observe(meet), soon())
+        .unwrap();
+    assert_eq!(session_of(&second), session_of(&first));
+    let detachment = detached.recv_timeout(LIMIT).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(detachment.logged_out, []);
+    writes_and_reads(&second);
+    assert_eq!(
+        detach(&engine, source(&target, &[0], 2)),
+        [session_of(&first)]
+    );
     nothing_is_left();
 }
 

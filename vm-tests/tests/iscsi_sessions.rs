@@ -185,7 +185,10 @@ fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undon
 fn a_session_whose_target_is_gone_is_ended_all_the_same() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    let store = Store::ramdisk("e2", 8 * MIB);
+    // The kernel writes a cache back when it takes the disk away, and waits for the
+    // session for that.
+    let store = Store::file("e2", 8 * MIB);
+    store.set_write_cache(true);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
     let session = log_in(&name(0), &options()).unwrap();
