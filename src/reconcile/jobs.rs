@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::event::Event;
 use super::options::Options;
-use super::plan::{Step, StepKind, plan, step_for};
+use super::plan::{Step, StepKind};
 use super::state::{Failure, Retake, State, sooner};
 use crate::deadline::Backoff;
 use crate::engine::{Condition, Surveyed, Treatment};
@@ -65,8 +65,7 @@ impl State {
                 self.look.soon();
             }
         }
-        self.plan = plan(&self.desired, &self.actual);
-        for step in &self.plan.steps {
+        for step in self.plan().steps {
             let tracked = self.tracked.entry(step.volume.clone()).or_default();
             if tracked.busy {
                 continue;
@@ -96,7 +95,7 @@ impl State {
             }
             tracked.busy = true;
             let job = Job {
-                step: step.clone(),
+                step,
                 wish: self.wish,
                 again,
                 sick: again || tracked.lost,
@@ -213,8 +212,7 @@ impl State {
                 });
             }
         }
-        let there = self.actual.get(volume);
-        let goes_on = step_for(volume, self.desired.get(volume), there).is_some();
+        let goes_on = self.step(volume).is_some();
         let freed = matches!(job.step.kind, StepKind::Detach | StepKind::Finish);
         self.replan |= goes_on || freed || failed || job.wish != self.wish;
         events

@@ -93,7 +93,7 @@ impl Reconciler {
     /// What is known to be left to do.
     #[must_use]
     pub fn plan(&self) -> Plan {
-        self.shared.state().left()
+        self.shared.state().plan()
     }
 
     /// The volumes that this machine uses, or may use: those that are wanted, from
@@ -148,7 +148,7 @@ impl Reconciler {
             if deadline.has_passed() {
                 let what = format!("volume {volume} to be attached as it is wanted");
                 let error = Error::timed_out(Stage::Converge, deadline.elapsed(), &what);
-                let step = || state.plan.step(volume).map(ToString::to_string);
+                let step = || state.step(volume).map(|step| step.to_string());
                 let last = state.error(volume).map(|error| format!("{error:#}"));
                 return Err(match last.or_else(step) {
                     Some(last) => error.with_last_seen(last),
@@ -179,10 +179,10 @@ impl Reconciler {
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
             let error = Error::timed_out(Stage::Converge, deadline.elapsed(), "all to be wanted");
-            let left = state.left().steps.len();
+            let left = state.plan().steps.len();
             return Err(error.with_last_seen(format!("{left} volumes are left")));
         }
-        Ok(state.left())
+        Ok(state.plan())
     }
 
     /// The last error of each volume whose last step failed.

@@ -10,7 +10,7 @@ use super::desired::Desired;
 use super::event::Event;
 use super::jobs::Job;
 use super::look::{Look, Scope};
-use super::plan::{Plan, StepKind, plan};
+use super::plan::{Plan, Step, StepKind, plan, step_for};
 use crate::deadline::Backoff;
 use crate::engine::{Cause, Condition, Surveyed, Treatment};
 use crate::error::{Error, Stage};
@@ -57,7 +57,6 @@ pub(super) struct State {
     by_component: HashMap<String, VolumeId>,
     pub(super) look: Look,
     pub(super) replan: bool,
-    pub(super) plan: Plan,
     pub(super) fresh: VecDeque<Job>,
     pub(super) again: VecDeque<Job>,
     pub(super) at_work: usize,
@@ -372,10 +371,14 @@ impl State {
         failed.collect()
     }
 
-    /// What is to be done by what is known now: steps that ended since the last
-    /// plan are in that still.
-    pub(super) fn left(&self) -> Plan {
+    /// What is left to do, as far as is known.
+    pub(super) fn plan(&self) -> Plan {
         plan(&self.desired, &self.actual)
+    }
+
+    /// What is left to do about one volume, as far as is known.
+    pub(super) fn step(&self, volume: &VolumeId) -> Option<Step> {
+        step_for(volume, self.desired.get(volume), self.actual.get(volume))
     }
 
     /// A worker's call has come to this stage.

@@ -71,7 +71,7 @@ fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
     assert!(state.take_job(8).is_none());
     assert!(state.replan);
     state.plan_now();
-    assert!(state.plan.is_empty());
+    assert!(state.plan().is_empty());
     assert!(state.busy().next().is_none());
 }
 
@@ -98,6 +98,7 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     // Wanted before anything was looked for.
     assert_eq!(job.step.kind, StepKind::Attach);
     state.settle(&mut job, attached(0), &impatient());
+    assert!(state.plan().is_empty());
     let index = crate::id::NbdIndex::new(0).unwrap();
     assert!(state.take_in(&Cause::LinkDead(index)).is_some());
     assert!(
@@ -115,7 +116,7 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     );
     assert!(state.attached(&id(0)).is_some());
     state.plan_now();
-    assert!(state.is_idle() && state.plan.is_empty());
+    assert!(state.is_idle() && state.plan().is_empty());
 }
 
 #[test]

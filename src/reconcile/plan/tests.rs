@@ -118,6 +118,7 @@ fn actual() -> impl Strategy<Value = Actual> {
             let (_, condition, under_way, (doubted, untaken, name)) = found;
             let mut there = Surveyed::new(volume.clone(), spec.clone(), condition);
             there.under_way = under_way;
+            "as it was seen".clone_into(&mut there.seen);
             there.doubt = doubted.then(|| "nobody has asked it".to_owned());
             if spec.nbd.is_none() {
                 there.names.extend(name.map(unit));
