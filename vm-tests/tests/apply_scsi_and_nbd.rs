@@ -35,11 +35,11 @@ impl Place {
 
     /// As an editor writes it: another file takes its place.
     fn want(&self, volumes: &[(&str, &str)]) {
-        let text: String = volumes
-            .iter()
-            .map(|(id, source)| format!("[[volume]]\nid = \"{id}\"\nsource = \"{source}\"\n"))
-            .collect();
-        self.write(&text);
+        let entry = |(id, source): &(&str, &str)| {
+            format!("[[volume]]\nid = \"{id}\"\nsource = \"{source}\"\n")
+        };
+        let entries: Vec<String> = volumes.iter().map(entry).collect();
+        self.write(&entries.concat());
     }
 
     fn write(&self, text: &str) {
