@@ -16,6 +16,8 @@ pub const SEED_MARK: &str = "lunbd_seed";
 pub const STATE_DIR: &str = "/run/lunbd-vm";
 /// A test writes here why it skips, then leaves with [`SKIP_STATUS`].
 pub const SKIP_FILE: &str = "/run/lunbd-vm/skip";
+/// A line of a test's output that begins so is shown also where it passes.
+pub const TOLD: &str = "told: ";
 /// The exit status of a test that skips, as automake and TAP harnesses have it.
 pub const SKIP_STATUS: i32 = 77;
 /// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes the seconds here.

@@ -26,7 +26,9 @@
 //!   multipathd and `sg3-utils` when one contains `iscsi`, `mpath` or `fc`.
 //! - After a failure or a time-out the remaining tests go on in a new boot.
 //! - Files whose name starts with `own_boot_` get a boot for each test, and
-//!   what they leave is not looked at.
+//!   what they leave is not looked at. Those that start with `own_boot_reset_`
+//!   have a disk besides, `/dev/vda`, and may reset the machine: it boots again
+//!   with that disk and runs the test again.
 //! - A test that cannot run on some kernel calls [`guest::skip`]. A skip that
 //!   `vm-tests/expected-skips` does not list for that kernel fails the run.
 //!

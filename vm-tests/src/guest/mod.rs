@@ -2,8 +2,11 @@
 
 #[cfg(feature = "guest")]
 pub mod agent;
+#[cfg(feature = "guest")]
+pub mod crash;
 pub mod daemon;
 pub mod fcoe;
+pub mod inject;
 pub mod iscsi_target;
 pub mod iscsi_tcp;
 pub mod iscsid;
@@ -57,6 +60,12 @@ pub fn skip(reason: &str) -> ! {
 pub fn time_limit(limit: Duration) {
     enter();
     fs::write(job::LIMIT_FILE, limit.as_secs().to_string()).expect("writing the time limit");
+}
+
+/// Shows a line of figures in the run's summary, also where the test passes.
+pub fn tell(line: &str) {
+    // libtest has left its own line open.
+    println!("\n{}{line}", job::TOLD);
 }
 
 /// The name of the series that the lab was asked for: `6.1`, `newest`.

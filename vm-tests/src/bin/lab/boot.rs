@@ -24,6 +24,13 @@ const BOOT_TIME: Duration = Duration::from_secs(60);
 /// clock and needs time to kill and to tidy up.
 const GRACE: Duration = Duration::from_secs(60);
 
+/// Tests of files named so reset their machine: it boots again, with the disk
+/// that it had, and runs the test again.
+const RESETS: &str = "own_boot_reset_";
+
+/// Room for a small file system.
+const DISK_BYTES: u64 = 64 << 20;
+
 /// What every boot of one kernel has in common.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
@@ -66,7 +73,8 @@ pub(crate) fn boot(
     mut on_report: impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
     let initrd = write_initrd(setup, job)?;
-    let first = attempt(setup, &initrd, Console::Quiet, &mut on_report)?;
+    let resets = job.tests.iter().any(|test| test.file.starts_with(RESETS));
+    let first = attempt(setup, &initrd, Console::Quiet, resets, &mut on_report)?;
     if first.boot_time.is_some() {
         return Ok(first);
     }
@@ -78,7 +86,7 @@ pub(crate) fn boot(
         &format!("{}-first-boot-attempt", setup.kernel.series),
         &first.console,
     )?;
-    let second = attempt(setup, &initrd, Console::Verbose, &mut on_report)?;
+    let second = attempt(setup, &initrd, Console::Verbose, resets, &mut on_report)?;
     if second.boot_time.is_none() {
         bail!(
             "kernel {} does not boot: {}\n{}\nsee also {}",
@@ -95,6 +103,7 @@ fn attempt(
     setup: &Setup<'_>,
     initrd: &Path,
     verbosity: Console,
+    resets: bool,
     on_report: &mut impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
     let console = setup
@@ -102,6 +111,11 @@ fn attempt(
         .join(&format!("console-{}", setup.kernel.series));
     fs::write(&console, "").context("the console's file")?;
     let start = Instant::now();
+    let disk = setup.run_dir.join(&format!("disk-{}", setup.kernel.series));
+    if resets {
+        let disk = File::create(&disk).context("the disk that is kept")?;
+        disk.set_len(DISK_BYTES)?;
+    }
     let mut machine = Machine::start(
         setup.accel,
         &setup.kernel.vmlinux,
@@ -109,6 +123,7 @@ fn attempt(
         &console,
         setup.kernel.series,
         verbosity,
+        resets.then_some(disk.as_path()),
     )?;
     let reports = listen(machine.0.stdout.take().context("QEMU's output")?);
     let mut ended = Ended::default();

@@ -57,6 +57,15 @@ pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
         "--bin",
         "lunbd",
     ])?);
+    built.extend(cargo(&[
+        "build",
+        "-p",
+        "vm-tests",
+        "--features",
+        "crash-points",
+        "--bin",
+        "crash-agent",
+    ])?);
     // The bench has a quicker one, and every boot unpacks what it is given.
     built.remove(&("bin".to_owned(), "compare".to_owned()));
     let initramfs = run_dir.join("programs.cpio");
@@ -129,7 +138,9 @@ fn pack(built: &Built, to: &Path) -> Result<()> {
     for ((kind, name), executable) in built {
         let path = match (kind.as_str(), name.as_str()) {
             ("bin", "init") => "init".to_owned(),
-            ("bin", "agent" | "story" | "compare" | "lunbd") => format!("usr/local/bin/{name}"),
+            ("bin", "agent" | "story" | "compare" | "crash-agent" | "lunbd") => {
+                format!("usr/local/bin/{name}")
+            }
             ("test", name) => format!("tests/{name}"),
             _ => continue,
         };

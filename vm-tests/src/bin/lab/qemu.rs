@@ -25,7 +25,8 @@ pub(crate) struct Machine(pub(crate) Child);
 
 impl Machine {
     /// The console goes to the file `console`, the second serial port to the
-    /// child's standard output.
+    /// child's standard output. With a `disk`, which the guest finds as
+    /// `/dev/vda`, a reset of the machine boots it again.
     ///
     /// The thread that calls it must outlive the machine: the kernel sends the
     /// parent-death signal when the *thread* that started QEMU ends.
@@ -36,6 +37,7 @@ impl Machine {
         console: &Path,
         series: Series,
         verbosity: Console,
+        disk: Option<&Path>,
     ) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
@@ -44,7 +46,17 @@ impl Machine {
             .args(["-M", "q35,sata=off,smbus=off"])
             .args(accel.arguments());
         command.args(["-m", "2048", "-smp", "2", "-nodefaults", "-no-user-config"]);
-        command.args(["-display", "none", "-no-reboot"]);
+        command.args(["-display", "none"]);
+        match disk {
+            None => command.arg("-no-reboot"),
+            Some(disk) => command
+                .arg("-drive")
+                .arg(format!(
+                    "if=none,id=kept,format=raw,file={}",
+                    disk.display()
+                ))
+                .args(["-device", "virtio-blk-pci,drive=kept"]),
+        };
         command
             .arg("-kernel")
             .arg(vmlinux)

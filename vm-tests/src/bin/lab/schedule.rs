@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Result, bail};
-use vm_tests::job::{Job, Outcome, Report, TestCase};
+use vm_tests::job::{Job, Outcome, Report, TOLD, TestCase};
 
 use crate::accel::Accel;
 use crate::boot::{self, Setup};
@@ -185,7 +185,11 @@ fn on_report(
                         .keep_log(&format!("{series}-{test}"), &content)?,
                 )
             };
-            lock(summary).add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
+            let mut summary = lock(summary);
+            summary.add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
+            for told in output.lines().filter_map(|line| line.strip_prefix(TOLD)) {
+                println!("     {told}");
+            }
             tests.retain(|known| known.id() != test);
         }
         Report::Broken { why } => eprintln!("the guest cannot go on: {why}"),

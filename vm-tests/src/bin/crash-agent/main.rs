@@ -1,0 +1,64 @@
+//! An agent that links `lunbd` with its crash points, does one thing with one
+//! volume, and ends where its environment says.
+//!
+//! `crash-agent points` lists the points; else `crash-agent OPERATION JOURNAL
+//! SOURCE...`.
+
+#![allow(clippy::print_stdout, reason = "the test listens")]
+
+use std::env;
+use std::io::{BufRead, stdin};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lunbd::engine::DetachVolume;
+use lunbd::{CrashPoint, Deadline, Engine};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::crash::{ATTACHED, options, request, volume};
+
+fn main() -> Result<()> {
+    let mut arguments = env::args().skip(1);
+    let operation = arguments.next().context("an operation")?;
+    if operation == "points" {
+        for point in CrashPoint::ALL {
+            println!("{}", point.as_str());
+        }
+        return Ok(());
+    }
+    guest::enter();
+    let journal = PathBuf::from(arguments.next().context("a journal")?);
+    let sources: Vec<String> = arguments.collect();
+    act(&engine(), &operation, &journal, &sources)
+}
+
+fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> Result<()> {
+    let journal = engine.open_journal_at(journal, soon())?;
+    let attach = || engine.attach_volume(&journal, &volume(), &request(sources), soon());
+    match operation {
+        "open" => {}
+        "attach" => drop(attach()?),
+        "detach" => {
+            let how = DetachVolume::default();
+            engine.detach_volume(&journal, &volume(), &how, soon())?;
+        }
+        "abandon" => {
+            let how = DetachVolume::default().abandon_unwritten();
+            let deadline = Deadline::after(Duration::from_secs(10));
+            engine.detach_volume(&journal, &volume(), &how, deadline)?;
+        }
+        "resize" => {
+            engine.resize_volume(&journal, &volume(), None, soon())?;
+        }
+        "attach-and-heal" => {
+            let attachment = attach()?;
+            println!("{ATTACHED}");
+            // When the server has been killed and started again.
+            stdin().lock().read_line(&mut String::new())?;
+            engine.heal_source(&attachment.source, &options(), soon())?;
+        }
+        _ => bail!("{operation}: no such operation"),
+    }
+    Ok(())
+}

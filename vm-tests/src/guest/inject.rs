@@ -1,0 +1,269 @@
+//! A program some of whose calls to the kernel fail, or never return, without a
+//! line of it being changed: it is traced, and the call is taken away from it
+//! where it enters the kernel.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// What a call does instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails, and the kernel has done nothing.
+    Fails(Errno),
+    /// It does not return while the process lives.
+    Hangs,
+}
+
+/// How a traced run ended.
+#[derive(Debug)]
+pub struct Traced {
+    /// The acts on the kernel, in their order, each with its count:
+    /// `write delete:1`.
+    pub acts: Vec<String>,
+    /// The fault was injected.
+    pub injected: bool,
+    /// What it left with.
+    pub code: Option<i32>,
+    /// What it printed, as JSON: the outcome, or the error.
+    pub said: Value,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Traced {
+    /// The stage of its error.
+    #[must_use]
+    pub fn stage(&self) -> Option<&str> {
+        self.said["stage"].as_str()
+    }
+}
+
+/// Runs `lunbd --json` with these arguments; the act that is named has the
+/// fault.
+#[must_use]
+pub fn run(arguments: &[&str], inject: Option<(&str, Fault)>) -> Traced {
+    super::enter();
+    let begun = Instant::now();
+    // It waits until it is traced, so that no call of it is missed.
+    let mut command = Command::new("sh");
+    command.args(["-c", "kill -STOP $$; exec lunbd --json \"$@\"", "lunbd"]);
+    command.args(arguments).process_group(0);
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("sh");
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    waitpid(pid, Some(WaitPidFlag::WUNTRACED)).expect("the shell's stop");
+    let options = Options::PTRACE_O_TRACESYSGOOD
+        | Options::PTRACE_O_TRACECLONE
+        | Options::PTRACE_O_TRACEEXEC
+        | Options::PTRACE_O_EXITKILL;
+    ptrace::seize(pid, options).expect("to trace it");
+    kill(pid, Signal::SIGCONT).expect("to let it go on");
+    let mut tracer = Tracer {
+        pid,
+        inject,
+        threads: BTreeMap::new(),
+        acts: Vec::new(),
+        counts: BTreeMap::new(),
+        injected: false,
+        runs: false,
+    };
+    // Shorter than a pipe, what it prints is there when it has ended.
+    let code = tracer.follow();
+    let said = said(&mut child);
+    Traced {
+        acts: tracer.acts,
+        injected: tracer.injected,
+        code,
+        said,
+        took: begun.elapsed(),
+    }
+}
+
+fn said(child: &mut Child) -> Value {
+    let mut text = String::new();
+    let mut out = child.stdout.take().expect("its output");
+    out.read_to_string(&mut text).expect("its output");
+    if text.trim().is_empty() {
+        let mut error = child.stderr.take().expect("its errors");
+        error.read_to_string(&mut text).expect("its errors");
+    }
+    serde_json::from_str(text.trim()).unwrap_or(Value::String(text))
+}
+
+/// What a thread is about when it stops next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Enters,
+    Leaves(Option<Errno>),
+}
+
+struct Tracer<'a> {
+    pid: Pid,
+    inject: Option<(&'a str, Fault)>,
+    threads: BTreeMap<i32, Next>,
+    acts: Vec<String>,
+    counts: BTreeMap<String, u32>,
+    injected: bool,
+    /// The shell has become the program.
+    runs: bool,
+}
+
+impl Tracer<'_> {
+    /// Until the process has ended: what it left with, if it was not killed.
+    fn follow(&mut self) -> Option<i32> {
+        let group = Pid::from_raw(-self.pid.as_raw());
+        loop {
+            match waitpid(group, Some(WaitPidFlag::__WALL)) {
+                Ok(WaitStatus::Exited(pid, code)) if pid == self.pid => return Some(code),
+                Ok(WaitStatus::Signaled(pid, ..)) if pid == self.pid => return None,
+                Ok(WaitStatus::PtraceSyscall(thread)) => self.stopped(thread),
+                Ok(WaitStatus::PtraceEvent(thread, signal, event)) => {
+                    self.runs |= event == libc::PTRACE_EVENT_EXEC;
+                    // A new thread's first stop, or a stop of the whole group,
+                    // which the tracer is to end.
+                    let _ = (signal, event);
+                    go_on(thread, None);
+                }
+                Ok(WaitStatus::Stopped(thread, signal)) => go_on(thread, Some(signal)),
+                Ok(_) => {}
+                Err(errno) => panic!("the program: {errno}"),
+            }
+        }
+    }
+
+    fn stopped(&mut self, thread: Pid) {
+        let next = self.threads.get(&thread.as_raw()).copied();
+        match next.unwrap_or(Next::Enters) {
+            Next::Enters => {
+                let Ok(registers) = ptrace::getregs(thread) else {
+                    return;
+                };
+                let fault = self.enters(thread, &registers);
+                let mut errno = None;
+                match fault {
+                    None => {}
+                    // It stays where it is until the process ends.
+                    Some(Fault::Hangs) => return,
+                    Some(Fault::Fails(with)) => {
+                        let mut none = registers;
+                        // No call has this number.
+                        none.orig_rax = u64::MAX;
+                        ptrace::setregs(thread, none).expect("its registers");
+                        errno = Some(with);
+                    }
+                }
+                self.threads.insert(thread.as_raw(), Next::Leaves(errno));
+            }
+            Next::Leaves(errno) => {
+                if let Some(errno) = errno {
+                    let mut registers = ptrace::getregs(thread).expect("its registers");
+                    registers.rax = (-i64::from(errno as i32)).cast_unsigned();
+                    ptrace::setregs(thread, registers).expect("its registers");
+                }
+                self.threads.insert(thread.as_raw(), Next::Enters);
+            }
+        }
+        go_on(thread, None);
+    }
+
+    /// The fault that the call is to have.
+    fn enters(&mut self, thread: Pid, registers: &libc::user_regs_struct) -> Option<Fault> {
+        if !self.runs {
+            return None;
+        }
+        let name = self.act(thread, registers)?;
+        let count = self.counts.entry(name.clone()).or_default();
+        *count += 1;
+        let act = format!("{name}:{count}");
+        let fault = self
+            .inject
+            .filter(|(wanted, _)| *wanted == act)
+            .map(|(_, fault)| fault);
+        self.injected |= fault.is_some();
+        self.acts.push(act);
+        fault
+    }
+
+    /// What the call does to the kernel, where it is one of those that count.
+    fn act(&self, thread: Pid, registers: &libc::user_regs_struct) -> Option<String> {
+        let call = i64::try_from(registers.orig_rax).ok()?;
+        let fd = i32::try_from(registers.rdi).ok()?;
+        let target = || fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok();
+        match call {
+            libc::SYS_write => {
+                let path = target()?;
+                path.starts_with("/sys").then_some(())?;
+                Some(format!("write {}", name_of(&path)))
+            }
+            libc::SYS_fsync => {
+                let path = target()?;
+                path.starts_with("/dev").then_some(())?;
+                Some("fsync".to_owned())
+            }
+            libc::SYS_ioctl => {
+                let path = target()?;
+                path.starts_with("/dev").then_some(())?;
+                let number = registers.rsi & 0xffff_ffff;
+                Some(match number {
+                    0x2285 => "ioctl SG_IO".to_owned(),
+                    0x1261 => "ioctl BLKFLSBUF".to_owned(),
+                    other => format!("ioctl {other:#x} {}", name_of(&path)),
+                })
+            }
+            libc::SYS_sendto => {
+                let socket = target()?.to_string_lossy().into_owned();
+                let inode = socket.strip_prefix("socket:[")?.strip_suffix(']')?;
+                is_generic_netlink(inode).then_some(())?;
+                let word = |offset: u64| {
+                    let address = registers.rsi.checked_add(offset)?;
+                    let address =
+                        std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+                    ptrace::read(thread, address).ok()
+                };
+                let family = (word(0)? >> 32) & 0xffff;
+                let command = word(16)? & 0xff;
+                let controller = family == i64::from(libc::GENL_ID_CTRL);
+                Some(if controller {
+                    "netlink family".to_owned()
+                } else {
+                    format!("netlink command {command}")
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn go_on(thread: Pid, signal: Option<Signal>) {
+    // It may have been killed meanwhile.
+    let _gone = ptrace::syscall(thread, signal);
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+fn is_generic_netlink(inode: &str) -> bool {
+    const GENERIC: &str = "16";
+    let table = fs::read_to_string("/proc/net/netlink").unwrap_or_default();
+    table.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(1) == Some(GENERIC) && fields.next_back() == Some(inode)
+    })
+}
