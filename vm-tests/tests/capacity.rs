@@ -5,7 +5,6 @@
     clippy::expect_used,
     clippy::print_stdout,
     clippy::panic,
-    clippy::print_stdout,
     clippy::print_stderr,
     reason = "a test panics to fail, and prints what it saw"
 )]

@@ -309,7 +309,10 @@ fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_sess
             }
         });
         let last = DetachRequest::from(last.clone()).observe(observer);
-        std::thread::spawn(move || done.send(engine.detach(last, soon()).unwrap()));
+        std::thread::spawn(move || {
+            let detachment = engine.detach(last, soon()).unwrap();
+            let _nobody_asks = done.send(detachment);
+        });
         at_its_logout.recv_timeout(LIMIT).unwrap();
         // Time for it to do what it must not.
         let _ = at_its_logout.recv_timeout(Duration::from_secs(2));
