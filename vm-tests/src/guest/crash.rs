@@ -257,7 +257,8 @@ impl Sweep {
             ended.killed || status.success(),
             "{operation} at {step:?}: {status}"
         );
-        if ended.killed {
+        // Of an opening what is left is what was planted.
+        if ended.killed && operation != "open" {
             let last = ended.steps.iter().rev().find(|step| changes_journal(step));
             let since = last.map_or("its begin", String::as_str);
             let since = format!("{operation}, {since}");
