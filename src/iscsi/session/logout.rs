@@ -19,9 +19,10 @@ const TO_LEAVE: Duration = Duration::from_secs(2);
 /// the session may be ended, is for the caller to see to.
 ///
 /// On a healthy path the target goes first, then its connection is closed with a
-/// logout; on a dead one the connection is ended first, since nobody would answer
-/// what is sent in between. A repeated call goes on where one before it ended. One
-/// that is gone is no error.
+/// logout; on one that is known to be dead the connection is ended first, since
+/// nobody would answer what is sent in between. Where the kernel does not know it
+/// yet, the target's answer is waited for two seconds at most. A repeated call goes
+/// on where one before it ended. One that is gone is no error.
 ///
 /// After a timeout the kernel goes on with what it was told, and the rest is not
 /// done: a repeated call does it.
