@@ -110,14 +110,15 @@ impl Engine {
         let claimant = Arc::clone(turn);
         let claim = move |identity: &_| claimant.claim_unit(identity);
         request.claim = Some(UnitClaim(Arc::new(claim)));
-        request.finishing = intent.outcome.is_none();
+        // What stands may have been brought by an attach that was not to see its
+        // end.
+        let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
+        let finishing = before.as_ref().is_none_or(was_begun);
+        request.finishing = finishing;
         match self.attach(&request, deadline) {
             Ok(attachment) => {
-                if intent.outcome.is_none()
-                    && let Some(identity) = attachment.identity()
-                {
-                    // It may have been brought by an attach that was not to see
-                    // its end: the volume begins with what is on it all the same.
+                if finishing && let Some(identity) = attachment.identity() {
+                    // The volume begins with what is on it all the same.
                     lost::sweep(self.roots(), &identity.names, true);
                 }
                 let record = Record {

@@ -331,7 +331,11 @@ fn sweep_the_marks(rig: &mut Rig, sweep: &mut Sweep) {
         } else {
             // The device goes by itself, and its mark stays.
             fs::write(rig.target.device_dir(1).join("delete"), "1").unwrap();
-            drop(rig.attach_killed_at(sweep, at));
+            let ended = Run::start(&rig.place, "attach", &rig.sources, at).end();
+            sweep.count("attach", at, &ended);
+            if ended.killed {
+                sweep.recover(&rig.place, at.unwrap_or_default());
+            }
             drop(rig.attach());
             rig.detach(&DetachVolume::default());
         }
