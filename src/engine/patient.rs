@@ -116,7 +116,7 @@ impl Patient {
             pulse
         } else {
             let (disk, roots) = (self.device.disk().clone(), engine.roots().clone());
-            worker::start(Stage::Probe, move || disk.read_first_block(&roots))?
+            worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?
         };
         match pulse.wait(deadline) {
             Some(Ok(())) => Ok(Pulse::Beats),

@@ -60,6 +60,22 @@ pub(crate) fn start<T: Send + 'static>(
     Ok(Pending { stage, result })
 }
 
+/// As [`start`], for a call that the kernel may hold for minutes after the process
+/// was killed, as it holds a read of a device whose link is dead: until it returns
+/// the process does not end, and its locks would stay, so the thread has no part in
+/// its open files. `call` must open what it uses itself.
+pub(crate) fn start_apart<T: Send + 'static>(
+    stage: Stage,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Pending<T>> {
+    start(stage, move || {
+        if let Err(errno) = lunbd_sys::files::leave_those_of_the_process() {
+            tracing::debug!(%errno, "the files are those of the process");
+        }
+        call()
+    })
+}
+
 impl<T> Pending<T> {
     /// What the call returned, with its stage; `None` where it has not returned
     /// by `deadline`.

@@ -6,6 +6,7 @@
 
 pub mod block;
 pub mod dm;
+pub mod files;
 pub mod iscsi;
 pub mod nbd;
 pub mod sg;

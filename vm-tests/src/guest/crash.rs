@@ -195,10 +195,24 @@ impl Run {
         });
     }
 
+    /// Waits for its end, or until nothing of it runs any more: a process does not
+    /// end while the kernel holds a read of its.
+    fn wait(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the agent") {
+                return status;
+            }
+            if is_held_dead(self.child.id()) {
+                return ExitStatus::from_raw(nix::libc::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until it has ended.
     #[must_use]
     pub fn end(mut self) -> Ended {
-        let status = self.child.wait().expect("the agent");
+        let status = self.wait();
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let _never_made = fs::remove_file(&self.log);
         let steps: Vec<String> = log.lines().map(str::to_owned).collect();
@@ -212,6 +226,23 @@ impl Run {
             killed,
             status,
         }
+    }
+}
+
+/// Whether a process was killed, and only threads that the kernel holds keep it
+/// from its end: nothing of it runs any more.
+fn is_held_dead(pid: u32) -> bool {
+    let state = |stat: &str| {
+        let stat = fs::read_to_string(stat).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    };
+    let process = format!("/proc/{pid}");
+    let threads = super::entries(format!("{process}/task"));
+    let others = threads.iter().filter(|thread| **thread != pid.to_string());
+    let held = |thread: &String| state(&format!("{process}/task/{thread}/stat")) == Some('D');
+    state(&format!("{process}/stat")) == Some('Z') && others.clone().count() > 0 && {
+        let mut others = others;
+        others.all(held)
     }
 }
 
