@@ -12,6 +12,8 @@ pub const GUEST_MARK: &str = "lunbd_vm";
 
 /// The kernel parameter that says by which seed chance is to go.
 pub const SEED_MARK: &str = "lunbd_seed";
+/// The kernel parameter that has a sweep take every step, and not a part.
+pub const WHOLE_SWEEPS: &str = "lunbd_whole_sweeps";
 /// Where the guest's own files live; nothing of a test's belongs there.
 pub const STATE_DIR: &str = "/run/lunbd-vm";
 /// A test writes here why it skips, then leaves with [`SKIP_STATUS`].

@@ -227,7 +227,7 @@ impl Rig {
         let (attach, detach) = (tried(&all.attach), tried(&all.detach));
         let (resize, resize_alone) = (tried(&all.resize), tried(&alone.resize));
         let resizes = resize.len() + resize_alone.len();
-        for turn in 0..attach.len().max(resizes).max(detach.len()) {
+        for turn in guest::turns(attach.len().max(resizes).max(detach.len())) {
             let (attach, detach) = (attach.get(turn), detach.get(turn));
             let at_alone = turn.checked_sub(resize.len());
             match at_alone.map(|at| resize_alone.get(at)) {
@@ -566,7 +566,7 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     rig.detach();
     let [heal, detach] = rig.turn(&mut sweep, [&[], &[]], [None, None]);
     println!("steps of an attach and a heal: {heal:?}\nof a detach: {detach:?}");
-    for turn in 0..heal.len().max(detach.len()) {
+    for turn in guest::turns(heal.len().max(detach.len())) {
         let at = [heal.get(turn), detach.get(turn)].map(|step| step.map(String::as_str));
         rig.turn(&mut sweep, [&heal, &detach], at);
     }

@@ -117,6 +117,14 @@ fn expected(operation: &str, step: &str) -> &'static [&'static str] {
     }
 }
 
+/// The turns that are taken.
+fn some_of<T>(steps: Vec<T>) -> Vec<T> {
+    let taken: Vec<usize> = guest::turns(steps.len()).collect();
+    let steps = steps.into_iter().enumerate();
+    let steps = steps.filter(|(turn, _)| taken.contains(turn));
+    steps.map(|(_, step)| step).collect()
+}
+
 /// Recovers, and says how.
 fn look(engine: &Engine, directory: &Path, when: &str) -> String {
     let journal = engine.open_journal_at(directory, soon()).unwrap();
@@ -146,7 +154,7 @@ fn a_machine_that_is_reset_at_any_step_of_the_journal_finds_one_that_is_whole() 
     let target = ScsiDebug::with_luns(2);
     let sources = [unit(&target, 1).to_string()];
     let mut progress = Progress::read().unwrap_or_else(|| Progress {
-        plan: plan(&sources),
+        plan: some_of(plan(&sources)),
         ..Progress::default()
     });
     let directory = Path::new(KEPT).join("journal");
@@ -187,7 +195,8 @@ fn a_machine_that_is_reset_at_any_step_of_the_journal_finds_one_that_is_whole() 
         let count = progress.found.len();
         guest::tell(&format!("{count} resets of the machine"));
         println!("{}", progress.found.join("\n"));
-        assert!(count >= 15, "only {count}");
+        let least = if guest::sweeps_are_whole() { 15 } else { 3 };
+        assert!(count >= least, "only {count}");
         return;
     };
     if operation == "detach" {

@@ -96,6 +96,21 @@ pub fn seed() -> u64 {
     })
 }
 
+/// Whether a sweep is to take every step (`LUNBD_VM_SWEEPS=whole` of the host):
+/// that takes too long for every run.
+#[must_use]
+pub fn sweeps_are_whole() -> bool {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    cmdline
+        .split_whitespace()
+        .any(|word| word == job::WHOLE_SWEEPS)
+}
+
+/// The turns of a sweep that are taken: each of the `count`, or every fifth.
+pub fn turns(count: usize) -> impl Iterator<Item = usize> {
+    (0..count).step_by(if sweeps_are_whole() { 1 } else { 5 })
+}
+
 /// The running kernel's series: `(6, 1)` for 6.1.192.
 #[must_use]
 pub fn kernel() -> (u32, u32) {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
-use vm_tests::job::{GUEST_MARK, SEED_MARK};
+use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
 
 use crate::accel::Accel;
 use crate::kernel::Series;
@@ -96,9 +96,15 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     let seed = std::env::var("LUNBD_VM_SEED").ok();
     let seed = seed.and_then(|seed| seed.parse::<u64>().ok());
     let seed = seed.map_or_else(String::new, |seed| format!(" {SEED_MARK}={seed}"));
+    let sweeps = std::env::var("LUNBD_VM_SWEEPS").is_ok_and(|sweeps| sweeps == "whole");
+    let sweeps = if sweeps {
+        format!(" {WHOLE_SWEEPS}")
+    } else {
+        String::new()
+    };
     // A kernel that oopsed is not to be trusted with further tests.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic scsi_mod.scan=manual \
-         {GUEST_MARK}={series}{seed}"
+         {GUEST_MARK}={series}{seed}{sweeps}"
     )
 }
