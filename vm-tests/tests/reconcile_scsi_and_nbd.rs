@@ -148,6 +148,12 @@ impl Node {
     /// Ends it as a service manager does.
     fn end(&mut self) {
         let mut agent = self.agent.take().unwrap();
+        // One that was just started is ended by the signal before it hears it.
+        let lock = self.journal().join("journal.lock");
+        guest::wait_until("the agent to have the journal", LIMIT, || {
+            let holder = fs::read_to_string(&lock).ok()?;
+            (holder == agent.id().to_string()).then_some(())
+        });
         let pid = nix::unistd::Pid::from_raw(agent.id().try_into().unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
         assert!(agent.wait().unwrap().success());
