@@ -198,11 +198,17 @@ impl Run {
     /// Waits for its end, or until nothing of it runs any more: a process does not
     /// end while the kernel holds a read of its.
     fn wait(&mut self) -> ExitStatus {
+        /// On its way out a thread waits for the kernel now and then as well.
+        const HELD: Duration = Duration::from_secs(3);
+        let mut held = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("the agent") {
                 return status;
             }
-            if is_held_dead(self.child.id()) {
+            if !is_held_dead(self.child.id()) {
+                held = Instant::now();
+            }
+            if held.elapsed() > HELD {
                 return ExitStatus::from_raw(nix::libc::SIGKILL);
             }
             std::thread::sleep(Duration::from_millis(5));
