@@ -17,7 +17,7 @@ const SUITES: &[&[&str]] = &[
         "-p",
         "lunbd-sys",
         "--features",
-        "cli",
+        "cli,metrics",
     ],
     &["test", "-p", "vm-tests"],
 ];
