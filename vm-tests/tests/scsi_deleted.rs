@@ -198,6 +198,7 @@ fn a_device_deleted_at_any_stage_of_its_detach_is_gone_and_the_receipt_says_what
             assert_eq!(receipt.safe_to_unmap, flushed, "{receipt:?}");
             assert!(!flushed || matches!(stage, Stage::Flush | Stage::Delete));
             assert!(flushed || !receipt.notes.is_empty());
+            println!("dirty: {dirty}, deleted at {stage} {nth}: {changed}, {flush:?}");
             let early = matches!(stage, Stage::Lock | Stage::Identify | Stage::Resolve);
             if matches!(stage, Stage::Claim | Stage::Flush) {
                 // Before we had it, before our flush had begun, or under it: whether
