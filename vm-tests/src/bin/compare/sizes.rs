@@ -21,7 +21,7 @@ const LUN: u64 = 9;
 const BYTES: u64 = 64 << 10;
 /// What scans a whole target brings all of it, for seconds to minutes under
 /// emulation: how many rounds of it, and on which sizes.
-const WHOLE_TARGET: [(u32, usize); 3] = [(16, 3), (64, 1), (256, 1)];
+const WHOLE_TARGET: [(u32, usize); 4] = [(16, 3), (64, 1), (256, 1), (1024, 1)];
 /// The target whose other LUNs are all attached in the end, and rounds there.
 const AMONG: (u32, usize) = (256, 10);
 /// The target of the rounds under others' changes, and the most rounds there.
