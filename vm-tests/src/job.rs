@@ -25,11 +25,11 @@ pub const SKIP_STATUS: i32 = 77;
 /// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes the seconds here.
 pub const LIMIT_FILE: &str = "/run/lunbd-vm/limit";
 /// How long one test may take unless it says otherwise.
-pub const DEFAULT_LIMIT_SECS: u64 = 120;
+pub const DEFAULT_LIMIT_SECS: u64 = 240;
 /// The story leaves its figures here.
 pub const RESULT_FILE: &str = "/run/lunbd-vm/result.json";
 /// One boot may not last longer than this, whatever its tests ask for.
-pub const BOOT_LIMIT_SECS: u64 = 40 * 60;
+pub const BOOT_LIMIT_SECS: u64 = 60 * 60;
 
 /// What one boot is for.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -432,7 +432,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 
 #[test]
 fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
-    guest::time_limit(Duration::from_secs(200));
+    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));

@@ -14,7 +14,7 @@ use crate::debian::Mirrors;
 use crate::expected_skips;
 use crate::kernel::{self, Kernel, Series};
 use crate::run_dir::RunDir;
-use crate::summary::Summary;
+use crate::summary::{Remains, Summary};
 use crate::{guest_root, modules, programs};
 
 /// Files named so have a boot for each of their tests.
@@ -143,7 +143,11 @@ fn run_until_done(
             ended.why, ended.console
         );
         let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
-        lock(summary).add_vm_test(series, &id, &outcome, false, 0, Some(&log));
+        let remains = Remains {
+            log: &log,
+            output: &ended.console,
+        };
+        lock(summary).add_vm_test(series, &id, &outcome, false, 0, Some(remains));
         tests.retain(|test| test.id() != id);
     }
     Ok(())
@@ -186,7 +190,11 @@ fn on_report(
                 )
             };
             let mut summary = lock(summary);
-            summary.add_vm_test(series, &test, &outcome, expected, millis, log.as_deref());
+            let remains = log.as_deref().map(|log| Remains {
+                log,
+                output: &output,
+            });
+            summary.add_vm_test(series, &test, &outcome, expected, millis, remains);
             for told in output.lines().filter_map(|line| line.strip_prefix(TOLD)) {
                 println!("     {told}");
             }

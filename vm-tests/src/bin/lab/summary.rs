@@ -29,10 +29,33 @@ impl Count {
     ];
 }
 
+/// What is left of a test that failed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Remains<'a> {
+    pub(crate) log: &'a Path,
+    /// Its output, or the console where the machine ended under it.
+    pub(crate) output: &'a str,
+}
+
+impl Remains<'_> {
+    /// Whoever reads the run may not have the machine that the log is on.
+    const LINES: usize = 16;
+
+    fn print(&self) {
+        let lines: Vec<&str> = self.output.lines().collect();
+        for line in &lines[lines.len().saturating_sub(Self::LINES)..] {
+            println!("     | {line}");
+        }
+        println!("     log: {}", self.log.display());
+    }
+}
+
 /// The counts of a whole run, by where the tests ran.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     rows: Vec<(String, BTreeMap<Count, usize>)>,
+    /// The VM tests that failed, to be named again where the run ends.
+    failed: Vec<String>,
     /// Reasons to fail that are no test: a suite that did not build.
     broken: Vec<String>,
 }
@@ -46,7 +69,7 @@ impl Summary {
         outcome: &Outcome,
         skip_expected: bool,
         millis: u64,
-        log: Option<&Path>,
+        remains: Option<Remains<'_>>,
     ) {
         let (count, word, why) = match outcome {
             Outcome::Passed => (Count::Passed, "PASS", None),
@@ -66,8 +89,11 @@ impl Summary {
             Some(why) => println!(": {why}"),
             None => println!(),
         }
-        if let Some(log) = log {
-            println!("     log: {}", log.display());
+        if let Some(remains) = remains {
+            remains.print();
+        }
+        if !matches!(count, Count::Passed | Count::Skipped) {
+            self.failed.push(format!("{word} {series} {test}"));
         }
         self.count(&format!("VM, {series}"), count, 1);
     }
@@ -103,6 +129,9 @@ impl Summary {
                 .map(|(number, name)| format!("{number} {name}"))
                 .collect();
             println!("{row:<12} {}", shown.join(", "));
+        }
+        for test in &self.failed {
+            println!("{test}");
         }
         for why in &self.broken {
             println!("broken       {why}");
@@ -171,6 +200,10 @@ mod tests {
         add(Outcome::GuestPanicked, false);
         add(Outcome::Failed("panicked".into()), false);
         assert_eq!(summary.last_line(), "41 passed, 4 failed, 1 skipped");
+        assert_eq!(
+            summary.failed,
+            ["FAIL", "TIME", "DIED", "FAIL"].map(|word| format!("{word} 6.1 lab::x"))
+        );
         assert!(!summary.succeeded());
     }
 
