@@ -97,10 +97,14 @@ pub(super) fn find_openers(roots: &Roots, disk: &BlockDevice) -> Result<Vec<Hold
         .collect())
 }
 
-/// Whether it is a worker of udevd, which opens every disk for a moment.
+/// Whether it is a worker of udevd, or a program that its rules run for every disk:
+/// both open it for a moment.
 pub(super) fn is_udevs(holder: &Holder) -> bool {
+    // `60-persistent-storage.rules`; `55-scsi-sg3_id.rules` of sg3-utils.
+    let of_rules = ["scsi_id", "ata_id", "sg_inq"];
     // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.
-    matches!(holder, Holder::Open { command, .. } if command.contains("udev"))
+    let is_its = |command: &str| command.contains("udev") || of_rules.contains(&command);
+    matches!(holder, Holder::Open { command, .. } if is_its(command))
 }
 
 /// Whether it is a program that opens every disk that comes and lets go of it.
@@ -148,5 +152,13 @@ mod tests {
         let ours = open(std::process::id(), "agent");
         assert!(is_a_flush_of_ours(&[ours.clone(), open(1, "lunbd")]));
         assert!(!is_a_flush_of_ours(&[ours, open(1, "qemu")]));
+    }
+
+    #[test]
+    fn what_udevs_rules_run_is_udevs() {
+        for command in ["(udev-worker)", "systemd-udevd", "scsi_id"] {
+            assert!(is_udevs(&open(1, command)), "{command}");
+        }
+        assert!(!is_udevs(&open(1, "qemu")));
     }
 }
