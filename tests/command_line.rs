@@ -214,7 +214,7 @@ fn list_and_doctor_answer_in_json_on_any_machine() {
 #[test]
 fn where_no_portal_listens_discover_says_so_and_a_broken_file_of_secrets_is_not_shown() {
     let me = ["--initiator", "iqn.2026-01.example:me"];
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let unused = std::net::TcpListener::bind("127.0.0.2:0").unwrap();
     let portal = unused.local_addr().unwrap().to_string();
     drop(unused);
     let output = lunbd(&[&["discover", &portal, "--json"], &me[..]].concat());

@@ -184,6 +184,6 @@ fn a_goodbye_that_is_not_answered_does_not_cost_the_list() {
     });
     let began = Instant::now();
     assert_eq!(ask(target.portal()).unwrap().len(), 2);
-    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(began.elapsed() < Duration::from_secs(18));
     target.finish();
 }

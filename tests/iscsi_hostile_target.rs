@@ -357,7 +357,8 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
             if talk.stream.write_all(&[byte]).is_err() {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(100));
+            // The whole takes over half a minute.
+            std::thread::sleep(Duration::from_millis(500));
         }
         talk.hang();
         Ok(())
@@ -389,7 +390,7 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
         let took = began.elapsed();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(error.stage(), Some(stage), "{error}");
-        assert!(took >= limit && took < limit * 3, "{took:?}");
+        assert!(took >= limit && took < limit * 8, "{took:?}");
         assert!(error.last_seen().unwrap().contains(" bytes"), "{error}");
         target.finish();
     }

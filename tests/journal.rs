@@ -23,7 +23,7 @@ const OTHER_NAME: &str = "naa.5000c500a1b2c3d5";
 const ATTACHED: &str = "scsi:0:0:0:1";
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(10))
+    Deadline::after(Duration::from_secs(30))
 }
 
 fn id(text: &str) -> VolumeId {
@@ -97,8 +97,19 @@ impl Node {
         names
     }
 
+    /// Opens the journal. One that was just closed is held for a moment by the child
+    /// that another test starts: until it is another program it has all that is
+    /// open here.
     fn open(&self) -> Journal {
-        self.engine.open_journal(soon()).unwrap()
+        let limit = soon();
+        loop {
+            match self.engine.open_journal(soon()) {
+                Err(error) if error.kind() == ErrorKind::InUse && !limit.has_passed() => {
+                    std::thread::yield_now();
+                }
+                opened => return opened.unwrap(),
+            }
+        }
     }
 
     fn attach(&self, journal: &Journal, volume: &str, request: &AttachRequest) -> Error {

@@ -35,7 +35,7 @@ fn an_attach_that_cannot_be_written_down_is_refused_before_the_scan() {
     let machine = Machine::new();
     machine.host(0);
     let engine = Engine::start(machine.roots()).unwrap();
-    let deadline = || Deadline::after(Duration::from_secs(10));
+    let deadline = || Deadline::after(Duration::from_secs(30));
     let journal = engine.open_journal(deadline()).unwrap();
     let source: Source = "scsi:0:0:0:1".parse().unwrap();
     let request = AttachRequest::new(source);

@@ -45,7 +45,8 @@ fn the_socket_is_blocking_and_has_no_timeouts_when_it_is_handed_over() {
 
 #[test]
 fn where_nobody_listens_the_server_is_unreachable() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Where the other tests, which go on meanwhile, have no server.
+    let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
     let error = nbd::dial(&format!("nbd://{address}/a").parse().unwrap(), soon()).unwrap_err();
@@ -92,7 +93,9 @@ fn a_unix_server_whose_queue_is_full_is_waited_for_until_the_deadline() {
     let error = nbd::dial(&uri, Deadline::after(limit)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(error.stage(), Some(Stage::Dial));
-    assert!(began.elapsed() >= limit && began.elapsed() < limit * 10);
+    // Nobody takes it from the queue: who does not keep to the deadline waits for ever.
+    let took = began.elapsed();
+    assert!(took >= limit && took < Duration::from_secs(20), "{took:?}");
 }
 
 #[test]

@@ -65,8 +65,8 @@ fn a_server_that_closes_at_any_byte_of_the_handshake_is_unreachable() {
 
 #[test]
 fn a_server_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
-    // The whole greeting takes over five seconds.
-    let interval = Duration::from_millis(300);
+    // The whole greeting takes eighteen seconds.
+    let interval = Duration::from_secs(1);
     for script in [
         vec![Step::Dribble(greeting(), interval), Step::Hang],
         with(
@@ -83,7 +83,7 @@ fn a_server_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
         let took = began.elapsed();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(error.stage(), Some(Stage::Handshake));
-        assert!(took >= limit && took < limit * 3, "{took:?}");
+        assert!(took >= limit && took < limit * 8, "{took:?}");
         assert!(error.last_seen().unwrap().contains(" bytes"), "{error}");
         server.finish();
     }

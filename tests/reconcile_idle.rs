@@ -35,6 +35,19 @@ fn status(key: &str) -> u64 {
     number.split(' ').next().unwrap().parse().unwrap()
 }
 
+/// Whether every thread but this one sleeps: what they were woken for is done.
+fn all_others_sleep() -> bool {
+    let own = nix::unistd::gettid().to_string();
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let others = tasks.filter(|task| task.file_name() != *own);
+    others
+        .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok())
+        .all(|stat| {
+            let state = stat.rsplit_once(") ").unwrap().1;
+            state.starts_with('S')
+        })
+}
+
 /// A thousand disks that are attached, and their journal.
 fn machine() -> (San, Desired) {
     let mut san = San::new();
@@ -83,9 +96,13 @@ fn a_thousand_volumes_that_stand_wake_nobody_but_the_slow_look_and_fit_in_32_mib
     let (before, after, woken, memory) = std::thread::scope(|scope| {
         let running = scope.spawn(|| reconciler.run());
         let attached = reconciler.wait_attached(&last, soon());
-        // It is known to stand a moment before the plan that there is nothing to do.
+        // It is known to stand a moment before the plan that there is nothing to do,
+        // which the workers are woken for.
         let deadline = soon();
-        while reconciler.counters().plans == 0 && !deadline.has_passed() {
+        // Twice, or one that was seen asleep could have been woken by the next.
+        let sleep = || all_others_sleep() && all_others_sleep();
+        let is_idle = || reconciler.counters().plans > 0 && sleep();
+        while !is_idle() && !deadline.has_passed() {
             std::thread::yield_now();
         }
         let before = reconciler.counters();

@@ -181,7 +181,22 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn soon() -> Deadline {
-        Deadline::after(Duration::from_millis(30))
+        Deadline::after(Duration::from_secs(30))
+    }
+
+    /// For a wait that is to be in vain, and is to have begun before it ends.
+    fn in_a_moment() -> Deadline {
+        Deadline::after(Duration::from_millis(300))
+    }
+
+    /// Waits until no file is left: the thread of one that waited in vain may have
+    /// the lock for a moment when it comes free.
+    fn leaves_no_file(roots: &Roots) {
+        let limit = soon();
+        while fs::read_dir(roots.run.join("lunbd")).unwrap().count() > 0 {
+            assert!(!limit.has_passed(), "a file is left");
+            std::thread::yield_now();
+        }
     }
 
     #[test]
@@ -189,46 +204,33 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let lease = Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
-        let error = Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap_err();
+        let error = Lease::take(&roots, "scsi-0:0:0:0", in_a_moment()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Lock));
         let holder = format!("held by process {}", std::process::id());
         assert_eq!(error.last_seen(), Some(&*holder));
         Lease::take(&roots, "scsi-0:0:0:1", soon()).unwrap();
         drop(lease);
-        Lease::take(
-            &roots,
-            "scsi-0:0:0:0",
-            Deadline::after(Duration::from_secs(30)),
-        )
-        .unwrap();
-        let left = fs::read_dir(roots.run.join("lunbd")).unwrap().count();
-        assert_eq!(left, 0);
+        Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
+        leaves_no_file(&roots);
     }
 
     #[test]
     fn a_lease_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let alone = |limit| Lease::take(&roots, "session-1", Deadline::after(limit));
-        let moment = Duration::from_millis(30);
+        let alone = |deadline| Lease::take(&roots, "session-1", deadline);
         let [one, other] = [(); 2].map(|()| Lease::share(&roots, "session-1", soon()).unwrap());
-        assert!(alone(moment).is_err());
+        assert!(alone(in_a_moment()).is_err());
         drop(one);
-        assert!(alone(moment).is_err(), "the other has it still");
+        assert!(alone(in_a_moment()).is_err(), "the other has it still");
         drop(other);
-        let held = alone(Duration::from_secs(30)).unwrap();
-        let error = Lease::share(&roots, "session-1", soon()).unwrap_err();
+        let held = alone(soon()).unwrap();
+        let error = Lease::share(&roots, "session-1", in_a_moment()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         drop(held);
-        Lease::share(
-            &roots,
-            "session-1",
-            Deadline::after(Duration::from_secs(30)),
-        )
-        .unwrap();
-        let left = fs::read_dir(roots.run.join("lunbd")).unwrap().count();
-        assert_eq!(left, 0);
+        Lease::share(&roots, "session-1", soon()).unwrap();
+        leaves_no_file(&roots);
     }
 
     #[cfg(feature = "journal")]

@@ -129,6 +129,8 @@ mod tests {
 
     #[test]
     fn an_address_where_nobody_listens_is_not_the_last_one_tried() {
+        // Where the other tests, which go on meanwhile, listen nowhere.
+        let listen = || TcpListener::bind("127.0.0.2:0").unwrap();
         let (gone, there) = (listen(), listen());
         let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
         drop(gone);

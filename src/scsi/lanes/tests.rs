@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::*;
 use crate::error::Retry;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 /// Long enough for a thread to begin on a busy machine.
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(2);
 
 fn lanes() -> Lanes {
     Lanes::new(&Roots::default())
@@ -142,7 +142,7 @@ fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
     let lanes = lanes();
     let (release, call) = hanging();
     let (error, waited) = thread::scope(|scope| {
-        let first = scope.spawn(|| on_host(&lanes, "3:0:0:7", Duration::from_millis(300), call));
+        let first = scope.spawn(|| on_host(&lanes, "3:0:0:7", SHORT, call));
         until("the first runs", || {
             lanes.register().running(crate::id::HostNo(3)).is_some()
         });
