@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use vm_tests::job::{BOOT_LIMIT_SECS, Job, Outcome, RESULT_FILE, Report};
 
 use crate::report::ReportLine;
+use crate::snapshot::Snapshot;
 
 fn main() {
     let ended = work();
@@ -54,8 +55,12 @@ fn work() -> Result<()> {
 
 fn run_tests(job: &Job, line: &mut ReportLine) -> Result<()> {
     let mut kernel_log = machine::KernelLog::open()?;
+    // Once: what the last test's end has udevd do for a moment is not the next one's.
+    process::run_to_success(&["udevadm", "settle"])?;
+    let before = Snapshot::take();
     for test in &job.tests {
-        let finished = test_run::run(test, job.own_boot, line, &mut kernel_log)?;
+        let left_as = (!job.own_boot).then_some(&before);
+        let finished = test_run::run(test, left_as, line, &mut kernel_log)?;
         // What a failed test leaves is unknown: the host boots anew for the
         // rest.
         let go_on = matches!(finished, Outcome::Passed | Outcome::Skipped(_));

@@ -23,20 +23,20 @@ use crate::{power, process};
 /// More of a test's output than this is not carried over the serial line.
 const OUTPUT_KEPT: u64 = 256 << 10;
 /// How long a process may take to die of SIGKILL: in the kernel it cannot.
-const KILL_GRACE: Duration = Duration::from_secs(15);
+const KILL_GRACE: Duration = Duration::from_secs(30);
 /// How long the last traces of a test may take to go.
-const TIDY_LIMIT: Duration = Duration::from_secs(5);
+const TIDY_LIMIT: Duration = Duration::from_secs(30);
 
+/// With `left_as`, the test must leave the guest so.
 pub(crate) fn run(
     test: &TestCase,
-    own_boot: bool,
+    left_as: Option<&Snapshot>,
     line: &mut ReportLine,
     kernel_log: &mut KernelLog,
 ) -> Result<Outcome> {
     for file in [SKIP_FILE, LIMIT_FILE] {
         let _absent_mostly = fs::remove_file(file);
     }
-    let before = Snapshot::take();
     let _of_the_boot_or_the_test_before = kernel_log.read_new();
     let output_path = format!("{STATE_DIR}/output");
     let output = File::create(&output_path).context("the output file")?;
@@ -71,10 +71,9 @@ pub(crate) fn run(
     if outcome == Outcome::Passed && !ran_one_test(&output_path) {
         outcome = Outcome::Failed("the program has no such test".to_owned());
     }
-    let mut left = if own_boot || timed_out {
-        Vec::new()
-    } else {
-        tidied(&before)
+    let mut left = match left_as {
+        Some(before) if !timed_out => tidied(before),
+        _ => Vec::new(),
     };
     if !left.is_empty() {
         let mut what = left.join(", ");
@@ -117,7 +116,7 @@ fn ran_one_test(output_path: &str) -> bool {
 /// What still differs from `before` once udevd has nothing more to do and the
 /// test's orphans had their time to end.
 fn tidied(before: &Snapshot) -> Vec<String> {
-    let settled = process::run_to_success(&["udevadm", "settle", "--timeout=20"]);
+    let settled = process::run_to_success(&["udevadm", "settle", "--timeout=120"]);
     let start = Instant::now();
     loop {
         process::reap();

@@ -217,7 +217,7 @@ APT::Architectures {{ "amd64"; }};
 APT::Default-Release "";
 APT::Keep-Downloaded-Packages "true";
 Acquire::Languages "none";
-Acquire::Retries "3";
+Acquire::Retries "8";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";
 "#,

@@ -18,11 +18,13 @@ use crate::qemu::{Console, Machine};
 use crate::run_dir::RunDir;
 
 /// To the boot marker; emulation needs three to five seconds on two free
-/// cores, and was seen to need fourteen on busy ones.
-const BOOT_TIME: Duration = Duration::from_secs(60);
+/// cores, and was seen to need over thirty on busy ones.
+const BOOT_TIME: Duration = Duration::from_secs(240);
+/// A boot was seen to fail twice in a day under load, and a run has dozens.
+const ATTEMPTS: usize = 4;
 /// How much later than announced a report may come: the guest has its own
 /// clock and needs time to kill and to tidy up.
-const GRACE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(240);
 
 /// Tests of files named so reset their machine: it boots again, with the disk
 /// that it had, and runs the test again.
@@ -65,8 +67,8 @@ impl Ended {
 }
 
 /// Boots, does `job`, and hands every report on as it comes. A boot that does
-/// not reach its marker is tried once more: early boot under emulation fails
-/// now and then, and nothing has been tested yet.
+/// not reach its marker is tried again: early boot under emulation fails now and
+/// then, and nothing has been tested yet.
 pub(crate) fn boot(
     setup: &Setup<'_>,
     job: &Job,
@@ -74,29 +76,28 @@ pub(crate) fn boot(
 ) -> Result<Ended> {
     let initrd = write_initrd(setup, job)?;
     let resets = job.tests.iter().any(|test| test.file.starts_with(RESETS));
-    let first = attempt(setup, &initrd, Console::Quiet, resets, &mut on_report)?;
-    if first.boot_time.is_some() {
-        return Ok(first);
+    let series = setup.kernel.series;
+    let mut verbosity = Console::Quiet;
+    for number in 1..ATTEMPTS {
+        let ended = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+        if ended.boot_time.is_some() {
+            return Ok(ended);
+        }
+        eprintln!("the guest did not come up ({}); trying again", ended.why);
+        let name = format!("{series}-boot-attempt-{number}");
+        let console = setup.run_dir.keep_log(&name, &ended.console)?;
+        eprintln!("     log: {}", console.display());
+        verbosity = Console::Verbose;
     }
-    eprintln!(
-        "the guest did not come up ({}); trying once more",
-        first.why
-    );
-    let console = setup.run_dir.keep_log(
-        &format!("{}-first-boot-attempt", setup.kernel.series),
-        &first.console,
-    )?;
-    let second = attempt(setup, &initrd, Console::Verbose, resets, &mut on_report)?;
-    if second.boot_time.is_none() {
+    let last = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+    if last.boot_time.is_none() {
         bail!(
-            "kernel {} does not boot: {}\n{}\nsee also {}",
-            setup.kernel.series,
-            second.why,
-            second.console,
-            console.display()
+            "kernel {series} does not boot: {}\n{}",
+            last.why,
+            last.console
         );
     }
-    Ok(second)
+    Ok(last)
 }
 
 fn attempt(

@@ -35,8 +35,10 @@ pub(crate) fn run(summary: &mut Summary) -> Result<()> {
         let mut cargo = command.spawn().context("cargo")?;
         let stdout = cargo.stdout.take().context("cargo's output")?;
         let mut any_failed = false;
-        for line in BufReader::new(stdout).lines() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            // What a failed test printed may be no text.
             let line = line.context("cargo's output")?;
+            let line = String::from_utf8_lossy(&line);
             println!("{line}");
             if let Some([passed, failed, ignored]) = parse_test_result(&line) {
                 any_failed |= failed > 0;
