@@ -199,13 +199,13 @@ impl Drop for ScsiDebug {
         // after it has given up its hold on it: 6.1 oopsed when udevd's probe
         // closed one while the module went. So udevd comes to its end first.
         let _says_nothing_without_udevd = std::process::Command::new("udevadm")
-            .args(["settle", "--timeout=10"])
+            .args(["settle", "--timeout=60"])
             .status();
         let start = Instant::now();
         loop {
             match delete_module(c"scsi_debug", DeleteModuleFlags::O_NONBLOCK) {
                 Ok(()) | Err(Errno::ENOENT) => return,
-                Err(_) if start.elapsed() < Duration::from_secs(30) => {
+                Err(_) if start.elapsed() < Duration::from_secs(60) => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 // A panic while the test's own is unwinding would hide it; pid

@@ -15,7 +15,7 @@ pub(super) fn disk_of(device_dir: &Path) -> Option<String> {
 /// Waits until there is one that can be opened.
 pub(super) fn openable_disk_of(device_dir: &Path) -> String {
     let what = format!("the disk of {}", device_dir.display());
-    super::wait_until(&what, Duration::from_secs(20), || {
+    super::wait_until(&what, Duration::from_secs(60), || {
         // The node is there a moment before the disk takes openers.
         let disk = disk_of(device_dir)?;
         File::open(format!("/dev/{disk}")).ok().map(|_| disk)

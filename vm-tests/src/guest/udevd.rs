@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 const DAEMON: &str = "/lib/systemd/systemd-udevd";
 const CONTROL: &str = "/run/udev/control";
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts the daemon and returns when it answers.
 pub fn start() {
@@ -26,7 +26,7 @@ pub fn start() {
 #[must_use]
 pub fn answers() -> bool {
     Command::new("udevadm")
-        .args(["control", "--ping", "--timeout=10"])
+        .args(["control", "--ping", "--timeout=60"])
         .output()
         .is_ok_and(|output| output.status.success())
 }
@@ -42,12 +42,18 @@ pub fn pid() -> Option<Pid> {
 
 /// Waits until its queue is empty, for tests that are not about settling.
 pub fn settle() {
-    super::run(&["udevadm", "settle", "--timeout=60"]);
+    super::run(&["udevadm", "settle", "--timeout=240"]);
 }
 
-/// Holds the daemon and its workers where they are (SIGSTOP).
+/// Holds the daemon and its workers where they are (SIGSTOP); returns when they
+/// stand, or are in the kernel and stand when they leave it.
 pub fn stop() {
-    signal_all(Signal::SIGSTOP);
+    super::wait_until("udevd to stand", LIMIT, || {
+        // Again, for a worker that was started meanwhile.
+        signal_all(Signal::SIGSTOP);
+        let stands = |process: &Process| matches!(process.state, 'T' | 'D');
+        processes().iter().all(stands).then_some(())
+    });
 }
 
 /// Lets them go on (SIGCONT).
@@ -58,8 +64,8 @@ pub fn cont() {
 /// Kills the daemon and its workers and removes the control socket, so that the
 /// guest is a machine without udev.
 pub fn kill() {
-    signal_all(Signal::SIGKILL);
     super::wait_until("udevd to be gone", LIMIT, || {
+        signal_all(Signal::SIGKILL);
         processes().is_empty().then_some(())
     });
     if Path::new(CONTROL).exists() {
@@ -106,6 +112,8 @@ impl Drop for AbsentGuard {
 struct Process {
     pid: Pid,
     parent: i32,
+    /// As in `/proc/PID/stat`.
+    state: char,
 }
 
 /// Workers call themselves `(udev-worker)`; before systemd 250 they kept the
@@ -118,11 +126,13 @@ fn processes() -> Vec<Process> {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             let (comm, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
             let mut fields = rest.split_whitespace();
-            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
-            let ours = matches!(comm, "systemd-udevd" | "(udev-worker)") && state != "Z";
+            let state = fields.next()?.chars().next()?;
+            let parent = fields.next()?.parse().ok()?;
+            let ours = matches!(comm, "systemd-udevd" | "(udev-worker)") && state != 'Z';
             ours.then_some(Process {
                 pid: Pid::from_raw(pid),
                 parent,
+                state,
             })
         })
         .collect()
