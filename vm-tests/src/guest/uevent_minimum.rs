@@ -6,15 +6,24 @@
 //! 8 for a delete, 1 more when the target goes with it.
 //!
 //! - Up to 6.1 a running udevd raises one more `change` of the disk itself, by
-//!   writing to its `uevent` file (the event has `SYNTH_UUID=0`). From 6.12 on,
-//!   and without udevd on any kernel, there is none.
+//!   writing to its `uevent` file (the event has `SYNTH_UUID=0`), if the disk is
+//!   there when its worker comes to the `scsi_device`'s `change`
+//!   (`60-block.rules`): mostly, and a quick udevd would be too early. From 6.12
+//!   on, and without udevd on any kernel, there is none.
 //! - One of the 9 is `scsi_device` `change` with
 //!   `SDEV_UA=POWER_ON_RESET_OCCURRED`: the target's news of its own reset, which
 //!   a target of another kind may not send. From 6.12 on it comes before the
 //!   device's `add`, with the DEVPATH `/H:C:T:L`, since the device has no
 //!   parent in sysfs yet.
 
-use super::KernelUevent;
+use std::time::Duration;
+
+use super::{KernelUevent, UeventCounter, udevd};
+
+/// For events that are sure to come.
+const LIMIT: Duration = Duration::from_secs(120);
+/// For those that are not to come, after all that are and after udevd's end.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// (action, subsystem, devtype or `""`).
 pub type Kind = (&'static str, &'static str, &'static str);
@@ -26,7 +35,7 @@ pub struct Minimum {
     pub since: (u32, u32),
     /// A further LUN of a target that is there: the kernel's alone.
     pub disk: &'static [Kind],
-    /// What a running udevd makes the kernel send besides.
+    /// What a running udevd may make the kernel send besides.
     pub udevd_adds: &'static [Kind],
     /// `delete` of a LUN whose target keeps others.
     pub delete: &'static [Kind],
@@ -99,17 +108,10 @@ impl Minimum {
             .unwrap_or_else(|| panic!("no minimum was measured for kernels as old as {running:?}"))
     }
 
-    /// One more LUN of a target that is there, where udevd runs: 10 up
-    /// to 6.1, 9 from 6.12 on.
-    #[must_use]
-    pub fn further_lun(&self) -> Vec<Kind> {
-        sorted(&[self.disk, self.udevd_adds])
-    }
-
-    /// The first LUN of a target, where udevd runs.
+    /// The first LUN of a target.
     #[must_use]
     pub fn first_lun(&self) -> Vec<Kind> {
-        sorted(&[self.disk, self.udevd_adds, self.target_added])
+        sorted(&[self.disk, self.target_added])
     }
 
     /// `delete` of the last LUN of a target.
@@ -117,11 +119,36 @@ impl Minimum {
     pub fn delete_last_lun(&self) -> Vec<Kind> {
         sorted(&[self.delete, self.target_removed])
     }
+
+    /// Waits until all of `wanted` have come since the counter's start, and panics
+    /// if anything else came but what udevd may add to them.
+    pub fn require(&self, counter: &UeventCounter, wanted: &[Kind]) {
+        super::wait_until("the minimum of events", LIMIT, || {
+            (counter.count() >= wanted.len()).then_some(())
+        });
+        let mut may_add: &[Kind] = &[];
+        if udevd::pid().is_some() {
+            udevd::settle();
+            if wanted.contains(&("add", "block", "disk")) {
+                may_add = self.udevd_adds;
+            }
+        }
+        let mut events = counter.until_quiet(QUIET);
+        for adds in may_add {
+            let by_udevd = |event: &KernelUevent| {
+                let mark = event.properties.get("SYNTH_UUID");
+                event.kind() == *adds && mark.is_some_and(|mark| mark == "0")
+            };
+            if let Some(at) = events.iter().position(by_udevd) {
+                events.remove(at);
+            }
+        }
+        assert_eq!(kinds(&events), wanted);
+    }
 }
 
-/// The kinds of `events`, sorted, to be compared with a minimum.
-#[must_use]
-pub fn kinds(events: &[KernelUevent]) -> Vec<(&str, &str, &str)> {
+/// Sorted, to be compared with a minimum.
+fn kinds(events: &[KernelUevent]) -> Vec<(&str, &str, &str)> {
     let mut kinds: Vec<_> = events.iter().map(KernelUevent::kind).collect();
     kinds.sort_unstable();
     kinds
