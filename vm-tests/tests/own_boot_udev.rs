@@ -18,6 +18,9 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Roots};
 use vm_tests::guest::agent::unit;
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
+/// For a call that is given eight seconds, on a busy machine.
+const TOLERABLE: Duration = Duration::from_secs(18);
+
 fn in_seconds(seconds: u64) -> Deadline {
     Deadline::after(Duration::from_secs(seconds))
 }
@@ -30,12 +33,8 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
     let request = AttachRequest::new(unit(&target, 3));
     let stopped = udevd::stopped();
     let start = Instant::now();
-    let error = engine.attach(&request, in_seconds(4)).unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(6),
-        "{:?}",
-        start.elapsed()
-    );
+    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
+    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Settle));
     let seen = error.last_seen().unwrap();
@@ -48,7 +47,7 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
 
     // The command finds the same in its own new process.
     let source = unit(&target, 3).to_string();
-    let output = guest::lunbd(&["attach", &source, "--timeout", "2s", "--json"]);
+    let output = guest::lunbd(&["attach", &source, "--timeout", "8s", "--json"]);
     assert_eq!(output.status.code(), Some(6), "{output:?}");
     let failure: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(failure["stage"], "settle");
@@ -69,8 +68,9 @@ fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_d
     engine
         .attach(&AttachRequest::new(unit(&target, 3)), in_seconds(60))
         .unwrap();
+    udevd::settle();
     let stopped = udevd::stopped();
-    let error = engine.detach(unit(&target, 3), in_seconds(4)).unwrap_err();
+    let error = engine.detach(unit(&target, 3), in_seconds(8)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Settle));
     assert!(
@@ -176,12 +176,8 @@ fn a_scan_that_hangs_does_not_hang_the_caller() {
     target.set("opts", 4);
     let start = Instant::now();
     let request = AttachRequest::new(unit(&target, 3));
-    let error = engine.attach(&request, in_seconds(3)).unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        start.elapsed()
-    );
+    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
+    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Scan));
     assert!(
@@ -227,25 +223,26 @@ fn a_udevd_that_is_killed_and_restarted_in_a_detach_leaves_an_error_that_says_so
     let engine = Engine::start(Roots::default()).unwrap();
     let request = AttachRequest::new(unit(&target, 3));
     let first = engine.attach(&request, in_seconds(60)).unwrap();
-    let device = target.device_dir(3);
+    // The link of the bus goes before the disk does, and with it the disk's event.
+    let device = fs::canonicalize(target.device_dir(3)).unwrap();
     let observer = StageObserver::new(move |stage| {
         if stage == Stage::Delete {
             udevd::kill();
             let device = device.clone();
             std::thread::spawn(move || {
                 let gone = || (!device.exists()).then_some(());
-                guest::wait_until("the device to be gone", Duration::from_secs(20), gone);
+                guest::wait_until("the device to be gone", Duration::from_secs(60), gone);
                 udevd::start();
             });
         }
     });
     let detach = DetachRequest::new(unit(&target, 3)).observe(observer);
-    let failure = engine.detach(detach, in_seconds(8)).unwrap_err();
+    let failure = engine.detach(detach, in_seconds(15)).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     assert_eq!(failure.stage(), Some(Stage::Settle));
     assert!(failure.last_seen().unwrap().contains("the device is gone"));
     assert!(failure.receipt.paths[0].gone);
-    guest::wait_until("udevd to answer", Duration::from_secs(20), || {
+    guest::wait_until("udevd to answer", Duration::from_secs(60), || {
         udevd::answers().then_some(())
     });
     assert!(

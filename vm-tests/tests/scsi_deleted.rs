@@ -22,8 +22,8 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::{self, ScsiDebug};
 
-/// No call here may come near this.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Half of what a call is given: none may come near it.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Acts once, as the call enters `stage` for the `nth` time.
 fn at(stage: Stage, nth: usize, act: impl Fn() + Send + Sync + 'static) -> StageObserver {
@@ -37,9 +37,12 @@ fn at(stage: Stage, nth: usize, act: impl Fn() + Send + Sync + 'static) -> Stage
 
 /// Deletes it, if it is there, and returns when it is gone.
 fn delete(device: &Path) {
+    // The link of the bus goes before the disk does.
+    let dir = fs::canonicalize(device);
     let _not_there = fs::write(device.join("delete"), "1");
     guest::wait_until("the device to be gone", LIMIT, || {
-        (!device.exists()).then_some(())
+        let stands = device.exists() || dir.as_ref().is_ok_and(|dir| dir.exists());
+        (!stands).then_some(())
     });
 }
 

@@ -88,6 +88,7 @@ fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_
     let name = node.strip_prefix("/dev/").unwrap();
     let holders = guest::entries(format!("/sys/block/{name}/holders"));
     is_kept(&engine, &format!("held by {}", holders[0]));
+    guest::udevd::settle();
     guest::run(&["dmsetup", "remove", "--noudevsync", "--retry", "on-top"]);
 
     let us = format!("open in process {}", std::process::id());
@@ -99,6 +100,7 @@ fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_
     let exclusive = exclusive.open(node).unwrap();
     is_kept(&engine, &us);
     drop(exclusive);
+    guest::udevd::settle();
 
     assert_eq!(target.devices().len(), 2);
     let foreseen = only(foresee(&engine));
@@ -155,6 +157,7 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     target.set("max_luns", 3);
 
     // Offline, and its target says that it is gone.
+    guest::udevd::settle();
     fs::write(&state, "offline\n").unwrap();
     target.set("max_luns", 1);
     let reaped = only(reap(&engine));
@@ -206,6 +209,7 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
             .attach_volume(&journal, &volume, &request, soon())
             .unwrap();
     }
+    guest::udevd::settle();
     target.set("max_luns", 1);
     let dry = guest::lunbd(&["reap", "--dry-run", "--json", "--journal", &place]);
     assert!(dry.status.success(), "{dry:?}");
