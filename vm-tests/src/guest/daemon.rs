@@ -35,7 +35,7 @@ impl Daemon {
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut daemon = Self { child, what };
         let what = format!("{} to answer", daemon.what);
-        super::wait_until(&what, Duration::from_secs(30), || {
+        super::wait_until(&what, Duration::from_secs(60), || {
             if let Ok(Some(status)) = daemon.child.try_wait() {
                 panic!("{what}: {status}");
             }
