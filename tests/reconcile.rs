@@ -130,6 +130,17 @@ fn next(events: &mut Events, what: impl Fn(&Event) -> bool) -> Event {
 }
 
 #[test]
+fn a_disk_that_goes_away_while_it_is_looked_at_keeps_no_other_from_being_seen() {
+    let node = Node::with_disks(2);
+    let disk = format!("sys/{}/block/sda", San::device_dir(0, 0));
+    fs::remove_file(node.san.machine.path(&disk).join("size")).unwrap();
+    let journal = node.engine.open_journal(soon()).unwrap();
+    let found = node.engine.survey(&journal).unwrap();
+    let sizes: Vec<Option<u64>> = found.iter().map(|there| there.size).collect();
+    assert_eq!(sizes, [None, Some(1 << 20)]);
+}
+
+#[test]
 fn what_stands_as_it_is_wanted_is_left_alone() {
     let node = Node::with_disks(5);
     let reconciler = node.reconciler(Options::default());

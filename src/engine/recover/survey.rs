@@ -8,9 +8,10 @@ use super::Condition;
 use super::look::Seen;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
 use crate::kernel::Roots;
+use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::{Identity, ScsiDevice, State};
@@ -197,7 +198,7 @@ impl Engine {
         let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
         if handed_out {
             found.node = Some(disk.node(self.roots()));
-            found.size = Some(disk.size()?);
+            found.size = size_if_there(disk)?;
         }
         let dead = self.links().get(&index).is_some_and(|link| {
             Some(&link.backend) == found.spec.nbd.as_ref().map(|nbd| &nbd.backend) && link.is_dead()
@@ -257,7 +258,7 @@ impl Engine {
             if let Some(disk) = self.handed_out(outcome, &disks)? {
                 handed_out = true;
                 found.node = Some(disk.node(self.roots()));
-                found.size = Some(disk.size()?);
+                found.size = size_if_there(&disk)?;
             }
         }
         Ok(Seen::Answers { what, handed_out })
@@ -278,6 +279,14 @@ impl Engine {
             }
         }
         routes
+    }
+}
+
+/// A device that goes away while we look has none.
+fn size_if_there(disk: &BlockDevice) -> Result<Option<u64>> {
+    match disk.size() {
+        Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+        size => size.map(Some),
     }
 }
 
