@@ -26,6 +26,8 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
+/// More than anything takes here, on a machine that is several times slower too.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The driver, where it keeps backend ids.
 fn module(devices: u32) -> NbdModule {
@@ -239,9 +241,17 @@ fn with_every_device_taken_one_more_is_made() {
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let engine = engine();
     let uris: Vec<String> = (0..3).map(|n| server.uri(&format!("e{n}"))).collect();
-    let nodes: Vec<_> = uris.iter().map(|uri| attach(&engine, uri).node).collect();
-    assert_eq!(nodes.len(), 3);
-    assert_eq!(configured(), ["nbd0", "nbd1", "nbd2"]);
+    let mut names: Vec<String> = uris
+        .iter()
+        .map(|uri| attach(&engine, uri).nbd_index().unwrap().name())
+        .collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 3);
+    // Not always 0 to 2: udev's probe may have one that was just made open, and
+    // then the next is made.
+    assert!(names.contains(&"nbd0".to_owned()), "{names:?}");
+    assert_eq!(configured(), names);
     for uri in &uris {
         detach(&engine, uri);
     }
@@ -469,12 +479,12 @@ fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
     let reader = File::open(&attachment.node).unwrap();
     // The claim proves that nobody mounts it; a reader only delays the end.
     let error = engine
-        .detach(source(&uri), Deadline::after(Duration::from_secs(2)))
+        .detach(source(&uri), Deadline::after(Duration::from_secs(10)))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Confirm));
     drop(reader);
-    guest::wait_until("the device to be free", Duration::from_secs(10), || {
+    guest::wait_until("the device to be free", LIMIT, || {
         sysfs(&attachment, "pid").is_empty().then_some(())
     });
     assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
@@ -490,7 +500,7 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
     let options = NbdOptions::default().index(NbdIndex::new(0).unwrap());
     let request = AttachRequest::new(source(&uri)).nbd(options);
     let error = engine
-        .attach(&request, Deadline::after(Duration::from_secs(1)))
+        .attach(&request, Deadline::after(Duration::from_secs(10)))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     let opener = format!("{} (", std::process::id());
@@ -527,7 +537,8 @@ fn where_no_server_is_nothing_is_configured() {
             .attach(&AttachRequest::new(source(&uri)), soon())
             .unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5));
+        // It is not tried again until the deadline, which is a minute away.
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
     let store = Store::sparse(MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "right", store.path(), &[]);
@@ -536,7 +547,7 @@ fn where_no_server_is_nothing_is_configured() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert_eq!(configured(), [] as [&str; 0]);
-    guest::wait_until("no descriptor to be left", Duration::from_secs(5), || {
+    guest::wait_until("no descriptor to be left", LIMIT, || {
         (fds() <= before).then_some(())
     });
 }
@@ -551,8 +562,9 @@ fn a_module_that_is_not_loaded_is_named_or_loaded_by_the_kernel_itself() {
         Ok(_) => {
             assert!(guest::kernel() >= (6, 12));
             detach(&engine, &uri);
-            guest::udevd::settle();
-            guest::run(&["rmmod", "nbd"]);
+            // As soon as nobody has a device of it open.
+            drop(NbdModule::load(1));
+            assert!(!Path::new("/sys/module/nbd").exists());
         }
         Err(error) => {
             assert!(guest::kernel() < (6, 12), "{error}");
