@@ -238,12 +238,11 @@ fn who_merely_opens_a_free_device_makes_a_connect_busy_and_is_named() {
 
     drop(opener);
     wait_for(index(0), State::Free);
-    assert!(
-        !status(&roots(), index(0), soon())
-            .unwrap()
-            .unwrap()
-            .connected
-    );
+    // A probe of udev's may have it open once more, and counts there too.
+    wait_until("the kernel to call it free", LIMIT, || {
+        let by_kernel = status(&roots(), index(0), soon()).unwrap().unwrap();
+        (!by_kernel.connected).then_some(())
+    });
 }
 
 #[test]
@@ -472,7 +471,8 @@ fn a_spent_budget_is_an_error_to_the_reader_and_the_device_can_still_be_revived(
     let error = device.read(0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
     let waited = start.elapsed();
-    assert!((2..6).contains(&waited.as_secs()), "{waited:?}");
+    // Its own time and not that of a request, which is 30 s.
+    assert!((2..20).contains(&waited.as_secs()), "{waited:?}");
     assert_eq!(state(device.0), State::Connected);
     server.start();
     device.give(open_link(&server.uri("a"))).unwrap();
@@ -549,15 +549,20 @@ fn a_diskseq_does_not_tell_one_connection_from_the_next() {
 fn a_module_that_is_loaded_anew_is_spoken_to_and_heard() {
     guest::enter();
     // A newer kernel loads the module when it is asked for the family.
+    let is_loaded = || std::path::Path::new("/sys/module/nbd").exists();
     match status(&roots(), index(0), soon()) {
-        Ok(_) => assert!(std::path::Path::new("/sys/module/nbd").exists()),
+        Ok(_) => assert!(is_loaded()),
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error:?}"),
     }
-    guest::udevd::settle();
-    drop(NbdModule::load(1));
-
+    // There it stays until somebody listens, who would load it too: its family would
+    // be announced just as the watch is made.
     let links = DeadLinks::listen(soon()).unwrap();
     let mut watch = links.watch(None);
+    if is_loaded() {
+        guest::udevd::settle();
+        drop(NbdModule::load(1));
+        assert!(!is_loaded());
+    }
     for _ in 0..2 {
         let _module = NbdModule::load(1);
         assert_eq!(watch.next(soon()), Some(LinkNotice::LookAgain));
