@@ -289,9 +289,8 @@ fn a_detach_that_is_refused_leaves_the_volume_attached_and_is_not_finished_later
     guest::run(&["mkswap", node]);
     guest::run(&["swapon", node]);
     let how = DetachVolume::default();
-    let limit = lunbd::Deadline::after(Duration::from_secs(10));
     let refused = engine
-        .detach_volume(&journal, &volume(), &how, limit)
+        .detach_volume(&journal, &volume(), &how, soon())
         .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InUse, "{refused}");
     guest::run(&["swapoff", node]);
@@ -439,7 +438,9 @@ fn a_full_disk_under_the_journal_refuses_before_anything_is_scanned() {
     let attached = engine.attach_volume(&journal, &volume(), &request, soon());
     let detached = engine.detach_volume(&journal, &volume(), &DetachVolume::default(), soon());
     drop(journal);
-    umount(&place.0).unwrap();
+    guest::wait_until("nothing of the journal to be open", LIMIT, || {
+        umount(&place.0).ok()
+    });
     let error = refused.unwrap_err();
     assert_eq!(error.errno(), Some(nix::libc::ENOSPC), "{error}");
     assert_eq!(error.stage(), Some(Stage::Journal), "{error}");
