@@ -19,14 +19,17 @@ use vm_tests::guest::agent::unit;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::{self, ScsiDebug};
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// More than anything takes here, on a machine that is several times slower too.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Of a test, which starts the command two dozen times.
+const IN_ALL: Duration = Duration::from_secs(600);
 
 /// A file of volumes and a journal; removed on drop.
 struct Place(PathBuf);
 
 impl Place {
     fn new() -> Self {
-        guest::enter();
+        guest::time_limit(IN_ALL);
         let place = PathBuf::from(format!("/tmp/apply-{}", std::process::id()));
         let _not_there = fs::remove_dir_all(&place);
         fs::create_dir(&place).unwrap();
@@ -71,7 +74,8 @@ impl Place {
     /// The volumes of the journal and their conditions.
     fn status(&self) -> Vec<(String, String)> {
         let output = guest::lunbd(&["status", "--json", "--journal", &self.journal()]);
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status = serde_json::from_slice(&output.stdout);
+        let status: Value = status.unwrap_or_else(|error| panic!("{error}: {output:?}"));
         let volumes = status["volumes"].as_array().unwrap().iter();
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         volumes
