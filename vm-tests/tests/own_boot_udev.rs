@@ -198,8 +198,14 @@ fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
     let stopped = udevd::stopped();
-    let observer = StageObserver::new(|stage| {
+    let events = guest::UeventCounter::start();
+    let observer = StageObserver::new(move |stage| {
         if stage == Stage::Settle {
+            // The disk serves a moment before it is announced: to the first udevd.
+            let announced = events.wait_for(Duration::from_secs(30), |event| {
+                event.kind() == ("add", "block", "disk")
+            });
+            announced.expect("the disk's own event");
             restart_udevd();
         }
     });
