@@ -14,6 +14,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -67,19 +68,17 @@ fn mount_the_disk() {
     guest::modprobe("virtio_blk", &[]);
     guest::wait_until(DISK, LIMIT, || Path::new(DISK).exists().then_some(()));
     guest::modprobe("ext4", &[]);
-    let mounted = || {
-        mount(
-            Some(DISK),
-            KEPT,
-            Some("ext4"),
-            MsFlags::empty(),
-            None::<&str>,
-        )
-    };
-    if mounted().is_err() {
+    // By its magic number, and not by a mount that fails: what is kept would be lost.
+    let mark = guest::wait_until("the disk to be read", LIMIT, || {
+        let mut mark = [0; 2];
+        let read = File::open(DISK).and_then(|disk| disk.read_exact_at(&mut mark, 1080));
+        read.ok().map(|()| mark)
+    });
+    if mark != [0x53, 0xef] {
         guest::run(&["mkfs.ext4", "-q", "-F", DISK]);
-        mounted().unwrap();
     }
+    let options = None::<&str>;
+    mount(Some(DISK), KEPT, Some("ext4"), MsFlags::empty(), options).unwrap();
 }
 
 /// Each step of the journal that changes what is on the disk, or may.
