@@ -4,22 +4,29 @@ mod wire;
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::UnixAddr;
 
 use crate::crash::point;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::stream::DeadlineStream;
 use crate::kernel::{Roots, unix_socket};
 
 /// `DEFAULT_SOCKET` of multipath-tools, 0.4.9 and later.
 const NAME: &str = "/org/kernel/linux/storage/multipathd";
+/// What it says where it has no time (`multipathd/uxlsnr.c`, `default_reply`).
+const BUSY: &str = "timeout";
 
 /// The multipathd of this machine. Each command is a connection of its own and
-/// needs root; the daemon answers `timeout` by itself after `uxsock_timeout`
-/// (4 s) of waiting for its own lock.
+/// needs root. The daemon answers `timeout` by itself after `uxsock_timeout`
+/// (4 s), in which it waited for its own lock or did what it was told
+/// (`multipathd/uxlsnr.c`, `check_timeout`): so it says of a map that is long in
+/// the making. It is asked again then until the deadline, but where it is to let
+/// go of something: what follows shows whether it did.
 ///
 /// After a timeout the daemon may still do what it was told. Besides what each
 /// method names, all say `Unreachable` where the daemon is gone, `NotReady`
@@ -73,7 +80,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn delete_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        let answer = self.command(Stage::Forget, "del path", name, deadline);
+        let answer = self.command_once(Stage::Forget, "del path", name, deadline);
         match answer {
             // It says `fail` of one that it has forgotten already.
             Err(error) if error.kind() == ErrorKind::Refused => {
@@ -110,7 +117,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`, and then the map is in use, or gone, or none of its own.
     pub fn delete_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::RemoveMap, "del map", name, deadline)
+        self.command_once(Stage::RemoveMap, "del map", name, deadline)
     }
 
     /// Has it give the map of this name (the alias or `dm-N`) the size of its
@@ -131,22 +138,35 @@ impl Daemon {
         self.command(Stage::Map, "disablequeueing map", name, deadline)
     }
 
+    /// Tells it until it has time.
     fn command(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
-        let command = format!("{verb} {}", argument(name)?);
-        point!(MultipathdToTell);
-        let reply = self.ask(stage, &command, deadline)?;
-        point!(MultipathdTold);
-        tracing::debug!(command, reply = reply.trim(), "multipathd");
-        match reply.trim() {
-            "ok" => Ok(Answer::Done),
-            "blacklisted" => Ok(Answer::NotWanted),
-            // `del map` has it followed by `fail` (`cli_del_map`).
-            "delayed" | "delayedfail" => Ok(Answer::Delayed),
-            _ => Err(refused(stage, &command, &reply)),
+        tell(stage, verb, name, |it| self.ask(stage, it, deadline))
+    }
+
+    fn command_once(
+        &self,
+        stage: Stage,
+        verb: &str,
+        name: &str,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        tell(stage, verb, name, |it| self.ask_once(stage, it, deadline))
+    }
+
+    /// Its reply; `timeout` only when the deadline has passed.
+    fn ask(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        loop {
+            let reply = self.ask_once(stage, command, deadline)?;
+            if reply.trim() != BUSY || deadline.has_passed() {
+                return Ok(reply);
+            }
+            tracing::debug!(command, "multipathd is busy");
+            thread::park_timeout(pauses.pause().min(deadline.remaining()));
         }
     }
 
-    fn ask(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
+    fn ask_once(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
         let socket = self.connect(stage, command, deadline)?;
         let mut stream = DeadlineStream::new(socket.as_fd(), deadline);
         let failed = |seen: &str, error: &io::Error| match error.kind() {
@@ -180,6 +200,26 @@ impl Daemon {
     }
 }
 
+fn tell(
+    stage: Stage,
+    verb: &str,
+    name: &str,
+    ask: impl FnOnce(&str) -> Result<String>,
+) -> Result<Answer> {
+    let command = format!("{verb} {}", argument(name)?);
+    point!(MultipathdToTell);
+    let reply = ask(&command)?;
+    point!(MultipathdTold);
+    tracing::debug!(command, reply = reply.trim(), "multipathd");
+    match reply.trim() {
+        "ok" => Ok(Answer::Done),
+        "blacklisted" => Ok(Answer::NotWanted),
+        // `del map` has it followed by `fail` (`cli_del_map`).
+        "delayed" | "delayedfail" => Ok(Answer::Delayed),
+        _ => Err(refused(stage, &command, &reply)),
+    }
+}
+
 fn timed_out(stage: Stage, command: &str, deadline: Deadline) -> Error {
     let what = format!("multipathd to answer {command:?}");
     Error::timed_out(stage, deadline.elapsed(), &what)
@@ -200,13 +240,13 @@ fn argument(name: &str) -> Result<&str> {
 /// Whether it is a word that multipathd says instead of an answer
 /// (`multipathd/uxlsnr.c`, `default_reply`).
 fn is_refusal(reply: &str) -> bool {
-    matches!(reply.trim(), "fail" | "timeout")
+    matches!(reply.trim(), "fail" | BUSY)
 }
 
 fn refused(stage: Stage, command: &str, reply: &str) -> Error {
     // To a command that it does not know it says all those that it does.
     let first = reply.lines().next().unwrap_or_default();
-    let (kind, what) = if first == "timeout" {
+    let (kind, what) = if first == BUSY {
         (ErrorKind::NotReady, "is too busy to do")
     } else if first.starts_with("permission") {
         (ErrorKind::NotPermitted, "refused")
@@ -276,7 +316,6 @@ mod tests {
             ("delayedfail\n", Ok(Answer::Delayed)),
             ("fail\n", Err(ErrorKind::Refused)),
             ("map reload error. removed\n", Err(ErrorKind::Refused)),
-            ("timeout\n", Err(ErrorKind::NotReady)),
             (
                 "permission deny: need to be root\n",
                 Err(ErrorKind::NotPermitted),
@@ -318,7 +357,6 @@ mod tests {
             ("sdaa\nsdab\n", Ok(false)),
             ("ok\n", Ok(false)),
             ("", Ok(false)),
-            ("timeout\n", Err(ErrorKind::NotReady)),
             ("fail\n", Err(ErrorKind::Refused)),
             ("show: not found\n sda\n", Err(ErrorKind::Refused)),
         ] {
@@ -326,6 +364,29 @@ mod tests {
             let known = daemon.knows_path("sda", soon());
             assert_eq!(known.map_err(|error| error.kind()), expected, "{reply:?}");
         }
+    }
+
+    #[test]
+    fn one_that_is_busy_is_asked_again_until_the_deadline_but_to_let_go() {
+        let busy = || packet("timeout\n");
+        let (daemon, told) = answering(vec![busy(), busy(), packet("ok\n")]);
+        assert_eq!(daemon.add_path("sda", soon()).unwrap(), Answer::Done);
+        assert_eq!(told.join().unwrap(), ["add path sda"; 3]);
+        let (daemon, told) = answering(vec![busy(), packet("sda\n")]);
+        assert!(daemon.knows_path("sda", soon()).unwrap());
+        assert_eq!(told.join().unwrap().len(), 2);
+
+        let (daemon, told) = answering(vec![busy()]);
+        let error = daemon.delete_path("sda", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotReady);
+        assert_eq!(told.join().unwrap(), ["del path sda"]);
+
+        let (daemon, _told) = answering((0..100).map(|_| busy()).collect());
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = daemon.add_path("sda", deadline).unwrap_err();
+        let kinds = [ErrorKind::NotReady, ErrorKind::TimedOut];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!(deadline.has_passed());
     }
 
     #[test]
