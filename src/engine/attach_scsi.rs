@@ -191,8 +191,8 @@ impl Engine {
     }
 
     /// Where a unit is there at another LUN of the same target too (an array may
-    /// present LUN 1 as 16385), the disk that came first is the one: two disks of
-    /// one unit on one path would have a page cache each. What this attach
+    /// present LUN 1 as 16385), the disk that was there first is the one: two disks
+    /// of one unit on one path would have a page cache each. What this attach
     /// scanned beside it is taken away again; what others did is left.
     fn adopt_aliases(
         &self,
@@ -334,7 +334,7 @@ impl Brought {
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
     }
 
-    /// The same unit at another LUN of the same target, where its disk came
+    /// The same unit at another LUN of the same target, where its disk was there
     /// before this one. Before Linux 5.15 nothing tells that of two that were both
     /// there before us, and then the lower LUN is taken.
     fn earlier_alias(&self) -> Result<Option<ScsiDevice>> {
@@ -342,7 +342,10 @@ impl Brought {
         if !self.identity.wwid().is_some_and(Wwid::is_registered) {
             return Ok(None);
         }
-        let mut first = (self.diskseq, self.changed, self.device.hctl().lun);
+        // One that this attach brought gives way to any: another attach may have
+        // handed that one out, though its number is the higher (the kernel gives
+        // it before it shows the disk).
+        let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
         let mut earlier = None;
         for other in self.device.siblings()? {
             match self.is_alias_since(&other) {
@@ -358,7 +361,7 @@ impl Brought {
         Ok(earlier)
     }
 
-    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(Option<DiskSeq>, bool, Lun)>> {
+    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
         // A target may have a thousand: most are told apart by one read.
         if other.cached_name()?.as_ref() != self.identity.wwid() {
             return Ok(None);
@@ -368,7 +371,7 @@ impl Brought {
             return Ok(None);
         };
         let same = other.cached_identity()?.is_same_unit(&self.identity);
-        let age = (disk.diskseq()?, false, other.hctl().lun);
+        let age = (false, disk.diskseq()?, other.hctl().lun);
         Ok(same.then_some(age))
     }
 
@@ -426,4 +429,65 @@ fn require_paths(
         }
         None => error.at(Stage::Resolve),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::kernel::Roots;
+    use crate::transport::Via;
+
+    /// A device with a disk of the one unit of this target.
+    fn device(target: &Path, lun: &str, disk: &str, diskseq: u64) {
+        let dir = target.join(lun);
+        let block = dir.join("block").join(disk);
+        fs::create_dir_all(&block).unwrap();
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let page = [&[0, 0x83, 0, 12, 2, 3, 0, 8][..], &naa].concat();
+        fs::write(dir.join("vpd_pg83"), page).unwrap();
+        fs::write(block.join("dev"), format!("8:{diskseq}\n")).unwrap();
+        fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
+    }
+
+    #[test]
+    fn what_an_attach_has_brought_gives_way_to_another_lun_of_the_unit_whatever_their_numbers() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let target = roots.sysfs.join("devices/target2:0:0");
+        device(&target, "2:0:0:1", "sda", 7);
+        device(&target, "2:0:0:16385", "sdb", 8);
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        fs::create_dir_all(&bus).unwrap();
+        for lun in ["2:0:0:1", "2:0:0:16385"] {
+            std::os::unix::fs::symlink(target.join(lun), bus.join(lun)).unwrap();
+        }
+        let engine = Engine::start(roots.clone()).unwrap();
+        let alias = |lun: &str, changed| {
+            let device = ScsiDevice::find(&roots, lun.parse().unwrap());
+            let device = device.unwrap().unwrap();
+            let disk = device.disk().unwrap().unwrap();
+            let hctl = device.hctl();
+            let path = Brought {
+                via: Via::Address { hctl },
+                diskseq: disk.diskseq().unwrap(),
+                identity: device.cached_identity().unwrap(),
+                watch: engine.hub().watch(lun),
+                changed,
+                device,
+                disk,
+            };
+            let alias = path.earlier_alias().unwrap();
+            alias.map(|device| device.hctl().to_string())
+        };
+        // Both stood: the one that came first is the one.
+        assert_eq!(alias("2:0:0:1", false), None);
+        assert_eq!(alias("2:0:0:16385", false).as_deref(), Some("2:0:0:1"));
+        assert_eq!(alias("2:0:0:16385", true).as_deref(), Some("2:0:0:1"));
+        // Its number is the lower, and the other may have been handed out before it
+        // was to be seen.
+        assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
+    }
 }
