@@ -1,13 +1,15 @@
 //! From a login to a session of the kernel's.
 
 use std::os::fd::AsFd as _;
+use std::thread;
+use std::time::Duration;
 
 use super::super::login::Connection;
 use super::settings::Settings;
 use super::{KernelSession, SessionName, SessionOptions, StandingSession};
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::SessionId;
+use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, Stop};
 use crate::kernel::{Roots, worker};
 
@@ -47,7 +49,7 @@ pub fn hand_over(
             match begin(&mut control, &standing, &connection, &settings, deadline) {
                 Ok(()) => Ok(KernelSession { id, host }),
                 Err(error) => {
-                    undo(&mut control, id);
+                    undo(&mut control, &standing);
                     Err(error)
                 }
             }
@@ -81,12 +83,30 @@ fn begin(
     Ok(())
 }
 
-/// Takes away what there is of a session that has no devices. **Blocks.**
-fn undo(control: &mut Control, id: SessionId) {
+/// Takes away what there is of a session that has no devices, and waits until it is
+/// gone with its host, which the kernel does by itself after its answer
+/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). **Blocks.**
+fn undo(control: &mut Control, standing: &StandingSession) {
+    /// Longer than the kernel takes, and not for ever.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let id = standing.id();
+    let path = standing.host_dir().ok().flatten();
+    let host = path.as_deref().map(DeviceDir::open).transpose();
+    let host = host.ok().flatten().flatten();
     // A connection that was never bound is not stopped.
     let stopped = control.stop(id, Stop::Terminate);
     let connection = control.destroy_connection(id);
     if let Err(error) = control.destroy_session(id) {
         tracing::warn!(%id, %error, ?stopped, ?connection, "a session that failed is left");
+        return;
+    }
+    let host_is_there = || {
+        let read = host.as_ref().map(|host| host.text("uevent"));
+        matches!(read, Some(Ok(Some(_))))
+    };
+    let patience = Deadline::after(PATIENCE);
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
+    while (standing.is_there() || host_is_there()) && !patience.has_passed() {
+        thread::park_timeout(pauses.pause());
     }
 }
