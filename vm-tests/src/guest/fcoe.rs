@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::lio::{self, Store};
-use super::scsi_disk::{disk_of, openable_disk_of};
+use super::scsi_disk::{disk_of, have_followed, openable_disk_of};
 
 const FABRIC: &str = "/sys/kernel/config/target/fc";
 const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
@@ -15,7 +15,7 @@ const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
 const LINKS: [&str; 2] = ["fcinit", "fctgt"];
 const ADDRESSES: [&str; 2] = ["02:00:00:00:00:10", "02:00:00:00:00:11"];
 /// A login between the ports takes some seconds of the protocol's own.
-const LOGIN: Duration = Duration::from_secs(60);
+const LOGIN: Duration = Duration::from_secs(120);
 
 /// One initiator port and one target port with a cable between them; dropping
 /// it takes everything away.
@@ -60,7 +60,7 @@ impl FcFabric {
         for controller in &controllers {
             lio::write(&controller.join("enabled"), "1");
         }
-        fabric.wait_for_rport("Online");
+        fabric.link_up();
         fabric
     }
 
@@ -106,17 +106,27 @@ impl FcFabric {
         self.luns.remove(&lun);
     }
 
-    /// Takes the cable's initiator end down; returns when the rport is Blocked.
+    /// Takes the cable's initiator end down; returns when the rport is lost
+    /// (Blocked, until `dev_loss_tmo` is over) and no device behind it runs: the
+    /// kernel blocks them after it has said so of the port.
     pub fn link_down(&self) {
         super::run(&["ip", "link", "set", LINKS[0], "down"]);
-        self.wait_for_rport("Blocked");
+        super::wait_until("the rport to be lost, with its devices", LOGIN, || {
+            let lost = self.of_rport("port_state") != "Online";
+            (lost && have_followed(self.host, true)).then_some(())
+        });
     }
 
-    /// Takes it up; returns when the rport is Online. Devices that were removed
-    /// meanwhile do not come back by themselves.
+    /// Takes it up; returns when the rport is Online, a target again, and its
+    /// devices run. Those that were removed meanwhile do not come back by
+    /// themselves.
     pub fn link_up(&self) {
         super::run(&["ip", "link", "set", LINKS[0], "up"]);
-        self.wait_for_rport("Online");
+        super::wait_until("the rport to be Online, with its devices", LOGIN, || {
+            let back = self.of_rport("port_state") == "Online"
+                && self.of_rport("roles").contains("FCP Target");
+            (back && have_followed(self.host, false)).then_some(())
+        });
     }
 
     /// The rport of the target's port (`rport-0:0-1`), when there is one.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::daemon::Daemon;
-use super::scsi_disk::{disk_of, openable_disk_of};
+use super::scsi_disk::{disk_of, have_followed, openable_disk_of};
 
 const SESSIONS: &str = "/sys/class/iscsi_session";
 /// Bound by the daemon before it answers anybody.
@@ -27,12 +27,13 @@ pub struct Timeouts {
 }
 
 impl Default for Timeouts {
-    /// Short, for a test to see the end of them.
+    /// As iscsid has them, but for the answer to a ping: nobody is silent here, and
+    /// a machine that is busy with other things is slow to say that it lives.
     fn default() -> Self {
         Self {
-            replacement: 5,
-            noop_interval: 2,
-            noop_timeout: 2,
+            replacement: 120,
+            noop_interval: 5,
+            noop_timeout: 60,
         }
     }
 }
@@ -109,7 +110,7 @@ fn configure(timeouts: Timeouts) {
          node.session.timeo.replacement_timeout = {}\n\
          node.conn[0].timeo.noop_out_interval = {}\n\
          node.conn[0].timeo.noop_out_timeout = {}\n\
-         node.conn[0].timeo.login_timeout = 5\n\
+         node.conn[0].timeo.login_timeout = 15\n\
          node.session.err_timeo.abort_timeout = 5\n\
          node.session.err_timeo.lu_reset_timeout = 5\n\
          node.session.err_timeo.tgt_reset_timeout = 5\n",
@@ -170,10 +171,26 @@ impl Session {
         state.trim().to_owned()
     }
 
-    /// Waits until it is in that state; panics after `limit`.
+    /// Waits until it is in that state and its devices have followed: the kernel
+    /// says so of the session first, and blocks its devices, or lets them run
+    /// again, in a work of its own. Panics after `limit`.
     pub fn wait_for_state(&self, state: &str, limit: Duration) {
-        let what = format!("session {} to be {state}", self.id);
-        super::wait_until(&what, limit, || (self.state() == state).then_some(()));
+        self.wait_for(&format!("to be {state}"), limit, |found| found == state);
+    }
+
+    /// Waits until it is lost, be it FAILED still or FREE by now, and its devices
+    /// have followed; panics after `limit`.
+    pub fn wait_until_lost(&self, limit: Duration) {
+        self.wait_for("to be lost", limit, |found| found != "LOGGED_IN");
+    }
+
+    fn wait_for(&self, what: &str, limit: Duration, is_it: impl Fn(&str) -> bool) {
+        let what = format!("session {} {what}, with its devices", self.id);
+        super::wait_until(&what, limit, || {
+            let state = self.state();
+            let lost = state != "LOGGED_IN";
+            (is_it(&state) && have_followed(self.host, lost)).then_some(())
+        });
     }
 
     /// Writes `0 0 LUN` to its host's `scan`.

@@ -1,6 +1,6 @@
-//! The disk of a SCSI device, whatever its transport.
+//! The disks of SCSI devices, whatever their transport.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,5 +19,21 @@ pub(super) fn openable_disk_of(device_dir: &Path) -> String {
         // The node is there a moment before the disk takes openers.
         let disk = disk_of(device_dir)?;
         File::open(format!("/dev/{disk}")).ok().map(|_| disk)
+    })
+}
+
+/// Whether the devices of a host are in a state that goes with their path's: none
+/// runs where it is lost, none waits for it where it is not.
+pub(super) fn have_followed(host: u32, lost: bool) -> bool {
+    let ours = format!("{host}:");
+    let names = super::entries("/sys/bus/scsi/devices").into_iter();
+    let mut states = names.filter(|name| name.starts_with(&ours)).map(|name| {
+        let state = fs::read_to_string(format!("/sys/bus/scsi/devices/{name}/state"));
+        state.unwrap_or_default().trim().to_owned()
+    });
+    states.all(|state| match state.as_str() {
+        "running" => !lost,
+        "blocked" | "transport-offline" => lost,
+        _ => true,
     })
 }
