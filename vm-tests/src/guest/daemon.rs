@@ -1,6 +1,7 @@
 //! A daemon of the guest, as a child of the test.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// How long it may take to end when it is asked to.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to answer, to stand, and to end when it is asked to.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running daemon that stays in the foreground; dropping it ends it.
 #[derive(Debug)]
@@ -36,6 +37,7 @@ impl Daemon {
         let mut daemon = Self { child, what };
         let what = format!("{} to answer", daemon.what);
         super::wait_until(&what, Duration::from_secs(60), || {
+        super::wait_until(&what, LIMIT, || {
             if let Ok(Some(status)) = daemon.child.try_wait() {
                 panic!("{what}: {status}");
             }
@@ -44,9 +46,23 @@ impl Daemon {
         daemon
     }
 
-    /// Holds it and all that it started (SIGSTOP).
+    /// Holds it and all that it started (SIGSTOP). Returns when each thread of its
+    /// own stands, or is in the kernel and stands as it leaves it.
     pub fn hold(&self) {
         self.signal(Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        super::wait_until(&format!("{} to stand", self.what), LIMIT, || {
+            let stands = |task: &String| {
+                let stat = fs::read_to_string(format!("{tasks}/{task}/stat"));
+                // `TID (NAME) STATE ...`; one that has ended stands.
+                let state = stat.ok().and_then(|stat| {
+                    let (_, rest) = stat.rsplit_once(") ")?;
+                    rest.chars().next()
+                });
+                !matches!(state, Some('R' | 'S'))
+            };
+            super::entries(&tasks).iter().all(stands).then_some(())
+        });
     }
 
     /// Lets it go on (SIGCONT).
@@ -70,7 +86,7 @@ impl Drop for Daemon {
         self.signal(Signal::SIGTERM);
         let start = Instant::now();
         while self.child.try_wait().ok().flatten().is_none() {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > LIMIT {
                 eprintln!("{} does not end when it is asked to", self.what);
                 self.signal(Signal::SIGKILL);
                 let _status = self.child.wait();

@@ -46,7 +46,7 @@ pub fn nothing_is_left() {
         let there = super::entries(format!("/sys/class/{class}"));
         assert!(there.is_empty(), "{class}: {there:?}");
     }
-    super::wait_until("no TCP connection", Duration::from_secs(30), || {
+    super::wait_until("no TCP connection", Duration::from_secs(60), || {
         connections().is_empty().then_some(())
     });
 }

@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 
 const CONFIGFS: &str = "/sys/kernel/config";
 const CORE: &str = "/sys/kernel/config/target/core";
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A volume that a target can present; it goes when the last clone of it is
 /// dropped, and what presents it holds one.
@@ -53,6 +53,8 @@ impl Store {
         super::modprobe("loop", &[]);
         let device = super::run(&["losetup", "--find", "--show", &file.display().to_string()]);
         let device = PathBuf::from(device.trim());
+        // LIO takes it for itself, which fails while udevd looks for partitions.
+        super::udevd::settle();
         let control = format!("udev_path={}", device.display());
         Self::make("iblock", serial, &control, Some(file), Some(device))
     }

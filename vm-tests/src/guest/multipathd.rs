@@ -4,10 +4,14 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::daemon::Daemon;
 
 const CONFIGURATION: &str = "/etc/multipath.conf";
+const LIMIT: Duration = Duration::from_secs(60);
+/// Its own default.
+const FAST_IO_FAIL: u32 = 5;
 
 /// What a map does with I/O while it has no path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,13 @@ impl Multipathd {
     /// `fast_io_fail_tmo` of 5 s, as it does everywhere.
     #[must_use]
     pub fn start(no_path: NoPath) -> Self {
+        Self::start_with(no_path, FAST_IO_FAIL)
+    }
+
+    /// The same with another `fast_io_fail_tmo`, in seconds: for so long a path
+    /// whose session or port was lost is blocked.
+    #[must_use]
+    pub fn start_with(no_path: NoPath, fast_io_fail: u32) -> Self {
         super::enter();
         super::modprobe("dm_multipath", &[]);
         super::modprobe("dm_service_time", &[]);
@@ -52,7 +63,8 @@ impl Multipathd {
         // what to do there.
         let configuration = format!(
             "defaults {{\n find_multipaths no\n user_friendly_names no\n polling_interval 1\n \
-             max_polling_interval 1\n}}\noverrides {{\n no_path_retry {no_path}\n}}\n"
+             max_polling_interval 1\n}}\noverrides {{\n no_path_retry {no_path}\n \
+             fast_io_fail_tmo {fast_io_fail}\n}}\n"
         );
         fs::write(CONFIGURATION, configuration).expect(CONFIGURATION);
         let mut multipathd = Self { daemon: None };
@@ -82,15 +94,16 @@ impl Multipathd {
         self.daemon.as_ref().expect("a running multipathd").go_on();
     }
 
-    /// Whether it counts a disk (`sda`) among its paths.
+    /// Whether it counts a disk (`sda`) among its paths, by its own word.
     #[must_use]
     pub fn knows(&self, disk: &str) -> bool {
-        let paths = ask("show paths raw format %d").unwrap_or_default();
+        let paths = super::wait_until("multipathd to name its paths", LIMIT, || {
+            ask("show paths raw format %d")
+        });
         paths.lines().any(|path| path.trim() == disk)
     }
 
-    /// What it says to a command such as `show maps`; nothing when it does not
-    /// answer.
+    /// What it says to a command such as `show maps`; nothing when it refuses.
     #[must_use]
     pub fn ask(&self, command: &str) -> Option<String> {
         ask(command)
@@ -115,14 +128,21 @@ impl Drop for Multipathd {
     }
 }
 
+/// Nothing where it refuses or does not run. One that is busy for four seconds says
+/// `timeout`, whether it has done what it was told or not: it is told again.
 fn ask(command: &str) -> Option<String> {
-    let output = Command::new("multipathd")
-        .arg("-k".to_owned() + command)
-        .output()
-        .ok()?;
-    let answer = String::from_utf8_lossy(&output.stdout).into_owned();
-    let refused = answer.starts_with("timeout") || answer.starts_with("fail");
-    (output.status.success() && !answer.is_empty() && !refused).then_some(answer)
+    super::wait_until("multipathd to have time", LIMIT, || {
+        let output = Command::new("multipathd")
+            .arg("-k".to_owned() + command)
+            .output()
+            .expect("multipathd is on the guest's PATH");
+        let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+        if answer.starts_with("timeout") {
+            return None;
+        }
+        let refused = answer.is_empty() || answer.starts_with("fail");
+        Some((output.status.success() && !refused).then_some(answer))
+    })
 }
 
 /// The multipath maps that the kernel has (`dm-0`), sorted.
