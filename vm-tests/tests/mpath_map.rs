@@ -24,7 +24,7 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn roots() -> Roots {
     Roots::default()
@@ -62,18 +62,31 @@ fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
 
 /// The map that multipathd makes of the unit, with both paths in it. What udev
 /// does with a new map makes paths of `scsi_debug` fail; multipathd brings them
-/// back.
+/// back, and each time udev looks again. So it is waited for until nothing has
+/// happened while udev came to its end.
 fn map_of(paths: &[BlockDevice]) -> Map {
     let find = || {
-        guest::wait_until("a map of two active paths", LIMIT, || {
-            let map = Map::of_path(&paths[0]).unwrap()?;
-            let status = map.status(&roots(), soon()).ok()?;
-            (status.active() == paths.len()).then_some(map)
-        })
+        let map = Map::of_path(&paths[0]).unwrap()?;
+        let status = map.status(&roots(), soon()).ok()?;
+        (status.active() == paths.len()).then_some(map)
     };
-    find();
-    udevd::settle();
-    find()
+    let events = || fs::read_to_string("/sys/kernel/uevent_seqnum").unwrap();
+    guest::wait_until("a map of two active paths, in peace", LIMIT, || {
+        let before = events();
+        find()?;
+        udevd::settle();
+        find().filter(|_| events() == before)
+    })
+}
+
+/// Of a map that is so new that multipathd has not heard of it from udev it says
+/// `delayed`: it is told again until it has done it.
+fn until_done(what: &str, tell: impl Fn() -> Result<Answer>) {
+    guest::wait_until(what, LIMIT, || {
+        let said = tell().unwrap();
+        assert!(matches!(said, Answer::Done | Answer::Delayed), "{said:?}");
+        (said == Answer::Done).then_some(())
+    });
 }
 
 fn daemon() -> Daemon {
@@ -178,7 +191,9 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     let daemon = daemon();
     let [first, second] = [paths[0].name(), paths[1].name()];
     assert!(daemon.knows_path(second, soon()).unwrap());
-    assert_eq!(daemon.delete_path(second, soon()).unwrap(), Answer::Done);
+    until_done("the path to be deleted", || {
+        daemon.delete_path(second, soon())
+    });
     assert!(!daemon.knows_path(second, soon()).unwrap());
     assert!(daemon.knows_path(first, soon()).unwrap());
     assert_eq!(map.paths().unwrap(), [paths[0].clone()]);
@@ -186,13 +201,14 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     assert_eq!(daemon.delete_path(second, soon()).unwrap(), Answer::Done);
     assert_eq!(daemon.delete_path("sdzz", soon()).unwrap(), Answer::Done);
 
-    assert_eq!(daemon.add_path(second, soon()).unwrap(), Answer::Done);
+    until_done("the path to be added", || daemon.add_path(second, soon()));
     assert_eq!(daemon.add_path(second, soon()).unwrap(), Answer::Done);
     assert!(daemon.knows_path(second, soon()).unwrap());
     assert_eq!(map.paths().unwrap().len(), 2);
     assert_eq!(daemon.add_path("nbd0", soon()).unwrap(), Answer::NotWanted);
 
-    // dm-N is no name to it here, and a map in use stays.
+    // dm-N is no name to it here, and a map in use stays; udev looks at it no more.
+    assert_eq!(map_of(&paths), map);
     let error = daemon.delete_map(map.disk().name(), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     let node = map.disk().node(&roots());
