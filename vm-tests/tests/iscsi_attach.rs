@@ -12,7 +12,7 @@ use std::time::Duration;
 use lunbd::engine::{Multipath, StageObserver, Unit};
 use lunbd::error::Stage;
 use lunbd::transport::Via;
-use lunbd::{AttachRequest, Attachment, DetachTarget, ErrorKind, Source};
+use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
@@ -22,7 +22,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 
 const IQN: &str = "iqn.2026-01.example:attach";
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn source(target: &IscsiTarget, portals: &[usize], lun: u64) -> Source {
     target.uri(portals, lun).parse().unwrap()
@@ -162,7 +162,9 @@ fn two_units_for_one(multipathd: bool) {
             }
         }));
     }
-    let error = engine.attach(&request, soon()).unwrap_err();
+    // A path has half of the time, in which it waits for the maps as well.
+    let patient = || Deadline::after(4 * LIMIT);
+    let error = engine.attach(&request, patient()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     for store in &stores {
         assert!(error.to_string().contains(&store.wwid()), "{error}");
@@ -173,7 +175,7 @@ fn two_units_for_one(multipathd: bool) {
     // What was there before stays as it was.
     let disk = second.scanned_disk(1);
     guest::udevd::settle();
-    let error = engine.attach(&request, soon()).unwrap_err();
+    let error = engine.attach(&request, patient()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     assert_eq!(second.disk(1), Some(disk));
     assert_eq!(scsi_devices(), [format!("{}:0:0:1", second.host)]);

@@ -26,7 +26,7 @@ const IQN: &str = "iqn.2026-01.example:discovered";
 const INITIATOR: &str = "iqn.2026-01.example:asker";
 const USER: (&str, &str) = ("asker", "the-askers-own-secret");
 const TARGET: (&str, &str) = ("array", "what-the-array-knows");
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn ask(portal: &str, credentials: Option<Credentials>) -> Result<Vec<DiscoveredTarget>> {
     let mut options = DiscoveryOptions::new(INITIATOR.parse().unwrap());

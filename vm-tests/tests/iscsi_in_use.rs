@@ -23,7 +23,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 
 const IQN: &str = "iqn.2026-01.example:in-use";
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn scsi_devices() -> Vec<String> {
     let mut names = guest::entries("/sys/bus/scsi/devices");
@@ -145,6 +145,7 @@ fn a_map_is_refused_by_whoever_uses_it_and_goes_when_nobody_does() {
     unit.is_refused(&format!("held by {}", holders[0]));
     guest::run(&["dmsetup", "remove", "--retry", "on-top"]);
 
+    guest::udevd::settle();
     let us = format!("open in process {}", std::process::id());
     let exclusive = OpenOptions::new()
         .read(true)
@@ -170,7 +171,8 @@ fn partitioned(unit: &Unit) -> Vec<String> {
     table.write_all(b",16MiB\n,16MiB\n").unwrap();
     drop(table);
     assert!(sfdisk.wait().unwrap().success());
-    // As udev's rule calls it, which may be at it too.
+    // udev's rule calls it as well, and of two at once one fails.
+    guest::udevd::settle();
     guest::run(&["kpartx", "-a", "-s", "-p", "-part", unit.node()]);
     guest::udevd::settle();
     guest::wait_until("the partitions' maps", LIMIT, || {

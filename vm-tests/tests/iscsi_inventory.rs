@@ -1,5 +1,10 @@
 //! `lunbd list` on a machine with sessions, a map and a mount.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a test panics to fail")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test panics to fail"
+)]
 
 use std::time::Duration;
 
@@ -12,7 +17,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 
 const IQN: &str = "iqn.2026-01.example:inventory";
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 const MOUNT: &str = "/tmp/inventory";
 
 /// An unmount, whatever becomes of the test.
@@ -53,11 +58,7 @@ fn the_list_shows_units_with_sessions_map_and_mount_and_a_path_that_is_down() {
     target.map(3, &shared);
     target.map(4, &lone);
     let iscsid = Iscsid::start();
-    let patient = Timeouts {
-        replacement: 120,
-        ..Timeouts::default()
-    };
-    let sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, patient));
+    let sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
     let multipathd = Multipathd::start(NoPath::Fail);
     let single = sessions[0].scanned_disk(4);
     let disks = sessions.each_ref().map(|session| session.scanned_disk(3));
@@ -106,10 +107,9 @@ fn the_list_shows_units_with_sessions_map_and_mount_and_a_path_that_is_down() {
     );
 
     target.portal_down(1);
-    sessions[1].wait_for_state("FAILED", LIMIT);
-    let down = guest::wait_until("the path's state", LIMIT, || {
-        units().into_iter().find(|unit| unit["degraded"] == true)
-    });
+    sessions[1].wait_until_lost(LIMIT);
+    let down = units().into_iter().find(|unit| unit["degraded"] == true);
+    let down = down.expect("a unit with a path that is down");
     assert_eq!(down["names"][0], shared.wwid());
     assert_eq!(down["paths"][0], ours["paths"][0]);
     assert_ne!(down["paths"][1]["state"], "running");

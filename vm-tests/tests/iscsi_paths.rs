@@ -24,6 +24,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 
 const IQN: &str = "iqn.2026-01.example:paths";
 const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn over(portals: &[usize], lun: u64) -> Source {
     let portals: Vec<&str> = portals.iter().map(|&at| PORTALS[at]).collect();
@@ -175,17 +176,18 @@ fn a_session_that_fails_before_the_scan_is_a_missing_path_and_no_missing_lun() {
         move |stage| {
             if stage == Stage::Scan {
                 target.portal_down(0);
-                session.wait_for_state("FAILED", Duration::from_secs(30));
+                session.wait_for_state("FAILED", LIMIT);
             }
         }
     }));
-    let error = engine.attach(&request, soon()).unwrap_err();
+    let patient = Deadline::after(3 * LIMIT);
+    let error = engine.attach(&request, patient).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooFewPaths, "{error}");
     assert_eq!(error.stage(), Some(Stage::Scan));
     let why = format!("session {} to {} is FAILED", session.id, PORTALS[0]);
     assert!(error.to_string().contains(&why), "{error}");
     target.portal_up(0);
-    session.wait_for_state("LOGGED_IN", Duration::from_secs(30));
+    session.wait_for_state("LOGGED_IN", LIMIT);
     engine
         .attach(&AttachRequest::new(over(&[0], 2)), soon())
         .unwrap();
@@ -327,7 +329,7 @@ fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() 
     target.portal_down(0);
     target.portal_down(1);
     for session in &sessions {
-        session.wait_for_state("FAILED", Duration::from_secs(30));
+        session.wait_until_lost(LIMIT);
     }
     disk.write_all(&vec![0x77; 4096]).unwrap();
     // Its close writes back, which waits for a path: so it stays open in a

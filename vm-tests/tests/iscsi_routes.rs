@@ -20,14 +20,7 @@ use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
 use vm_tests::guest::lio::Store;
 
 const IQN: &str = "iqn.2026-01.example:routes";
-const LIMIT: Duration = Duration::from_secs(30);
-/// Nobody fails I/O, or takes the target down, in the middle of a test.
-const PATIENT: Timeouts = Timeouts {
-    replacement: 120,
-    noop_interval: 2,
-    noop_timeout: 2,
-};
-
+const LIMIT: Duration = Duration::from_secs(60);
 fn routes(portals: &[&str]) -> Vec<Route> {
     let uri: IscsiUri = format!("iscsi://{}/{IQN}/3", portals.join(","))
         .parse()
@@ -67,7 +60,7 @@ fn each_portal_is_a_route_to_where_a_scan_finds_the_unit() {
     let mut target = IscsiTarget::new(IQN);
     target.map(3, &store);
     let iscsid = Iscsid::start();
-    let sessions = [0, 1, 2].map(|portal| iscsid.login(PORTALS[portal], IQN, PATIENT));
+    let sessions = [0, 1, 2].map(|portal| iscsid.login(PORTALS[portal], IQN, Timeouts::default()));
     let expected = [2, 0, 1].map(|portal| route(PORTALS[portal], &sessions[portal]));
     // The kernel spells the IPv6 address in full.
     let found = routes(&["[0:0:0:0:0:0:0:1]", "127.0.0.1", "127.0.0.2:3260"]);
@@ -95,7 +88,8 @@ fn each_portal_is_a_route_to_where_a_scan_finds_the_unit() {
 fn a_dead_connection_is_data_about_one_path() {
     let target = IscsiTarget::new(IQN);
     let iscsid = Iscsid::start();
-    let [alive, dead] = [0, 2].map(|portal| iscsid.login(PORTALS[portal], IQN, PATIENT));
+    let [alive, dead] =
+        [0, 2].map(|portal| iscsid.login(PORTALS[portal], IQN, Timeouts::default()));
     target.portal_down(2);
     dead.wait_for_state("FAILED", LIMIT);
     let portals = [PORTALS[0], PORTALS[2], PORTALS[1]];
@@ -126,7 +120,7 @@ fn a_dead_connection_is_data_about_one_path() {
 fn two_sessions_through_one_portal_are_two_routes_and_a_logout_leaves_one() {
     let _target = IscsiTarget::new(IQN);
     let iscsid = Iscsid::start();
-    let first = iscsid.login(PORTALS[0], IQN, PATIENT);
+    let first = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let second = iscsid.login_again(&first);
     let portal = PORTALS[0];
     let both = [route(portal, &first), route(portal, &second)];
