@@ -1,6 +1,7 @@
 //! One SCSI logical unit, one attempt, verified by reading back.
 
 mod ask;
+mod cached;
 mod delete;
 mod designators;
 mod device;

@@ -10,7 +10,7 @@ use super::phases::Phases;
 use super::{Engine, lost, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{DiskSeq, Hctl, Lun, Source, Wwid};
+use crate::id::{DiskSeq, Hctl, Lun, Source};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::transport::{self, Route};
@@ -339,15 +339,17 @@ impl Brought {
     /// there before us, and then the lower LUN is taken.
     fn earlier_alias(&self) -> Result<Option<ScsiDevice>> {
         // A vendor's text may be the same on two units of one target.
-        if !self.identity.wwid().is_some_and(Wwid::is_registered) {
+        let Some(name) = self.identity.wwid().filter(|name| name.is_registered()) else {
             return Ok(None);
         }
         // One that this attach brought gives way to any: another attach may have
         // handed that one out, though its number is the higher (the kernel gives
         // it before it shows the disk).
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
+        };
+        let mut first = (self.diskseq, self.changed, self.device.hctl().lun);
         let mut earlier = None;
-        for other in self.device.siblings()? {
+        for other in self.device.siblings_that_may_be(name)? {
             match self.is_alias_since(&other) {
                 Ok(Some(age)) if age < first => {
                     first = age;
@@ -366,6 +368,7 @@ impl Brought {
         if other.cached_name()?.as_ref() != self.identity.wwid() {
             return Ok(None);
         }
+    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(Option<DiskSeq>, bool, Lun)>> {
         // Without a disk it is younger; its own attach will look here.
         let Some(disk) = other.disk()? else {
             return Ok(None);

@@ -116,12 +116,8 @@ impl Way<'_> {
         if let Some(map) = self.map.clone().filter(Map::is_there) {
             return Ok(Some(map));
         }
-        for name in &self.names {
-            if let Some(map) = Map::find(roots, name)? {
-                return Ok(Some(map));
-            }
-        }
-        Ok(None)
+        let has_its_name = |map: &Map| map.wwid().is_some_and(|name| self.names.contains(&name));
+        Ok(Map::all(roots)?.into_iter().find(has_its_name))
     }
 
     fn take_map(&mut self, map: &Map, phases: &mut Phases, deadline: Deadline) -> Result<()> {

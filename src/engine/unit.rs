@@ -120,7 +120,8 @@ impl Engine {
             .cloned()
             .collect();
         if !names.is_empty() {
-            for device in ScsiDevice::all(self.roots())? {
+            let is_wanted = |name: &Wwid| is_of_unit(name, names);
+            for device in ScsiDevice::all_that_may_be(self.roots(), is_wanted)? {
                 if !found.contains(&device) && is_of(&device, names)? {
                     found.push(device);
                 }
@@ -151,8 +152,11 @@ fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
         Err(_) if !device.is_there() => None,
         result => result?,
     };
-    let registered = strongest.filter(Wwid::is_registered);
-    Ok(registered.is_some_and(|name| names.contains(&name)))
+    Ok(strongest.is_some_and(|name| is_of_unit(&name, names)))
+}
+
+fn is_of_unit(strongest: &Wwid, names: &BTreeSet<Wwid>) -> bool {
+    strongest.is_registered() && names.contains(strongest)
 }
 
 /// What the kernel scanned at a device; nothing where it is gone.
@@ -202,6 +206,17 @@ mod tests {
             .paths_of(&names, &[], Vec::new(), soon)
             .unwrap()
             .len()
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_read_is_not_taken_for_another_units() {
+        let (_root, engine) = two_devices(3, &[0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
+        let page = engine.roots().sysfs.join("devices/3:0:0:1/vpd_pg83");
+        fs::remove_file(&page).unwrap();
+        fs::create_dir(page).unwrap();
+        let names = BTreeSet::from(["naa.5000c500a1b2c3d4".parse().unwrap()]);
+        let soon = Deadline::after(Duration::from_secs(5));
+        assert!(engine.paths_of(&names, &[], Vec::new(), soon).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::cached;
 use super::identity::{Identity, Pages};
 use super::state::State;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -86,6 +87,25 @@ impl ScsiDevice {
         Ok(devices)
     }
 
+    /// The devices of units that may have one of the wanted names, by the strongest
+    /// name in the kernel's copies, in the order of their addresses. One of another
+    /// name costs three system calls.
+    pub(crate) fn all_that_may_be(
+        roots: &Roots,
+        is_wanted: impl Fn(&Wwid) -> bool,
+    ) -> Result<Vec<Self>> {
+        let mut devices = Vec::new();
+        let Some(bus) = sysfs::resolve(&roots.sysfs.join("bus/scsi/devices"))? else {
+            return Ok(devices);
+        };
+        for hctl in cached::addresses_that_may_be(&bus, is_wanted)? {
+            if let Some(dir) = sysfs::follow(&bus.join(hctl.to_string()))? {
+                devices.extend(Self::at(hctl, dir));
+            }
+        }
+        Ok(devices)
+    }
+
     /// The devices that the kernel is taking away, by whosever hand: they are off
     /// the bus, and their disk's last write and SYNCHRONIZE CACHE are still to come
     /// (`drivers/base/core.c`, `device_del`). Who they are cannot be read any more.
@@ -127,6 +147,19 @@ impl ScsiDevice {
         let names = sysfs::names(target)?;
         let others = names.iter().filter_map(|name| name.parse().ok());
         let others = others.filter(|&hctl: &Hctl| hctl != self.hctl);
+        Ok(others
+            .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
+            .collect())
+    }
+
+    /// Those of [`siblings`](Self::siblings) whose unit may have the wanted name,
+    /// as [`all_that_may_be`](Self::all_that_may_be).
+    pub(crate) fn siblings_that_may_be(&self, wanted: &Wwid) -> Result<Vec<Self>> {
+        let Some(target) = self.dir.parent() else {
+            return Ok(Vec::new());
+        };
+        let found = cached::addresses_that_may_be(target, |name| name == wanted)?;
+        let others = found.into_iter().filter(|&hctl| hctl != self.hctl);
         Ok(others
             .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
             .collect())

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::thread;
 
-use super::identity::{Identity, Pages};
+use super::cached::Cached;
+use super::identity::Identity;
 use super::state::State;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq, Hctl};
@@ -93,7 +94,13 @@ impl<'a> Facts<'a> {
             if !is_sd && !reader.parsed(&dir, "type").is_none_or(is_disk) {
                 return None;
             }
-            let identity = reader.keep("identity", Identity::read(&Cached(&dir)));
+            let identity = reader.keep(
+                "identity",
+                Identity::read(&Cached {
+                    dir: &dir,
+                    below: "",
+                }),
+            );
             facts.identity = identity.unwrap_or_default();
             if let Some(name) = disk {
                 let of_disk = |attribute| format!("block/{name}/{attribute}");
@@ -185,23 +192,5 @@ impl Reader {
         let text = self.keep(attribute, dir.text(attribute)).flatten()?;
         let odd = |_| Error::new(ErrorKind::Io, format!("{text:?} is not what belongs there"));
         self.keep(attribute, text.parse().map_err(odd))
-    }
-}
-
-/// The kernel's copies.
-struct Cached<'a>(&'a DeviceDir<'a>);
-
-impl Pages for Cached<'_> {
-    fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
-        match self.0.read(&format!("vpd_pg{code:x}")) {
-            // EINVAL where the device has lost the page since it was added.
-            Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
-            result => result,
-        }
-    }
-
-    fn product(&self) -> Result<String> {
-        let text = |name| Ok::<_, Error>(self.0.text(name)?.unwrap_or_default());
-        Ok(format!("{:<8}{:<16}", text("vendor")?, text("model")?))
     }
 }
