@@ -13,6 +13,7 @@ pub mod mounts;
 pub(crate) mod peer;
 pub mod process;
 pub(crate) mod sg;
+pub(crate) mod shares;
 pub(crate) mod stream;
 pub mod sysfs;
 pub(crate) mod tcp;

@@ -168,6 +168,24 @@ fn a_device_without_a_name_is_a_unit_of_its_own_and_one_that_went_away_is_none()
 }
 
 #[test]
+fn of_a_disk_that_was_replaced_while_it_was_looked_at_the_later_is_shown() {
+    let mut san = San::new();
+    let first = san.disk(1, 0, Some(1));
+    let device = San::device_dir(1, 0);
+    for (name, life) in [("sdy", 7), ("sdz", 8), ("sdx", 5)] {
+        let event = format!("MAJOR=8\nMINOR=16\nDISKSEQ={life}\n");
+        let block = format!("{device}/block/{name}");
+        san.machine.write(&format!("sys/{block}/uevent"), &event);
+        let link = san.machine.path(&format!("sys/block/{name}"));
+        symlink(format!("../{block}"), link).unwrap();
+    }
+    let units = units(&san);
+    assert_eq!(addresses(&units[0]), ["1:0:0:0"]);
+    let node = scsi(&units[0]).paths[0].node.clone().unwrap();
+    assert!(node.ends_with("sdz"), "{node:?}, and not {first}");
+}
+
+#[test]
 fn a_vendors_text_gathers_no_paths() {
     let mut san = San::new();
     for host in [1, 2] {

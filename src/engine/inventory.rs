@@ -183,7 +183,7 @@ impl Engine {
     ///
     /// Nothing is asked of a device, so none can hold this up. A path costs about
     /// twenty system calls; each session, remote port, map and mount is read
-    /// once.
+    /// once, or once on each of a few threads where there are many paths.
     ///
     /// # Errors
     /// Where the lists themselves, of devices or of mounts, cannot be read.
@@ -192,7 +192,12 @@ impl Engine {
         let tree = BlockTree::read(roots)?;
         let users = Users::read(roots, &tree)?;
         let mut units = scsi::units(roots, &tree, &users)?;
-        for device in NbdDevice::all(roots)? {
+        let mut indexes: Vec<_> = tree.disks().filter_map(NbdIndex::of_name).collect();
+        indexes.sort_unstable();
+        for index in indexes {
+            let Some(device) = NbdDevice::find(roots, index)? else {
+                continue;
+            };
             match self.describe_nbd(&device, &users) {
                 Ok(unit) => units.extend(unit),
                 Err(_) if !device.disk().dir().exists() => {}

@@ -8,12 +8,14 @@ use crate::error::Result;
 use crate::id::DevNo;
 
 /// The whole disks and what is stacked on them. As large as the machine, so it
-/// is made once for many questions: a disk costs one system call, what may be
-/// stacked on another (`dm-N`, `md127`, `loop3`) one listing more.
+/// is made once for many questions. A disk costs no system call of its own; what
+/// may be stacked on another (`dm-N`, `md127`, `loop3`) costs one listing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTree {
-    /// The directory of each, by its kernel name, with no link in the path.
-    dirs: HashMap<String, PathBuf>,
+    /// `/sys/block`.
+    folder: PathBuf,
+    /// The kernel's names of the disks, sorted.
+    disks: Vec<String>,
     /// What is stacked on a disk, or on a partition of it, by the disk's name.
     above: HashMap<String, BTreeSet<String>>,
 }
@@ -24,20 +26,22 @@ impl BlockTree {
     /// # Errors
     /// Where the list of disks itself cannot be read.
     pub(crate) fn read(roots: &Roots) -> Result<Self> {
-        let block = roots.sysfs.join("block");
-        let mut tree = Self::default();
-        for name in sysfs::names(&block)? {
-            if let Some(dir) = sysfs::follow(&block.join(&name))? {
-                tree.dirs.insert(name, dir);
-            }
-        }
+        let folder = roots.sysfs.join("block");
+        let mut tree = Self {
+            disks: sysfs::names(&folder)?,
+            folder,
+            above: HashMap::new(),
+        };
         // From above, where the links are few: the kernel makes `slaves` and
         // `holders` together (block/holder.c, bd_link_disk_holder).
-        let may_stack = |name: &str| !name.starts_with("sd") && !name.starts_with("nbd");
-        for (name, dir) in tree.dirs.iter().filter(|(name, _)| may_stack(name)) {
+        let may_stack = |name: &&String| !name.starts_with("sd") && !name.starts_with("nbd");
+        for name in tree.disks.iter().filter(may_stack) {
+            let Some(dir) = tree.dir(name)? else {
+                continue;
+            };
             let slaves = dir.join("slaves");
             for slave in sysfs::names(&slaves)? {
-                let below = if tree.dirs.contains_key(&slave) {
+                let below = if tree.has(&slave) {
                     Some(slave)
                 } else {
                     sysfs::follow(&slaves.join(slave))?.and_then(|dir| tree.disk_at(&dir))
@@ -50,16 +54,23 @@ impl BlockTree {
         Ok(tree)
     }
 
-    /// The disks and their directories, in no order.
-    pub(crate) fn disks(&self) -> impl Iterator<Item = (&str, &Path)> {
-        self.dirs
-            .iter()
-            .map(|(name, dir)| (name.as_str(), dir.as_path()))
+    /// The names of the disks, sorted.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = &str> {
+        self.disks.iter().map(String::as_str)
     }
 
-    /// The directory of a disk.
-    pub(crate) fn dir(&self, disk: &str) -> Option<&Path> {
-        self.dirs.get(disk).map(PathBuf::as_path)
+    fn has(&self, disk: &str) -> bool {
+        let compare = |name: &String| name.as_str().cmp(disk);
+        self.disks.binary_search_by(compare).is_ok()
+    }
+
+    /// The directory of a disk, with no link in the path; `None` where it is
+    /// gone. One system call.
+    ///
+    /// # Errors
+    /// Where its link cannot be read.
+    pub(crate) fn dir(&self, disk: &str) -> Result<Option<PathBuf>> {
+        sysfs::follow(&self.folder.join(disk))
     }
 
     /// What is stacked on a disk, or on a partition of it, sorted.
@@ -92,10 +103,7 @@ impl BlockTree {
     /// A partition's directory is in its disk's.
     fn disk_at(&self, dir: &Path) -> Option<String> {
         let mut names = dir.ancestors().take(2).filter_map(Path::file_name);
-        let disk = names.find_map(|name| {
-            let name = name.to_str()?;
-            self.dirs.contains_key(name).then_some(name)
-        });
+        let disk = names.find_map(|name| name.to_str().filter(|name| self.has(name)));
         disk.map(str::to_owned)
     }
 }
@@ -157,6 +165,7 @@ mod tests {
         assert_eq!(disk.as_deref(), Some("sda"));
         assert_eq!(tree.disk_of(&roots, "8:2".parse().unwrap()).unwrap(), None);
         let dir = roots.sysfs.join("devices/a/block/sda");
-        assert_eq!(tree.dir("sda"), Some(dir.as_path()));
+        assert_eq!(tree.dir("sda").unwrap(), Some(dir));
+        assert_eq!(tree.dir("sdz").unwrap(), None);
     }
 }

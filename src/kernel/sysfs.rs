@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::errno::Errno;
@@ -120,9 +120,9 @@ pub fn resolve(link: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Where a link of sysfs leads, by one system call: the kernel writes what it
-/// leads to with no further link in it, so none is left where `link`'s own
-/// directory has none. `None` where it is absent.
+/// Where a link of sysfs leads, by one system call: the kernel writes the way up
+/// and then the way down, with no further link in it (`fs/kernfs/symlink.c`), so
+/// none is left where `link`'s own directory has none. `None` where it is absent.
 pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
     let target = match fs::read_link(link) {
         Ok(target) => target,
@@ -136,13 +136,12 @@ pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
     };
     let mut path = link.to_owned();
     path.pop();
-    for component in target.components() {
-        if component == Component::ParentDir {
-            path.pop();
-        } else {
-            path.push(component);
-        }
+    let mut down = target.as_path();
+    while let Ok(rest) = down.strip_prefix("..") {
+        path.pop();
+        down = rest;
     }
+    path.push(down);
     Ok(Some(path))
 }
 

@@ -1,10 +1,8 @@
 //! Every SCSI disk of the machine, in one look.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::cmp::Reverse;
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::thread;
 
 use super::cached::Cached;
 use super::identity::Identity;
@@ -13,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq, Hctl};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::device_dir::DeviceDir;
+use crate::kernel::shares::in_shares;
 use crate::kernel::{Roots, sysfs};
 
 /// The kernel counts sizes in these (`include/linux/blk_types.h`).
@@ -24,7 +23,7 @@ const SECTOR: u64 = 512;
 pub(crate) struct Facts<'a> {
     pub(crate) hctl: Hctl,
     /// Its directory, with no link in the path.
-    pub(crate) dir: Cow<'a, Path>,
+    pub(crate) dir: PathBuf,
     pub(crate) state: Option<State>,
     /// The kernel's copies of its pages: no proof of identity.
     pub(crate) identity: Identity,
@@ -44,41 +43,54 @@ impl<'a> Facts<'a> {
     /// # Errors
     /// Only where the list of devices itself cannot be read.
     pub(crate) fn of_all(roots: &Roots, tree: &'a BlockTree) -> Result<Vec<Self>> {
-        let mut found = BTreeMap::new();
-        for (name, disk) in tree.disks() {
-            // .../H:C:T:L/block/sda
-            let device = disk.parent().and_then(Path::parent);
-            let address = device.and_then(|dir| dir.file_name()?.to_str()?.parse().ok());
-            if let Some((device, hctl)) = device.zip(address) {
-                found.insert(hctl, (Cow::Borrowed(device), Some(name)));
-            }
-        }
+        let mut facts = in_shares(tree.disks().collect(), |disks| {
+            let facts = disks.into_iter().map(|disk| Self::of_disk(tree, disk));
+            facts.filter_map(Result::transpose).collect()
+        })?
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
         // Those without a disk are listed here alone, as hosts and targets are.
         let bus = roots.sysfs.join("bus/scsi/devices");
+        // Of two disks that came one after the other while we looked, the later.
+        facts.sort_unstable_by_key(|facts| (facts.hctl, Reverse(facts.diskseq)));
+        facts.dedup_by_key(|facts| facts.hctl);
+        let is_known = |hctl: &Hctl| facts.binary_search_by_key(hctl, |known| known.hctl).is_ok();
+        let mut others = Vec::new();
         for name in sysfs::names(&bus)? {
-            if let Ok(hctl) = name.parse()
-                && !found.contains_key(&hctl)
-                && let Some(device) = sysfs::follow(&bus.join(name))?
+            if let Some(hctl) = name.parse().ok().filter(|hctl| !is_known(hctl))
+                && let Some(dir) = sysfs::follow(&bus.join(name))?
             {
-                found.insert(hctl, (Cow::Owned(device), None));
+                others.extend(Self::read(hctl, dir, None));
             }
         }
-        let places: Vec<Place<'a>> = found
-            .into_iter()
-            .map(|(hctl, (dir, disk))| Place { hctl, dir, disk })
-            .collect();
-        at_all(&places)
+        if !others.is_empty() {
+            facts.append(&mut others);
+            facts.sort_unstable_by_key(|facts| facts.hctl);
+        }
+        Ok(facts)
+    }
+
+    /// `None` where it is gone, or another kind of disk.
+    fn of_disk(tree: &BlockTree, name: &'a str) -> Result<Option<Self>> {
+        let Some(mut dir) = tree.dir(name)? else {
+            return Ok(None);
+        };
+        // .../H:C:T:L/block/sda
+        dir.pop();
+        dir.pop();
+        let address = dir
+            .file_name()
+            .and_then(|address| address.to_str()?.parse().ok());
+        Ok(address.and_then(|hctl| Self::read(hctl, dir, Some(name))))
     }
 
     /// `None` where it is gone, or no disk.
-    fn read(place: &Place<'a>) -> Option<Self> {
-        let path = place.dir.clone();
-        let (hctl, disk) = (place.hctl, place.disk);
+    fn read(hctl: Hctl, path: PathBuf, disk: Option<&'a str>) -> Option<Self> {
         let mut reader = Reader::default();
         let dir = reader.keep("the device", DeviceDir::open(&path).transpose()?);
         let mut facts = Self {
             hctl,
-            dir: Cow::Borrowed(Path::new("")),
+            dir: PathBuf::new(),
             state: None,
             identity: Identity::default(),
             disk,
@@ -126,42 +138,6 @@ impl<'a> Facts<'a> {
         facts.dir = path;
         Some(facts)
     }
-}
-
-/// Where to read.
-struct Place<'a> {
-    hctl: Hctl,
-    dir: Cow<'a, Path>,
-    disk: Option<&'a str>,
-}
-
-/// The time goes into opening files, so processors share it where there are
-/// many.
-fn at_all<'a>(places: &[Place<'a>]) -> Result<Vec<Facts<'a>>> {
-    /// What a thread must find to do to be worth its start.
-    const SHARE: usize = 500;
-    const MOST: usize = 4;
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let share = places.len().div_ceil(processors.min(MOST)).max(SHARE);
-    let read = |places: &[Place<'a>]| -> Vec<Facts<'a>> {
-        let facts = places.iter().filter_map(Facts::read);
-        facts.collect()
-    };
-    if places.len() <= share {
-        return Ok(read(places));
-    }
-    thread::scope(|scope| {
-        let threads: Vec<_> = places
-            .chunks(share)
-            .map(|share| scope.spawn(move || read(share)))
-            .collect();
-        let mut facts = Vec::with_capacity(places.len());
-        for thread in threads {
-            let died = |_| Error::new(ErrorKind::Io, "the thread of an inventory died");
-            facts.extend(thread.join().map_err(died)?);
-        }
-        Ok(facts)
-    })
 }
 
 /// See [`super::ScsiDevice::is_disk`].

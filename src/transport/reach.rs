@@ -1,6 +1,7 @@
 //! By which session or remote port a SCSI device is reached.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
@@ -74,13 +75,13 @@ pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<Reach>> {
     Ok(device.and_then(|dir| Reaches::new(roots).of(hctl, &dir)))
 }
 
-/// The answers of [`reach`] for many devices: each session and each port is read
-/// once.
+/// The answers of [`reach`] for many devices: what all devices of a target share
+/// is read once.
 #[derive(Debug)]
 pub(crate) struct Reaches<'a> {
     roots: &'a Roots,
-    /// By the name of the session's or the port's device.
-    known: HashMap<String, Reach>,
+    /// By the target's directory.
+    known: HashMap<OsString, Option<Reach>>,
 }
 
 impl<'a> Reaches<'a> {
@@ -93,17 +94,18 @@ impl<'a> Reaches<'a> {
     /// path, is.
     pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<Reach> {
         // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
+        let target = dir.parent()?;
+        if let Some(known) = self.known.get(target.as_os_str()) {
+            return known.clone();
+        }
         let host = format!("host{}", hctl.host);
-        let names = dir.ancestors().filter_map(|dir| dir.file_name()?.to_str());
+        let names = target
+            .ancestors()
+            .filter_map(|dir| dir.file_name()?.to_str());
         let mut names = names.take_while(|name| *name != host);
-        names.find_map(|name| {
-            if let Some(known) = self.known.get(name) {
-                return Some(known.clone());
-            }
-            let found = Reach::read(self.roots, name)?;
-            self.known.insert(name.to_owned(), found.clone());
-            Some(found)
-        })
+        let found = names.find_map(|name| Reach::read(self.roots, name));
+        self.known.insert(target.into(), found.clone());
+        found
     }
 }
 

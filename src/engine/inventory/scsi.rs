@@ -1,6 +1,7 @@
 //! SCSI devices, put together to units.
 
 use std::collections::HashMap;
+use std::mem;
 
 use super::users::Users;
 use super::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
@@ -9,6 +10,7 @@ use crate::id::Wwid;
 use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::shares::in_shares;
 use crate::multipath::Map;
 use crate::scsi::{Facts, State};
 use crate::transport::Reaches;
@@ -18,56 +20,66 @@ pub(super) fn units(
     tree: &BlockTree,
     users: &Users<'_>,
 ) -> Result<Vec<InventoryUnit>> {
-    let devices = Facts::of_all(roots, tree)?;
-    let groups = group(&devices);
-    let mut reaches = Reaches::new(roots);
-    let units = groups.into_iter().map(|devices| {
-        let disks = || devices.iter().filter_map(|device| device.disk);
-        let map = disks().find_map(|disk| map_above(roots, tree, disk));
-        let (above, map) = map.unzip();
-        let path = |device: &&Facts<'_>| InventoryPath {
-            hctl: device.hctl,
-            node: device.disk.map(|name| roots.dev.join(name)),
-            devno: device.devno,
-            diskseq: device.diskseq,
-            size: device.size,
-            state: device.state.clone(),
-            reach: reaches.of(device.hctl, &device.dir),
-            unreadable: device.unreadable.clone(),
-        };
-        let paths: Vec<_> = devices.iter().map(path).collect();
-        let own = map.as_ref().and_then(|map: &InventoryMap| map.size);
-        let sizes = || {
-            own.into_iter()
-                .chain(paths.iter().filter_map(|path| path.size))
-        };
-        let size = sizes().next();
-        let runs = |path: &InventoryPath| path.state == Some(State::Running);
-        let unit = ScsiUnit {
-            identity: devices
-                .first()
-                .map(|device| device.identity.clone())
-                .unwrap_or_default(),
-            degraded: !paths.iter().all(runs),
-            sizes_differ: sizes().any(|other| Some(other) != size),
-            paths,
-            map,
-        };
-        users.of(disks(), above).unit(UnitKind::Scsi(unit), size)
-    });
-    Ok(units.collect())
+    let groups = group(Facts::of_all(roots, tree)?);
+    in_shares(groups, |groups| {
+        let mut reaches = Reaches::new(roots);
+        let units = groups
+            .into_iter()
+            .map(|devices| unit(roots, tree, users, &mut reaches, devices));
+        units.collect()
+    })
+}
+
+fn unit(
+    roots: &Roots,
+    tree: &BlockTree,
+    users: &Users<'_>,
+    reaches: &mut Reaches<'_>,
+    mut devices: Vec<Facts<'_>>,
+) -> InventoryUnit {
+    let first = devices.first_mut();
+    let identity = first.map(|device| mem::take(&mut device.identity));
+    let disks: Vec<&str> = devices.iter().filter_map(|device| device.disk).collect();
+    let map = disks.iter().find_map(|disk| map_above(roots, tree, disk));
+    let (above, map) = map.unzip();
+    let path = |device: Facts<'_>| InventoryPath {
+        hctl: device.hctl,
+        node: device.disk.map(|name| roots.dev.join(name)),
+        devno: device.devno,
+        diskseq: device.diskseq,
+        size: device.size,
+        state: device.state,
+        reach: reaches.of(device.hctl, &device.dir),
+        unreadable: device.unreadable,
+    };
+    let paths: Vec<_> = devices.into_iter().map(path).collect();
+    let own = map.as_ref().and_then(|map: &InventoryMap| map.size);
+    let sizes = || {
+        own.into_iter()
+            .chain(paths.iter().filter_map(|path| path.size))
+    };
+    let size = sizes().next();
+    let runs = |path: &InventoryPath| path.state == Some(State::Running);
+    let unit = ScsiUnit {
+        identity: identity.unwrap_or_default(),
+        degraded: !paths.iter().all(runs),
+        sizes_differ: sizes().any(|other| Some(other) != size),
+        paths,
+        map,
+    };
+    users.of(disks, above).unit(UnitKind::Scsi(unit), size)
 }
 
 /// The devices of each unit, in the order in which they come. They are gathered
 /// as a detach gathers them: by the strongest name, where no other unit can have
 /// it.
-fn group<'a>(devices: &'a [Facts<'a>]) -> Vec<Vec<&'a Facts<'a>>> {
-    let mut groups: Vec<Vec<&Facts<'_>>> = Vec::new();
-    let mut by_name: HashMap<&Wwid, usize> = HashMap::new();
+fn group(devices: Vec<Facts<'_>>) -> Vec<Vec<Facts<'_>>> {
+    let mut groups: Vec<Vec<Facts<'_>>> = Vec::new();
+    let mut by_name: HashMap<Wwid, usize> = HashMap::new();
     for device in devices {
         let next = groups.len();
         let strongest = device.identity.wwid().filter(|name| name.is_registered());
-        let group = strongest.map_or(next, |name| *by_name.entry(name).or_insert(next));
+        let group = strongest.map_or(next, |name| *by_name.entry(name.clone()).or_insert(next));
         match groups.get_mut(group) {
             Some(group) => group.push(device),
             None => groups.push(vec![device]),
@@ -84,7 +96,7 @@ fn map_above<'a>(
     disk: &str,
 ) -> Option<(&'a str, InventoryMap)> {
     tree.directly_above(disk).find_map(|name| {
-        let disk = BlockDevice::at(tree.dir(name)?).ok()??;
+        let disk = BlockDevice::at(&tree.dir(name).ok()??).ok()??;
         let map = Map::of_disk(&disk).ok()??;
         let shown = InventoryMap {
             name: map.name().to_owned(),
