@@ -154,14 +154,22 @@ impl Engine {
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
         phases.enter(Stage::Settle);
+        // Now, since udev is at work: the less is left to do when it is done.
+        let gathering = self.gathering(request)?;
         let mut settled = self.settle_paths(unit, request, deadline)?;
 
-        let map = self.gather_map(&unit.paths, &identity, request, phases, deadline)?;
+        let map = match gathering {
+            Some(gathering) => {
+                self.gather_map(gathering, &unit.paths, &identity, phases, deadline)?
+            }
+            None => None,
+        };
         unit.keep(request, |path| path.look_again())?;
         let first = unit.first()?;
-        let mut disk = first.disk.clone();
+        let (mut disk, mut diskseq) = (first.disk.clone(), first.diskseq);
         if let Some((map, proof)) = &map {
             disk = map.disk().clone();
+            diskseq = disk.diskseq()?;
             settled = (proof.how, proof.links.clone());
         }
         let changed = unit.paths.iter().any(|path| path.changed);
@@ -174,7 +182,7 @@ impl Engine {
             source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
-            diskseq: disk.diskseq()?,
+            diskseq,
             size: disk.size()?,
             read_only: disk.read_only()?,
             links: blockdev::links_to(roots, disk.devno(), &links),
@@ -324,9 +332,11 @@ impl Brought {
     /// The device that is handed out is the one that was proven, and serves I/O.
     fn look_again(&self) -> Result<()> {
         self.device.require_usable(Stage::Settle)?;
-        let same = self.device.is_there()
-            && BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk)
-            && self.disk.diskseq()? == self.diskseq;
+        let same = match self.diskseq {
+            // One life, so one number as well.
+            Some(life) => self.disk.diskseq()? == Some(life),
+            None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
+        };
         if same {
             return Ok(());
         }

@@ -9,10 +9,34 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Answer, Daemon, Map};
 use crate::scsi::Identity;
-use crate::uevent::Proof;
+use crate::uevent::{Proof, Watch};
+
+/// What finds the map of a unit: got ready while udev is at work on the paths.
+pub(super) struct Gathering {
+    /// Every map is a virtual device: one watch sees the one that comes.
+    watch: Watch,
+    daemon: Option<Daemon>,
+    required: bool,
+}
 
 impl Engine {
-    /// The settled map of these paths, where there is to be one.
+    /// `None` where no map is wanted.
+    ///
+    /// # Errors
+    /// `NotPermitted` or `Io` where it cannot be seen whether multipathd runs.
+    pub(super) fn gathering(&self, request: &AttachRequest) -> Result<Option<Gathering>> {
+        if request.multipath == Multipath::Off {
+            return Ok(None);
+        }
+        Ok(Some(Gathering {
+            watch: self.hub().watch("virtual"),
+            daemon: Daemon::find(self.roots())?,
+            required: request.multipath == Multipath::Require,
+        }))
+    }
+
+    /// The settled map of these paths, which udev has handled, where there is to
+    /// be one.
     ///
     /// multipathd is told of each path, which it may have learnt from udev
     /// already; its answer comes when it has made the map or decided not to.
@@ -23,20 +47,18 @@ impl Engine {
     /// where a path is in the map of another unit; `TimedOut` at stage `map`.
     pub(super) fn gather_map(
         &self,
+        gathering: Gathering,
         paths: &[Brought],
         identity: &Identity,
-        request: &AttachRequest,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<Option<(Map, Proof)>> {
-        if request.multipath == Multipath::Off {
-            return Ok(None);
-        }
-        let required = request.multipath == Multipath::Require;
+        let Gathering {
+            mut watch,
+            daemon,
+            required,
+        } = gathering;
         phases.enter(Stage::Map);
-        // Every map is a virtual device: one watch sees the one that comes.
-        let mut watch = self.hub().watch("virtual");
-        let daemon = Daemon::find(self.roots())?;
         let mut unwanted = Vec::new();
         let mut awaited = required;
         for path in paths {
