@@ -4,12 +4,17 @@
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod machine;
 
+use std::fs::{self, File};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use lunbd::engine::DetachFailure;
+use lunbd::engine::{DetachFailure, StageObserver};
 use lunbd::error::{Retry, Stage};
 use lunbd::uevent::Mode;
-use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
+use lunbd::{
+    AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, Error, ErrorKind, Source,
+};
 use machine::Machine;
 
 fn attach(machine: &Machine, source: &str, limit: Duration) -> Error {
@@ -86,7 +91,7 @@ fn a_scan_that_hangs_times_out_at_its_stage_and_says_what_was_last_seen() {
     let machine = Machine::new();
     machine.host(0);
     let scan = machine.path("sys/class/scsi_host/host0/scan");
-    std::fs::remove_file(&scan).unwrap();
+    fs::remove_file(&scan).unwrap();
     // Nobody reads: the open for writing blocks, as the kernel's scan would.
     nix::unistd::mkfifo(&scan, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let start = Instant::now();
@@ -96,7 +101,7 @@ fn a_scan_that_hangs_times_out_at_its_stage_and_says_what_was_last_seen() {
     assert_eq!(error.last_seen(), Some("host state=running"));
     assert!(start.elapsed() < LIMIT);
     // The hung thread is let go.
-    drop(std::fs::File::open(&scan).unwrap());
+    drop(File::open(&scan).unwrap());
 }
 
 #[test]
@@ -129,4 +134,69 @@ fn a_disk_without_a_node_is_not_deleted() {
     assert_eq!(error.stage(), Some(Stage::Claim));
     assert!(error.to_string().contains("its node is missing"), "{error}");
     assert_eq!(machine.read("sys/devices/fake/1:0:0:4/delete"), "");
+}
+
+/// The unit of all devices here, and its name.
+const PAGE_83: &[u8] = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
+const NAME: &str = "naa.5000c500a1b2c3d4";
+
+#[test]
+fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed() {
+    let machine = Machine::new();
+    machine.write("proc/self/mountinfo", "");
+    for (hctl, disk) in [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")] {
+        machine.disk(hctl, disk);
+        let page = format!("sys/devices/fake/{hctl}/vpd_pg83");
+        fs::write(machine.path(&page), PAGE_83).unwrap();
+    }
+    // Held, the detach waits between the first path's look and its own first deed.
+    machine.write("run/lunbd/unit-naa-5000c500a1b2c3d4.lock", "");
+    let lease = machine.path("run/lunbd/unit-naa-5000c500a1b2c3d4.lock");
+    let lease = File::options().write(true).open(lease).unwrap();
+    lease.lock().unwrap();
+    let (entered, stages) = mpsc::channel();
+    let observer = StageObserver::new(move |stage| entered.send(stage).unwrap());
+    let engine = Engine::start(machine.roots()).unwrap();
+    let failure = thread::scope(|scope| {
+        let detach = scope.spawn(|| {
+            let source: Source = "scsi:1:0:0:4".parse().unwrap();
+            let request = DetachRequest::new(source).observe(observer);
+            engine.detach(request, Deadline::after(Duration::from_secs(60)))
+        });
+        let mut locks = stages.iter().filter(|stage| *stage == Stage::Lock);
+        // Of the address, and of the unit.
+        locks.by_ref().take(2).for_each(drop);
+        fs::remove_file(machine.path("sys/bus/scsi/devices/1:0:0:4")).unwrap();
+        fs::remove_dir_all(machine.path("sys/devices/fake/1:0:0:4")).unwrap();
+        drop(lease);
+        detach.join().unwrap().unwrap_err()
+    });
+    assert!(failure.to_string().contains("2:0:0:4 stands"), "{failure}");
+    let paths = failure.receipt.paths.iter();
+    let gone: Vec<_> = paths
+        .map(|path| (path.hctl.to_string(), path.gone))
+        .collect();
+    let expected = [("1:0:0:4", true), ("2:0:0:4", false)];
+    assert_eq!(gone, expected.map(|(hctl, gone)| (hctl.to_owned(), gone)));
+}
+
+#[test]
+fn what_an_earlier_flush_lost_is_told_until_it_is_given_up() {
+    let machine = Machine::new();
+    let mark = "run/lunbd/lost-sdq-7";
+    machine.write(mark, &format!("the write failed\n{NAME}\n"));
+    machine.write("run/lunbd/lost-sdr-8", "another's\nnaa.5000c500a1b2c3d5\n");
+    let engine = Engine::start(machine.roots()).unwrap();
+    let source: Source = "scsi:1:0:0:4".parse().unwrap();
+    let request = || DetachRequest::new(source.clone()).expect(NAME.parse().unwrap());
+    let detach = |request| engine.detach(request, Deadline::after(LIMIT)).unwrap();
+    let note = "an earlier flush failed: the write failed";
+    for request in [request(), request().abandon_unwritten()] {
+        let detached = detach(request);
+        assert!(!detached.safe_to_unmap);
+        assert_eq!(detached.receipt.unwrap().notes, [note]);
+    }
+    assert!(detach(request()).safe_to_unmap);
+    assert!(!machine.path(mark).exists());
+    assert!(machine.path("run/lunbd/lost-sdr-8").exists());
 }
