@@ -374,11 +374,6 @@ impl Brought {
     }
 
     fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
-        // A target may have a thousand: most are told apart by one read.
-        if other.cached_name()?.as_ref() != self.identity.wwid() {
-            return Ok(None);
-        }
-    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(Option<DiskSeq>, bool, Lun)>> {
         // Without a disk it is younger; its own attach will look here.
         let Some(disk) = other.disk()? else {
             return Ok(None);

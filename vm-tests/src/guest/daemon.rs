@@ -36,7 +36,6 @@ impl Daemon {
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut daemon = Self { child, what };
         let what = format!("{} to answer", daemon.what);
-        super::wait_until(&what, Duration::from_secs(60), || {
         super::wait_until(&what, LIMIT, || {
             if let Ok(Some(status)) = daemon.child.try_wait() {
                 panic!("{what}: {status}");
