@@ -262,7 +262,8 @@ impl Engine {
     /// As [`resize`](Self::resize), for a volume of the journal.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume; at stage `journal` `Io`
+    /// `NotFound` where the journal has no such volume; `NotSupported` for an NBD
+    /// device, which keeps its size while it is connected; at stage `journal` `Io`
     /// (the disk is full) and `TimedOut`. Else those of [`resize`](Self::resize).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn resize_volume(
@@ -284,6 +285,11 @@ impl Engine {
         at_least: Option<u64>,
         deadline: Deadline,
     ) -> Result<Resized> {
+        if record.spec.nbd.is_some() {
+            let message = "an NBD device keeps the size that its export had when it was attached: \
+                           detach it and attach it again";
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+        }
         let target = match (record.names().first(), record.spec.sources.first()) {
             (Some(name), _) => DetachTarget::Unit(name.clone()),
             (None, Some(source)) => DetachTarget::Source(source.clone()),

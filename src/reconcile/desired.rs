@@ -22,6 +22,7 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 /// expect = "naa.6001405a1b2c3d4e5f60718293a4b5c6"
 /// min_paths = 2
 /// multipath = "require"   # or "prefer", which is the default, or "off"
+/// min_size = 17179869184  # bytes; see `set_min_size`
 ///
 /// [[volume]]
 /// id = "pvc-2"
@@ -39,8 +40,23 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "file::File")]
 pub struct Desired {
-    volumes: BTreeMap<VolumeId, VolumeSpec>,
+    volumes: BTreeMap<VolumeId, Wanted>,
     claims: BTreeMap<Claim, VolumeId>,
+}
+
+/// How one volume is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) spec: VolumeSpec,
+    /// It is the caller's alone: no attach needs it, so no journal has it.
+    pub(super) min_size: Option<u64>,
+}
+
+impl Wanted {
+    /// Whether a device of this size will do.
+    pub(super) fn is_large_enough(&self, size: Option<u64>) -> bool {
+        self.min_size.is_none_or(|wanted| size >= Some(wanted))
+    }
 }
 
 /// What one volume alone can have.
@@ -90,7 +106,7 @@ impl Desired {
     /// sources, several NBD sources, or a unit's name expected of NBD.
     pub fn insert(&mut self, volume: VolumeId, request: &AttachRequest) -> Result<()> {
         let spec = VolumeSpec::of(request);
-        if let Some(known) = self.volumes.get(&volume) {
+        if let Some(known) = self.get(&volume) {
             let (one, two) = (spelt(known), spelt(&spec));
             let message = format!("volume {volume} is wanted twice, from {one} and from {two}");
             return Err(Error::new(ErrorKind::InUse, message));
@@ -118,16 +134,42 @@ impl Desired {
         }
         let of_volume = claims.into_iter().map(|claim| (claim, volume.clone()));
         self.claims.extend(of_volume);
-        self.volumes.insert(volume, spec);
+        let min_size = None;
+        self.volumes.insert(volume, Wanted { spec, min_size });
         Ok(())
+    }
+
+    /// Wants a volume to have this many bytes at least, or `None` to be taken as
+    /// large as it is. While the device that is attached is smaller, the size that
+    /// the array says is taken in; as long as that is not enough the volume is not
+    /// as it is wanted, and is tried again. **Nothing is ever shrunk**: a device
+    /// that is larger is left alone, and so it is where less is wanted later.
+    ///
+    /// The size of an NBD device is that which its export had at its attach.
+    ///
+    /// # Errors
+    /// `NotFound` where the volume is not wanted.
+    pub fn set_min_size(&mut self, volume: &VolumeId, bytes: Option<u64>) -> Result<()> {
+        let Some(wanted) = self.volumes.get_mut(volume) else {
+            let message = format!("volume {volume} is not wanted");
+            return Err(Error::new(ErrorKind::NotFound, message));
+        };
+        wanted.min_size = bytes;
+        Ok(())
+    }
+
+    /// The bytes that a volume is wanted to have at least, where that was said.
+    #[must_use]
+    pub fn min_size(&self, volume: &VolumeId) -> Option<u64> {
+        self.volumes.get(volume)?.min_size
     }
 
     /// Wants a volume no more. Returns whether it was wanted.
     pub fn remove(&mut self, volume: &VolumeId) -> bool {
-        let Some(spec) = self.volumes.remove(volume) else {
+        let Some(wanted) = self.volumes.remove(volume) else {
             return false;
         };
-        for claim in Claim::of(&spec) {
+        for claim in Claim::of(&wanted.spec) {
             self.claims.remove(&claim);
         }
         true
@@ -136,12 +178,21 @@ impl Desired {
     /// How a volume is wanted; `None` where it is not.
     #[must_use]
     pub fn get(&self, volume: &VolumeId) -> Option<&VolumeSpec> {
+        self.wanted(volume).map(|wanted| &wanted.spec)
+    }
+
+    pub(super) fn wanted(&self, volume: &VolumeId) -> Option<&Wanted> {
         self.volumes.get(volume)
+    }
+
+    pub(super) fn all_wanted(&self) -> impl Iterator<Item = (&VolumeId, &Wanted)> {
+        self.volumes.iter()
     }
 
     /// The volumes, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&VolumeId, &VolumeSpec)> {
-        self.volumes.iter()
+        let volumes = self.volumes.iter();
+        volumes.map(|(volume, wanted)| (volume, &wanted.spec))
     }
 
     /// How many are wanted.

@@ -25,6 +25,15 @@ pub enum Event {
         /// Its size in bytes.
         size: u64,
     },
+    /// It has another size, which was read back: as large as it is wanted.
+    Resized {
+        /// The volume.
+        volume: VolumeId,
+        /// Its size in bytes before.
+        old_size: u64,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// It was attached and is otherwise now: another device, other paths.
     Changed {
         /// The volume.
@@ -100,6 +109,11 @@ impl fmt::Display for Event {
             Self::Attached { volume, node, size } => {
                 write!(f, "{volume}: attached as {}, {size} bytes", node.display())
             }
+            Self::Resized {
+                volume,
+                old_size,
+                size,
+            } => write!(f, "{volume}: has {size} bytes, {old_size} before"),
             Self::Changed {
                 volume,
                 node,

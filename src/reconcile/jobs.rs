@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::event::Event;
 use super::options::Options;
-use super::plan::{Step, StepKind};
+use super::plan::{Step, StepKind, step_for};
 use super::state::{Failure, Retake, State, sooner};
 use crate::deadline::Backoff;
 use crate::engine::{Condition, Surveyed, Treatment};
@@ -34,6 +34,11 @@ pub(super) enum Done {
     },
     /// It was asked, and is the one, and serves.
     Serves,
+    /// It is as large as it is wanted.
+    Resized {
+        old_size: u64,
+        size: u64,
+    },
     /// It came to its end; how it stands is to be looked for.
     Finished,
     /// An NBD device that still has no server.
@@ -54,6 +59,7 @@ impl State {
         let mut events = Vec::new();
         self.counters.plans += 1;
         (self.replan, self.retry_at) = (false, None);
+        self.forget_sizes();
         for (volume, tracked) in &self.tracked {
             let Some(retake) = &tracked.retake else {
                 continue;
@@ -111,6 +117,22 @@ impl State {
         events
     }
 
+    /// That a volume is too small holds up nothing but its resize: what else is to
+    /// be done about it, or wanted of it by now, does not wait for that.
+    fn forget_sizes(&mut self) {
+        for (volume, tracked) in &mut self.tracked {
+            let failed = tracked.failure.as_ref().map(|failure| failure.step);
+            if failed != Some(StepKind::Resize) || tracked.busy {
+                continue;
+            }
+            let (wanted, there) = (self.desired.wanted(volume), self.actual.get(volume));
+            let step = step_for(volume, wanted, there);
+            if step.is_none_or(|step| step.kind != StepKind::Resize) {
+                tracked.failure = None;
+            }
+        }
+    }
+
     /// A step for a worker. Of `threads`, those that failed before are given half.
     pub(super) fn take_job(&mut self, threads: usize) -> Option<Job> {
         loop {
@@ -152,11 +174,11 @@ impl State {
             self.look.soon();
         }
         let failed = matches!(done, Done::Failed(_) | Done::Sick { .. });
-        if failed {
+        if !failed {
+            tracked.failure = None;
+        } else if job.step.kind != StepKind::Resize {
             // It has a time of its own now.
             tracked.retake = None;
-        } else {
-            tracked.failure = None;
         }
         let mut events = Vec::new();
         match done {
@@ -169,6 +191,17 @@ impl State {
                 });
             }
             Done::Serves => events.extend(self.serves(volume)),
+            Done::Resized { old_size, size } => {
+                if let Some(there) = self.actual.volumes.get_mut(volume) {
+                    there.size = Some(size);
+                }
+                let volume = volume.clone();
+                events.push(Event::Resized {
+                    volume,
+                    old_size,
+                    size,
+                });
+            }
             Done::Finished => self.look_at(volume),
             Done::Differs(condition, seen) => {
                 if let Some(there) = self.actual.volumes.get_mut(volume) {
@@ -302,6 +335,7 @@ impl State {
             pause = pause.map(|pause| pause.min(LONGEST_WITHOUT_SERVER));
         }
         tracked.failure = Some(Failure {
+            step: kind,
             error: Arc::clone(&error),
             tries: tries.saturating_add(1),
             pauses,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::actual::Actual;
-use super::desired::{Desired, spelt};
+use super::desired::{Desired, Wanted, spelt};
 use crate::engine::journal::{Operation, VolumeSpec};
 use crate::engine::{Condition, Surveyed};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
@@ -18,7 +18,8 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 #[serde(transparent)]
 pub struct Plan {
     /// The steps: first what goes, then what stands without its server, then what
-    /// comes, then what is only to be asked; each by the volumes' names.
+    /// comes, then what grows, then what is only to be asked; each by the volumes'
+    /// names.
     pub steps: Vec<Step>,
 }
 
@@ -51,6 +52,8 @@ pub enum StepKind {
     /// Attaches it, with all its proofs; also what stands already, for a path
     /// that came back or another option.
     Attach,
+    /// Takes in the size that the array has given it.
+    Resize,
     /// Asks the device itself: a SCSI unit who it is, an NBD device whether its
     /// server is there, which is healed where it is not.
     Prove,
@@ -75,6 +78,7 @@ impl StepKind {
             Self::Finish => "finish",
             Self::Attach => "attach",
             Self::Heal => "heal",
+            Self::Resize => "resize",
             Self::Prove => "prove",
             Self::Wait => "wait",
             Self::Refused => "refused",
@@ -130,6 +134,7 @@ impl Plan {
 /// | | a path is there and not taken in | attach |
 /// | | an NBD device without its server | heal |
 /// | | as it is wanted, and nobody has asked the device itself | prove |
+/// | | the same, and smaller than it is wanted; larger it is left alone | resize |
 /// | | a SCSI unit without a path that works | wait |
 /// | | what another volume's unit is | refused |
 /// | no | anything | detach, or finish one that was begun |
@@ -137,7 +142,7 @@ impl Plan {
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let mut steps = Vec::new();
     // Both are in the order of the names: one walk along both.
-    let mut wanted = desired.iter().peekable();
+    let mut wanted = desired.all_wanted().peekable();
     let mut there = actual.volumes.iter().peekable();
     loop {
         let order = match (wanted.peek(), there.peek()) {
@@ -148,9 +153,12 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         };
         let wanted = if order.is_le() { wanted.next() } else { None };
         let there = if order.is_ge() { there.next() } else { None };
-        let spec = wanted.map(|(_, spec)| spec);
-        if let Some((volume, _)) = wanted {
-            steps.extend(step_for(volume, spec, there.map(|(_, there)| there)));
+        if let Some((volume, wanted)) = wanted {
+            steps.extend(step_for(
+                volume,
+                Some(wanted),
+                there.map(|(_, there)| there),
+            ));
         } else if let Some((volume, there)) = there {
             steps.extend(step_for(volume, None, Some(there)));
         }
@@ -167,7 +175,7 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
 /// What is to be done about one volume, whatever the others want.
 pub(super) fn step_for(
     volume: &VolumeId,
-    wanted: Option<&VolumeSpec>,
+    wanted: Option<&Wanted>,
     there: Option<&Surveyed>,
 ) -> Option<Step> {
     let (kind, reason) = match (wanted, there) {
@@ -192,7 +200,8 @@ pub(super) fn step_for(
 
 type What = (StepKind, Cow<'static, str>);
 
-fn of_wanted(wanted: &VolumeSpec, there: &Surveyed) -> Option<What> {
+fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
+    let wanted = &as_wanted.spec;
     if let Some(reason) = moved(wanted, there) {
         return Some((StepKind::Detach, reason.into()));
     }
@@ -216,7 +225,10 @@ fn of_wanted(wanted: &VolumeSpec, there: &Surveyed) -> Option<What> {
         Condition::Complete | Condition::LinkDead if !there.untaken.is_empty() => {
             Some((StepKind::Attach, untaken(there).into()))
         }
-        Condition::Complete => there.doubt.as_ref().map(doubt),
+        Condition::Complete => match &there.doubt {
+            Some(reason) => Some(doubt(reason)),
+            None => small(as_wanted, there).map(|reason| (StepKind::Resize, reason.into())),
+        },
         Condition::LinkDead if is_nbd => Some((StepKind::Heal, there.seen.clone().into())),
         Condition::LinkDead => match &there.doubt {
             Some(reason) => Some(doubt(reason)),
@@ -226,6 +238,19 @@ fn of_wanted(wanted: &VolumeSpec, there: &Surveyed) -> Option<What> {
         Condition::Changed => Some((StepKind::Attach, there.seen.clone().into())),
         Condition::HalfAttached | Condition::HalfDetached => attach("only half of it stands"),
     }
+}
+
+/// Why its size is to be taken in.
+fn small(wanted: &Wanted, there: &Surveyed) -> Option<String> {
+    let least = wanted.min_size?;
+    if wanted.is_large_enough(there.size) {
+        return None;
+    }
+    let has = match there.size {
+        Some(size) => format!("it has {size} bytes"),
+        None => "nobody has read its size".to_owned(),
+    };
+    Some(format!("{has}, and at least {least} are wanted"))
 }
 
 fn untaken(there: &Surveyed) -> String {

@@ -113,6 +113,8 @@ pub(super) struct Retake {
 
 #[derive(Debug)]
 pub(super) struct Failure {
+    /// What was tried.
+    pub(super) step: StepKind,
     pub(super) error: Arc<Error>,
     pub(super) tries: u32,
     pub(super) pauses: Backoff,
@@ -127,7 +129,7 @@ pub(super) fn sooner(one: Option<Instant>, two: Option<Instant>) -> Option<Insta
 impl State {
     pub(super) fn want(&mut self, desired: Desired) {
         for (volume, tracked) in &mut self.tracked {
-            if self.desired.get(volume) != desired.get(volume) {
+            if self.desired.wanted(volume) != desired.wanted(volume) {
                 (tracked.failure, tracked.refused) = (None, None);
                 tracked.retake = None;
             }
@@ -378,7 +380,7 @@ impl State {
 
     /// What is left to do about one volume, as far as is known.
     pub(super) fn step(&self, volume: &VolumeId) -> Option<Step> {
-        step_for(volume, self.desired.get(volume), self.actual.get(volume))
+        step_for(volume, self.desired.wanted(volume), self.actual.get(volume))
     }
 
     /// A worker's call has come to this stage.
@@ -406,11 +408,12 @@ impl State {
 
     /// What stands, where it is as it is wanted.
     pub(super) fn attached(&self, volume: &VolumeId) -> Option<&Surveyed> {
-        let (wanted, there) = (self.desired.get(volume)?, self.actual.get(volume)?);
+        let (wanted, there) = (self.desired.wanted(volume)?, self.actual.get(volume)?);
         let stands = there.condition == Condition::Complete
             && there.under_way.is_none()
             && there.doubt.is_none();
-        (stands && there.spec == *wanted).then_some(there)
+        let suits = there.spec == wanted.spec && wanted.is_large_enough(there.size);
+        (stands && suits).then_some(there)
     }
 }
 

@@ -57,6 +57,7 @@ impl Reconciler {
         tracing::debug!(reason = %job.step.reason, "a step");
         match job.step.kind {
             StepKind::Attach => self.attach(volume, deadline),
+            StepKind::Resize => self.resize(volume, deadline),
             StepKind::Detach => self.detach(job, deadline),
             StepKind::Finish => {
                 let finished = self.engine.recover_volume(&self.journal, volume, deadline);
@@ -104,6 +105,17 @@ impl Reconciler {
             }),
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    fn resize(&self, volume: &VolumeId, deadline: Deadline) -> Result<Done> {
+        let min_size = self.shared.state().desired.min_size(volume);
+        let resized = self
+            .engine
+            .resize_volume(&self.journal, volume, min_size, deadline)?;
+        Ok(Done::Resized {
+            old_size: resized.old_size,
+            size: resized.size,
+        })
     }
 
     /// Writes down the stages of a volume's call.

@@ -142,8 +142,9 @@ pub(crate) struct Recover {
 #[derive(Debug, Args)]
 pub(crate) struct Apply {
     /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
-    /// and where wanted expect, min_paths, multipath and [volume.nbd]. NO OTHER VOLUME
-    /// OF THE JOURNAL STAYS.
+    /// and where wanted expect, min_paths, multipath, min_size (bytes; a unit that the
+    /// array has grown is taken in, none is shrunk) and [volume.nbd]. NO OTHER VOLUME OF
+    /// THE JOURNAL STAYS.
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
 

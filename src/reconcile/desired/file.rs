@@ -27,6 +27,7 @@ struct Volume {
     expect: Option<Wwid>,
     min_paths: Option<usize>,
     multipath: Option<Multipath>,
+    min_size: Option<u64>,
     nbd: Option<Nbd>,
 }
 
@@ -70,7 +71,8 @@ impl TryFrom<File> for Desired {
         let mut desired = Self::default();
         for volume in file.volume {
             let request = volume.request()?;
-            desired.insert(volume.id, &request)?;
+            desired.insert(volume.id.clone(), &request)?;
+            desired.set_min_size(&volume.id, volume.min_size)?;
         }
         Ok(desired)
     }

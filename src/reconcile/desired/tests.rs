@@ -14,7 +14,8 @@ fn nbd(id: &str, source: &str) -> serde_json::Value {
 fn a_file_says_all_that_an_attach_can_be_asked() {
     let file = json!({ "volume": [
         { "id": "a", "sources": ["scsi:2:0:0:1", "scsi:3:0:0:1"], "min_paths": 2,
-          "expect": "naa.5000c500a1b2c3d4", "multipath": "require" },
+          "expect": "naa.5000c500a1b2c3d4", "multipath": "require",
+          "min_size": 17_179_869_184_u64 },
         { "id": "b", "source": "nbd://h/x", "nbd": {
             "backend": "x", "index": 3, "connections": 2, "read_only": true,
             "io_timeout": "10s", "dead_connection_timeout": "1m 30s" } },
@@ -23,6 +24,8 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     let a = desired.get(&"a".parse().unwrap()).unwrap();
     assert_eq!((a.sources.len(), a.min_paths), (2, 2));
     assert!(a.expect.is_some() && a.nbd.is_none());
+    assert_eq!(desired.min_size(&"a".parse().unwrap()), Some(16 << 30));
+    assert_eq!(desired.min_size(&"b".parse().unwrap()), None);
     let b = desired.get(&"b".parse().unwrap()).unwrap();
     let options = b.nbd.as_ref().unwrap();
     assert_eq!(options.backend.as_str(), "x");
@@ -42,6 +45,10 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "timeout": "1s" } }] }),
             "unknown field `timeout`",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "min_size": -1 }] }),
+            "invalid value: integer `-1`",
         ),
         (
             json!({ "volume": [{ "id": "a" }] }),
@@ -121,6 +128,7 @@ fn what_a_volume_claimed_is_free_when_it_is_wanted_no_more() {
     let source: Source = "nbd://h/x".parse().unwrap();
     let request = AttachRequest::new(source);
     let two: VolumeId = "two".parse().unwrap();
+    assert!(desired.set_min_size(&two, Some(1)).is_err());
     assert!(desired.insert(two.clone(), &request).is_err());
     assert!(desired.remove(&"one".parse().unwrap()));
     desired.insert(two, &request).unwrap();

@@ -37,6 +37,23 @@ fn attached(number: u32) -> Done {
     Done::Stands(Box::new(there(number)))
 }
 
+/// A volume that stands and is wanted larger.
+fn too_small() -> State {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    state.settle(&mut job, attached(0), &impatient());
+    let mut desired = state.desired.clone();
+    desired.set_min_size(&id(0), Some(1 << 30)).unwrap();
+    state.want(desired);
+    state.plan_now();
+    state
+}
+
+/// As an array that gives no more.
+fn not_grown() -> Done {
+    Done::Failed(Error::new(ErrorKind::NotReady, "it has 0 bytes"))
+}
+
 fn refused() -> Done {
     Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
 }
@@ -154,4 +171,82 @@ fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
     state.forgive();
     state.plan_now();
     assert!(state.take_job(8).is_some());
+}
+
+#[test]
+fn a_volume_is_attached_as_it_is_wanted_when_its_size_was_read_back_and_not_before() {
+    let mut state = too_small();
+    assert!(state.attached(&id(0)).is_none());
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Resize);
+    let (old_size, size) = (0, 1 << 30);
+    let events = state.settle(&mut job, Done::Resized { old_size, size }, &impatient());
+    assert!(
+        matches!(
+            events.as_slice(),
+            [Event::Resized {
+                size: 0x4000_0000,
+                ..
+            }]
+        ),
+        "{events:?}"
+    );
+    assert!(state.attached(&id(0)).is_some());
+    state.plan_now();
+    assert!(state.take_job(8).is_none() && state.plan().is_empty());
+}
+
+#[test]
+fn a_volume_that_does_not_grow_is_tried_again_later_and_its_link_is_healed_at_once() {
+    let mut state = too_small();
+    let mut job = state.take_job(8).unwrap();
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    let events = state.settle(&mut job, not_grown(), &patient);
+    assert!(
+        matches!(
+            events.as_slice(),
+            [Event::Failed {
+                next_try: Some(_),
+                ..
+            }]
+        ),
+        "{events:?}"
+    );
+    state.plan_now();
+    assert!(state.take_job(8).is_none(), "it waits");
+    assert_eq!(state.errors().len(), 1);
+
+    let index = crate::id::NbdIndex::new(0).unwrap();
+    state.take_in(&Cause::LinkDead(index));
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Heal);
+    state.settle(&mut job, Done::Serves, &patient);
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Resize);
+    state.settle(&mut job, not_grown(), &patient);
+
+    let mut desired = state.desired.clone();
+    desired.set_min_size(&id(0), None).unwrap();
+    state.want(desired);
+    state.plan_now();
+    assert!(state.attached(&id(0)).is_some());
+    assert!(state.take_job(8).is_none() && state.errors().is_empty());
+}
+
+#[test]
+fn a_size_that_was_reached_past_us_is_no_failure_any_more() {
+    let mut state = too_small();
+    let mut job = state.take_job(8).unwrap();
+    let hour = Duration::from_secs(3600);
+    state.settle(&mut job, not_grown(), &Options::default().retry(hour, hour));
+    let mut grown = there(0);
+    grown.size = Some(1 << 31);
+    let epoch = state.epoch();
+    state.merge(vec![grown], &Scope::All, epoch, false);
+    state.plan_now();
+    assert!(state.errors().is_empty());
+    assert!(state.attached(&id(0)).is_some());
 }

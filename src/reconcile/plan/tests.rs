@@ -13,6 +13,7 @@ struct Wish {
     read_only: bool,
     min_paths: usize,
     expect: Option<u8>,
+    min_size: Option<u64>,
 }
 
 fn id(volume: u8) -> VolumeId {
@@ -61,8 +62,9 @@ fn wish() -> impl Strategy<Value = Wish> {
     let flags = (any::<bool>(), any::<bool>(), 1..3_usize);
     let more = prop::option::of(0..12_u8);
     let expect = prop::option::of(0..12_u8);
-    (0..12_u8, 0..12_u8, more, expect, flags).prop_map(
-        |(volume, source, more, expect, (nbd, read_only, min_paths))| Wish {
+    let named = (expect, prop::option::of(0..4_u64));
+    (0..12_u8, 0..12_u8, more, named, flags).prop_map(
+        |(volume, source, more, (expect, min_size), (nbd, read_only, min_paths))| Wish {
             volume,
             source,
             more,
@@ -70,6 +72,7 @@ fn wish() -> impl Strategy<Value = Wish> {
             read_only,
             min_paths,
             expect,
+            min_size,
         },
     )
 }
@@ -78,7 +81,10 @@ fn wish() -> impl Strategy<Value = Wish> {
 fn desired(wishes: &[Wish]) -> Desired {
     let mut desired = Desired::default();
     for wish in wishes {
-        let _claimed_already = desired.insert(id(wish.volume), &wish.request());
+        let volume = id(wish.volume);
+        if desired.insert(volume.clone(), &wish.request()).is_ok() {
+            desired.set_min_size(&volume, wish.min_size).unwrap();
+        }
     }
     desired
 }
@@ -108,16 +114,18 @@ fn operation() -> impl Strategy<Value = Option<Operation>> {
 }
 
 fn actual() -> impl Strategy<Value = Actual> {
-    let facts = (any::<bool>(), any::<bool>(), prop::option::of(0..12_u8));
+    let named = prop::option::of(0..12_u8);
+    let facts = (any::<bool>(), any::<bool>(), named, 0..4_u64);
     let one = (wish(), condition(), operation(), facts);
     prop::collection::vec(one, 0..12).prop_map(|found| {
         // As a journal's: no two lay claim to one thing.
         let wishes: Vec<Wish> = found.iter().map(|(wish, ..)| wish.clone()).collect();
         let known = desired(&wishes);
         let stand = known.iter().zip(found).map(|((volume, spec), found)| {
-            let (_, condition, under_way, (doubted, untaken, name)) = found;
+            let (_, condition, under_way, (doubted, untaken, name, size)) = found;
             let mut there = Surveyed::new(volume.clone(), spec.clone(), condition);
             there.under_way = under_way;
+            there.size = Some(size);
             "as it was seen".clone_into(&mut there.seen);
             there.doubt = doubted.then(|| "nobody has asked it".to_owned());
             if spec.nbd.is_none() {
@@ -144,6 +152,11 @@ fn carry_out(plan: &Plan, desired: &Desired, actual: &Actual) -> Actual {
             let mut there = Surveyed::new(volume.clone(), spec.clone(), Condition::Complete);
             let known = actual.get(&volume);
             there.names = known.map(|known| known.names.clone()).unwrap_or_default();
+            let size = known.and_then(|known| known.size).unwrap_or(1);
+            there.size = Some(match step.kind {
+                StepKind::Resize => size.max(desired.min_size(&volume).unwrap()),
+                _ => size,
+            });
             there
         };
         match (step.kind, desired.get(&step.volume)) {
@@ -175,7 +188,10 @@ proptest! {
         prop_assert!(left.steps.iter().all(|step| !step.kind.acts()), "{}", left);
         for (volume, spec) in desired.iter() {
             let there = actual.get(volume);
-            prop_assert!(there.is_some_and(|there| there.spec == *spec) || left.step(volume).is_some());
+            let stands = there.is_some_and(|there| {
+                there.spec == *spec && there.size >= desired.min_size(volume)
+            });
+            prop_assert!(stands || left.step(volume).is_some());
         }
         for there in actual.iter() {
             prop_assert!(desired.get(&there.volume).is_some());
@@ -196,7 +212,8 @@ proptest! {
         for (volume, spec) in desired.iter() {
             let there = actual.get(volume);
             let stands = there.is_some_and(|there| {
-                there.condition == Condition::Complete && there.spec == *spec
+                let is_large = there.size >= desired.min_size(volume);
+                there.condition == Condition::Complete && there.spec == *spec && is_large
             });
             prop_assert!(stands || seen.contains(volume), "{volume} is forgotten");
         }
@@ -227,7 +244,11 @@ proptest! {
         // Those that can be wanted together, from the last to the first.
         let kept: Vec<_> = wishes
             .iter()
-            .filter(|wish| desired.get(&id(wish.volume)) == Some(&wish.spec()))
+            .filter(|wish| {
+                let volume = id(wish.volume);
+                let same = desired.get(&volume) == Some(&wish.spec());
+                same && desired.min_size(&volume) == wish.min_size
+            })
             .cloned()
             .rev()
             .collect();
@@ -247,6 +268,7 @@ fn nbd(volume: u8, source: u8) -> Wish {
         read_only: false,
         min_paths: 1,
         expect: None,
+        min_size: None,
     }
 }
 
@@ -310,4 +332,68 @@ fn what_cannot_be_changed_in_place_is_detached_first_and_the_rest_is_attached_ag
     let again = plan(&desired(&[more]), &before);
     assert_eq!(again.steps.len(), 1);
     assert_eq!(again.steps[0].kind, StepKind::Attach);
+}
+
+/// One volume that stands in this size, and is wanted in that.
+fn sized(size: Option<u64>, min_size: Option<u64>) -> (Desired, Actual) {
+    let mut wish = nbd(1, 1);
+    wish.nbd = false;
+    let mut actual = stands(std::slice::from_ref(&wish));
+    actual.volumes.get_mut(&id(1)).unwrap().size = size;
+    wish.min_size = min_size;
+    (desired(&[wish]), actual)
+}
+
+#[test]
+fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
+    let (desired, actual) = sized(Some(4096), Some(8192));
+    assert_eq!(
+        plan(&desired, &actual).to_string(),
+        "resize pvc-1: it has 4096 bytes, and at least 8192 are wanted\n"
+    );
+    let (desired, actual) = sized(None, Some(8192));
+    assert_eq!(
+        plan(&desired, &actual).to_string(),
+        "resize pvc-1: nobody has read its size, and at least 8192 are wanted\n"
+    );
+    for (size, min_size) in [
+        (Some(8192), Some(8192)),
+        (Some(1 << 40), Some(8192)),
+        (Some(8192), Some(0)),
+        (Some(8192), None),
+        (None, None),
+    ] {
+        let (desired, actual) = sized(size, min_size);
+        let plan = plan(&desired, &actual);
+        assert!(plan.is_empty(), "{size:?}, {min_size:?}: {plan}");
+    }
+}
+
+#[test]
+fn a_size_is_thought_of_when_nothing_else_is_to_be_done_about_its_volume() {
+    let (desired, actual) = sized(Some(4096), Some(8192));
+    let kind_where = |change: &dyn Fn(&mut Surveyed)| {
+        let mut actual = actual.clone();
+        change(actual.volumes.get_mut(&id(1)).unwrap());
+        let plan = plan(&desired, &actual);
+        assert_eq!(plan.steps.len(), 1, "{plan}");
+        plan.steps[0].kind
+    };
+    let doubted = |there: &mut Surveyed| there.doubt = Some("nobody has asked it".to_owned());
+    assert_eq!(kind_where(&doubted), StepKind::Prove);
+    let untaken = |there: &mut Surveyed| there.untaken.push("3:0:0:1".parse().unwrap());
+    assert_eq!(kind_where(&untaken), StepKind::Attach);
+    let at_least = Some(6000);
+    let begun = |there: &mut Surveyed| {
+        there.under_way = Some(Operation::Resize { at_least });
+        there.condition = Condition::HalfAttached;
+    };
+    assert_eq!(kind_where(&begun), StepKind::Finish);
+    for condition in [Condition::Gone, Condition::Changed] {
+        let there = |there: &mut Surveyed| there.condition = condition;
+        assert_eq!(kind_where(&there), StepKind::Attach);
+    }
+    let dead = |there: &mut Surveyed| there.condition = Condition::LinkDead;
+    assert_eq!(kind_where(&dead), StepKind::Wait);
+    assert_eq!(kind_where(&|_| ()), StepKind::Resize);
 }
