@@ -1,17 +1,24 @@
 //! The journal on a machine that is a directory: what is refused, what is set
 //! aside, what is never trusted.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test panics to fail, and prints what it counted"
+)]
 
 mod machine;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lunbd::engine::journal::{FaultKind, Operation, Record};
-use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions};
+use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions, StageObserver};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, Deadline, Engine, Error, ErrorKind, Roots};
@@ -100,6 +107,18 @@ impl Node {
     /// Opens the journal. One that was just closed is held for a moment by the child
     /// that another test starts: until it is another program it has all that is
     /// open here.
+    /// The unit of [`NAME`] at [`ATTACHED`].
+    fn disk_named(&self) {
+        self.machine.disk("0:0:0:1", "sdb");
+        let device = "sys/devices/fake/0:0:0:1";
+        // Page 83h with one NAA name of the unit.
+        let page = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
+        fs::write(self.machine.path(&format!("{device}/vpd_pg83")), page).unwrap();
+        for (file, text) in [("vendor", "LIO-ORG\n"), ("model", "disk\n")] {
+            self.machine.write(&format!("{device}/{file}"), text);
+        }
+    }
+
     fn open(&self) -> Journal {
         let limit = soon();
         loop {
@@ -169,22 +188,103 @@ fn a_record_cut_at_any_byte_or_with_any_bit_flipped_is_none() {
     assert_eq!(Record::parse(&longer).unwrap_err().kind, FaultKind::Torn);
 }
 
-#[test]
-fn a_file_cut_at_any_byte_is_set_aside_and_no_volume_comes_of_it() {
-    let node = Node::new();
-    let bytes = sealed(&attached("pvc-1", ATTACHED, NAME));
-    for length in (0..bytes.len()).step_by(7) {
-        fs::write(node.file("pvc-1.json"), &bytes[..length]).unwrap();
-        let journal = node.open();
-        assert_eq!(journal.records(), [], "{length}");
-        let [problem] = journal.problems() else {
-            panic!("{:?}", journal.problems());
-        };
-        assert_eq!(problem.kind, FaultKind::Torn);
-        assert_eq!(fs::read(&problem.file).unwrap(), &bytes[..length]);
-        fs::remove_file(&problem.file).unwrap();
-        assert_eq!(node.files(), [] as [&str; 0]);
+/// A record, a disk at the address that it names, and another volume, which is
+/// sound and stands elsewhere.
+struct Broken {
+    node: Node,
+    bytes: Vec<u8>,
+}
+
+impl Broken {
+    fn of(record: &Value) -> Self {
+        let sound = attached("sound", "scsi:0:0:0:7", OTHER_NAME);
+        let node = Node::with(&[sound]);
+        node.disk_named();
+        let bytes = sealed(record);
+        Self { node, bytes }
     }
+
+    /// Its file holds this: no volume comes of it and nothing is done by it, the
+    /// other volume is known as ever, and what the file held is kept.
+    #[track_caller]
+    fn is_no_record(&self, bytes: &[u8], what: &str) -> FaultKind {
+        let node = &self.node;
+        fs::write(node.file("pvc-1.json"), bytes).unwrap();
+        let seen = node.engine.read_journal_at(&node.file(""), soon()).unwrap();
+        let volumes: Vec<&str> = seen.records.iter().map(|r| r.volume.as_str()).collect();
+        assert_eq!(
+            (&*volumes, seen.problems.len()),
+            (&["sound"][..], 1),
+            "{what}"
+        );
+        let journal = node.open();
+        let [problem] = journal.problems() else {
+            panic!("{what}: {:?}", journal.problems());
+        };
+        assert_eq!(problem.kind, seen.problems[0].kind, "{what}");
+        assert_eq!(fs::read(&problem.file).unwrap(), bytes, "{what}");
+        let recovery = node.engine.recover(&journal, soon()).unwrap();
+        let volumes: Vec<&str> = recovery.volumes.iter().map(|v| v.volume.as_str()).collect();
+        assert_eq!(volumes, ["sound"], "{what}");
+        let foreign: Vec<&str> = recovery.foreign.iter().map(|f| &*f.device).collect();
+        assert_eq!(foreign, [ATTACHED], "{what}");
+        fs::remove_file(&problem.file).unwrap();
+        assert_eq!(node.files(), ["sound.json"], "{what}");
+        problem.kind
+    }
+
+    fn was_left_alone(&self) {
+        assert_eq!(
+            self.node.machine.read("sys/devices/fake/0:0:0:1/delete"),
+            ""
+        );
+        assert!(self.node.is_untouched());
+    }
+}
+
+/// What each of them would have a recovery do with the disk.
+fn records_about_a_disk() -> [Value; 3] {
+    let detach = json!({ "detach": { "abandon_unwritten": true } });
+    [
+        attached("pvc-1", ATTACHED, NAME),
+        begun("pvc-1", ATTACHED, &json!("attach")),
+        begun("pvc-1", ATTACHED, &detach),
+    ]
+}
+
+#[test]
+fn a_file_cut_at_every_byte_is_set_aside_and_no_volume_comes_of_it() {
+    let mut files = 0;
+    for record in records_about_a_disk() {
+        let broken = Broken::of(&record);
+        for length in 0..broken.bytes.len() {
+            let what = format!("{length} bytes");
+            let kind = broken.is_no_record(&broken.bytes[..length], &what);
+            assert_eq!(kind, FaultKind::Torn, "{what}");
+            files += 1;
+        }
+        broken.was_left_alone();
+    }
+    println!("{files} files");
+}
+
+#[test]
+fn a_file_with_every_byte_flipped_is_set_aside_and_no_volume_comes_of_it() {
+    let mut files = 0;
+    for record in records_about_a_disk() {
+        let broken = Broken::of(&record);
+        for place in 0..broken.bytes.len() {
+            // All bits of it, and one.
+            for flip in [0xff, 1 << (place % 8)] {
+                let mut bytes = broken.bytes.clone();
+                bytes[place] ^= flip;
+                broken.is_no_record(&bytes, &format!("byte {place} ^ {flip:#x}"));
+                files += 1;
+            }
+        }
+        broken.was_left_alone();
+    }
+    println!("{files} files");
 }
 
 #[test]
@@ -358,6 +458,169 @@ fn one_volume_from_two_sources_or_as_two_units_is_refused_with_both() {
     assert!(node.is_untouched());
 }
 
+/// Ids made to confuse, no two of which are one.
+fn confusing_names() -> Vec<String> {
+    let long = "x".repeat(252);
+    let names = [
+        // Other kinds of ids, and paths.
+        "scsi:0:0:0:1",
+        "nbd://192.0.2.1/vol-7",
+        "unit:naa.5000c500a1b2c3d4",
+        "naa.5000c500a1b2c3d4",
+        "36001405a1b2c3d4e5f60718293a4b5c6",
+        "/dev/disk/by-id/../../sdb",
+        "nbd0",
+        // Ways out, and files that a journal has.
+        ".",
+        "..",
+        "../journal.lock",
+        "../../../sys/class/scsi_host/host0/scan",
+        "journal.lock",
+        "journal",
+        ".hidden",
+        "a",
+        "a.json",
+        "a.json.new",
+        "a.json.set-aside-0",
+        "a/",
+        "a/b",
+        "a%2Fb",
+        "%2E.",
+        "a\\b",
+        " a",
+        "a ",
+        "~",
+        "*",
+        "$(reboot)",
+        "-rf",
+        // Case and normalisation.
+        "PVC",
+        "pvc",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{c5}",
+        "\u{212b}",
+        "\u{ff0e}\u{ff0e}",
+        "\u{1f980}",
+        // Those that differ past where a file's name is cut off.
+        &"naa.5000c500a1b2c3d4".repeat(4)[..68],
+        &"0".repeat(68),
+        &format!("{long}1"),
+        &format!("{long}2"),
+        &"/".repeat(253),
+    ];
+    names.map(str::to_owned).into()
+}
+
+#[test]
+fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() {
+    /// Every path below the machine.
+    fn tree(at: &Path, found: &mut BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(at).unwrap() {
+            let entry = entry.unwrap();
+            found.insert(entry.path());
+            if entry.file_type().unwrap().is_dir() {
+                tree(&entry.path(), found);
+            }
+        }
+    }
+    let node = Node::new();
+    let place = node.machine.path("");
+    let everything = move || {
+        let mut found = BTreeSet::new();
+        tree(&place, &mut found);
+        found
+    };
+    let journal = node.open();
+    // The lease on the address stays, and is the engine's.
+    node.attach(&journal, "first", &scsi(ATTACHED));
+    let before = everything();
+    let names = confusing_names();
+    let mut files = BTreeMap::new();
+    for name in &names {
+        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let (at_its_scan, everything) = (Arc::clone(&seen), everything.clone());
+        let observer = StageObserver::new(move |stage| {
+            if stage == Stage::Scan {
+                at_its_scan.lock().unwrap().extend(everything());
+            }
+        });
+        let error = node.attach(&journal, name, &scsi(ATTACHED).observe(observer));
+        assert_eq!(error.stage(), Some(Stage::Scan), "{name:?}: {error}");
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        let run = node.machine.path("run/lunbd");
+        let is_lease = |path: &&PathBuf| path.parent() == Some(&*run);
+        let new: Vec<&PathBuf> = seen.difference(&before).filter(|p| !is_lease(p)).collect();
+        let [file] = new.as_slice() else {
+            panic!("{name:?}: {new:?}");
+        };
+        assert_eq!(
+            file.parent(),
+            Some(&*node.file("").components().as_path()),
+            "{name:?}"
+        );
+        let file = file.file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(
+            file.is_ascii() && !file.starts_with('.'),
+            "{name:?}: {file}"
+        );
+        assert!(node.files().is_empty(), "{name:?}: {:?}", node.files());
+        let other = files.insert(file, name.clone());
+        assert_eq!(other, None, "{name:?}");
+    }
+    assert_eq!(files.len(), names.len());
+
+    // All beside each other, each under its own name.
+    drop(journal);
+    for (lun, (file, name)) in files.iter().enumerate() {
+        let source = format!("scsi:0:0:0:{}", 100 + lun);
+        let record = attached(name, &source, &format!("naa.5000c500a1b2{lun:04x}"));
+        fs::write(node.file(file), sealed(&record)).unwrap();
+    }
+    let journal = node.open();
+    assert_eq!(journal.problems(), []);
+    let known: BTreeSet<String> = journal
+        .records()
+        .iter()
+        .map(|record| record.volume.to_string())
+        .collect();
+    assert_eq!(known, names.iter().cloned().collect());
+    // Each is taken down alone.
+    for name in &names {
+        let how = DetachVolume::default();
+        let left = journal.records().len() - 1;
+        node.engine
+            .detach_volume(&journal, &id(name), &how, soon())
+            .unwrap();
+        assert_eq!(journal.records().len(), left, "{name:?}");
+        assert!(journal.record(&id(name)).is_none(), "{name:?}");
+    }
+    assert_eq!(node.files(), [] as [&str; 0]);
+    println!("{} names", names.len());
+}
+
+#[test]
+fn what_is_no_name_is_refused_before_there_is_a_file() {
+    for text in [
+        "",
+        "\0",
+        "a\0b",
+        "a\nb",
+        "\n",
+        "a\tb",
+        "\u{1b}[2J",
+        "a\u{202e}b",
+        "\u{feff}a",
+        &"x".repeat(254),
+    ] {
+        let error = text.parse::<VolumeId>().unwrap_err();
+        assert!(error.to_string().contains("1 to 253 bytes"), "{error}");
+        // A record that has it is none.
+        let record = sealed(&attached(text, ATTACHED, NAME));
+        assert_eq!(Record::parse(&record).unwrap_err().kind, FaultKind::Foreign);
+    }
+}
+
 #[test]
 fn an_attach_that_finds_nothing_leaves_no_record() {
     let node = Node::new();
@@ -415,14 +678,7 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
 #[test]
 fn a_begun_attach_at_another_volumes_device_is_undone_and_the_device_left_alone() {
     let node = Node::new();
-    node.machine.disk("0:0:0:1", "sdb");
-    // Page 83h with one NAA name of the unit.
-    let page = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
-    fs::write(node.machine.path("sys/devices/fake/0:0:0:1/vpd_pg83"), page).unwrap();
-    for (file, text) in [("vendor", "LIO-ORG\n"), ("model", "disk\n")] {
-        node.machine
-            .write(&format!("sys/devices/fake/0:0:0:1/{file}"), text);
-    }
+    node.disk_named();
     for (name, record) in [
         ("owner.json", attached("owner", "scsi:0:0:0:7", NAME)),
         ("late.json", begun("late", ATTACHED, &json!("attach"))),
