@@ -149,18 +149,45 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
         lunbd(&[&arguments[..], options].concat())
     };
     let good = "[[volume]]\nid = \"pvc-1\"\nsource = \"scsi:4294967295:0:0:1\"\n";
+    let other = |id| good.replace("pvc-1", id).replace("0:0:1", "0:0:2");
+    let expect = "expect = \"naa.5000c500a1b2c3d4\"\n";
     for (text, expected) in [
-        ("[[volume]]\nid = \"a\"\nsorce = 1\n", ["line 3", "sorce"]),
+        (
+            "[[volume]]\nid = \"a\"\nsorce = 1\n",
+            &["line 3", "sorce"][..],
+        ),
         (
             "[[volume]]\nid = \"a\"\nsource = \"sda\"\n",
-            ["line 3", "source ="],
+            &["line 3", "source ="],
         ),
-        ("[[volume]]\nid = 7\n", ["line 2", "id ="]),
-        ("[[volume]\n", ["line 1", "[[volume]"]),
-        ("[[volume]]\nid = \"a\"\n", ["volume a", "no source"]),
+        ("[[volume]]\nid = 7\n", &["line 2", "id ="]),
+        ("[[volume]\n", &["line 1", "[[volume]"]),
+        ("[[volume]]\nid = \"a\"\n", &["volume a", "no source"]),
+        (
+            &format!("{good}min_size = \"1 GiB\"\n"),
+            &["line 4", "min_size"],
+        ),
+        // Two volumes that claim one thing, and one from two sources.
         (
             &format!("{good}{}", good.replace("pvc-1", "b")),
-            ["pvc-1", "volume b"],
+            &["source scsi:4294967295:0:0:1", "volume pvc-1", "volume b"],
+        ),
+        (
+            &format!("{good}{expect}{}{expect}", other("b")),
+            &["unit naa.5000c500a1b2c3d4", "volume pvc-1", "volume b"],
+        ),
+        (
+            "[[volume]]\nid = \"a\"\nsource = \"nbd://h/x\"\nnbd = { backend = \"k\" }\n\
+             [[volume]]\nid = \"b\"\nsource = \"nbd://h/y\"\nnbd = { backend = \"k\" }\n",
+            &["backend id k", "volume a", "volume b"],
+        ),
+        (
+            &format!("{good}{}", other("pvc-1")),
+            &[
+                "volume pvc-1 is wanted twice",
+                "scsi:4294967295:0:0:1",
+                "scsi:4294967295:0:0:2",
+            ],
         ),
     ] {
         for options in [&["--json"][..], &["--dry-run", "--json"]] {
@@ -168,7 +195,7 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
             assert_eq!(output.status.code(), Some(2));
             let error = failure(&output);
             let message = error["message"].as_str().unwrap();
-            for word in expected {
+            for &word in expected {
                 assert!(message.contains(word), "{word}: {message}");
             }
         }

@@ -273,3 +273,27 @@ fn only_one_runs_it() {
         assert_eq!(second.kind(), ErrorKind::InUse);
     });
 }
+
+#[test]
+fn a_volume_that_wants_anothers_unit_is_refused_with_both_names_and_nothing_is_scanned() {
+    let node = Node::with_disks(2);
+    let reconciler = node.reconciler(Options::default());
+    let mut desired = wanted(0..2);
+    let unit = format!("naa.60014051{:016x}{:08x}", 0, 1);
+    let request = request("scsi:0:0:0:99").expect(unit.parse().unwrap());
+    desired.insert(id("second"), &request).unwrap();
+    reconciler.set(desired);
+    let mut events = reconciler.subscribe();
+    let left = reconciler.apply(soon()).unwrap();
+    let [step] = left.steps.as_slice() else {
+        panic!("{left}");
+    };
+    assert_eq!(step.kind, StepKind::Refused);
+    let refused = next(&mut events, |event| matches!(event, Event::Failed { .. }));
+    for text in [left.to_string(), refused.to_string()] {
+        for word in ["second", "pvc-1", &*unit] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+    assert_eq!(node.san.machine.read("sys/class/scsi_host/host0/scan"), "");
+}
