@@ -18,10 +18,11 @@ mod wire;
 
 use std::fmt;
 
-pub use chap::{Credentials, Secret};
+pub use chap::{Credentials, CredentialsSource, Secret};
 pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub(crate) use session::Proof;
 pub use session::{
     KernelSession, SessionFacts, SessionName, SessionOptions, StandingSession, connect, hand_over,
     has_driver, log_out,

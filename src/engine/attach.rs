@@ -96,7 +96,8 @@ impl AttachRequest {
     /// Logs in where no session leads to an iSCSI source: through all of its
     /// portals at once, without a daemon. A session that is there is used, ours or
     /// the daemon's, where it is of the same initiator. One that this makes stands
-    /// until the last device on it is detached.
+    /// until the last device on it is detached. For a volume of a journal the CHAP
+    /// secret must be [where the next process finds it](SessionOptions::credentials_from).
     #[must_use]
     pub fn log_in(mut self, options: SessionOptions) -> Self {
         self.log_in = Some(options);

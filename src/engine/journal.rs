@@ -24,7 +24,7 @@ mod view;
 
 pub use format::{Fault, FaultKind};
 pub use open::Problem;
-pub use record::{Intent, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub(super) use turn::Turn;
 pub use view::JournalView;
 

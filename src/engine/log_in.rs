@@ -13,7 +13,7 @@ use super::phases::Phases;
 use super::sessions::{end_if_unused, share};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Portal, SessionId, Source};
+use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{self, SessionName, SessionOptions, StandingSession};
 use crate::kernel::Roots;
 use crate::transport::{Missing, MissingReason, Route, Via};
@@ -112,7 +112,8 @@ impl Engine {
     ) -> Result<(Vec<Route>, Sessions)> {
         let mut sessions = Sessions::default();
         loop {
-            let routes = self.routes_as_wanted(request)?;
+            let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
+            let routes = self.routes_as(request.sources(), initiator)?;
             // Ended by another, just now or some time ago.
             let all_stand = self.share_all(&routes, request, &mut sessions, deadline)?;
             let mut wanted = match &request.log_in {
@@ -137,11 +138,15 @@ impl Engine {
         }
     }
 
-    /// Where the sources lead, over sessions of the initiator that was asked for
-    /// alone: an array shows its units to one and not to another.
-    fn routes_as_wanted(&self, request: &AttachRequest) -> Result<Vec<Route>> {
-        let mut routes = self.routes(request.sources())?;
-        let Some(options) = &request.log_in else {
+    /// Where the sources lead; with `initiator`, over its sessions alone: an array
+    /// shows its units to one and not to another.
+    pub(super) fn routes_as<'a>(
+        &self,
+        sources: impl Iterator<Item = &'a Source>,
+        initiator: Option<&Iqn>,
+    ) -> Result<Vec<Route>> {
+        let mut routes = self.routes(sources)?;
+        let Some(initiator) = initiator else {
             return Ok(routes);
         };
         for route in &mut routes {
@@ -149,7 +154,7 @@ impl Engine {
                 continue;
             };
             let name = session.name()?;
-            if let Some(other) = name.filter(|name| name.initiator != *options.initiator()) {
+            if let Some(other) = name.filter(|name| name.initiator != *initiator) {
                 if let Via::Iscsi { session, .. } = &mut route.via {
                     *session = None;
                 }

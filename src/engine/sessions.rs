@@ -14,6 +14,8 @@ use super::lease::Lease;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{HostNo, SessionId};
+#[cfg(feature = "journal")]
+use crate::id::{Iqn, Source};
 use crate::iscsi::{StandingSession, log_out};
 use crate::kernel::Roots;
 
@@ -74,6 +76,41 @@ impl Engine {
             }
         }
         Ok(false)
+    }
+
+    /// Logs out those of our sessions through which these sources were to be
+    /// reached, where nothing is on them: who made one may have died before there
+    /// was a device, or after the last one went. Says which.
+    ///
+    /// # Errors
+    /// The first failure, at stage `logout`.
+    #[cfg(feature = "journal")]
+    pub(super) fn end_sessions_of(
+        &self,
+        sources: &[Source],
+        initiator: &Iqn,
+        deadline: Deadline,
+    ) -> Result<Vec<SessionId>> {
+        let mut ended = Vec::new();
+        for session in StandingSession::all(self.roots())? {
+            let Some(name) = session.name()? else {
+                continue;
+            };
+            let leads_to = |source: &Source| match source {
+                Source::Iscsi(uri) => {
+                    *uri.target() == name.target && uri.portals().contains(&name.portal)
+                }
+                _ => false,
+            };
+            let was_for_it = name.initiator == *initiator && sources.iter().any(leads_to);
+            if was_for_it
+                && end_if_unused(self.roots(), &session, deadline)
+                    .map_err(|error| error.at(Stage::Logout))?
+            {
+                ended.push(session.id());
+            }
+        }
+        Ok(ended)
     }
 
     /// Logs out those of our sessions behind these SCSI hosts that are not used

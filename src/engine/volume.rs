@@ -63,7 +63,8 @@ impl Engine {
     /// and 5.14 for NBD, whose devices are found again by their backend id.
     ///
     /// # Errors
-    /// Before anything is done: `InUse` where the volume is known from another
+    /// Before anything is done: `InvalidInput` where the request holds a CHAP secret,
+    /// which no journal has; `InUse` where the volume is known from another
     /// source, or where source, backend id or unit are another volume's, with
     /// both names; `IdentityMismatch` where the volume is known as another unit;
     /// at stage `journal` `Io` (the disk is full) and `TimedOut`. `InUse` also
@@ -78,6 +79,7 @@ impl Engine {
         request: &AttachRequest,
         deadline: Deadline,
     ) -> Result<Attachment> {
+        request.require_repeatable()?;
         let spec = VolumeSpec::of(request);
         if spec.nbd.is_some() && machine::kernel_version(self.roots())? < (5, 14) {
             let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \
@@ -169,7 +171,8 @@ impl Engine {
     /// found by the names that were read back, wherever they are now; its record
     /// goes when nothing of it is left. Where no attach came to its end, and no
     /// name was expected, its sources are detached; another volume's device that
-    /// is there is left alone.
+    /// is there is left alone. A session that was made for it is logged out, also
+    /// where no device came of it, unless other devices are on it.
     ///
     /// A refusal leaves the record as it was. What was detached in part, or has
     /// timed out, stays there as a detach that was begun, and a repeated detach
@@ -227,6 +230,27 @@ impl Engine {
     }
 
     fn detach_all(
+        &self,
+        turn: &Turn,
+        record: &Record,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let mut done = self.detach_devices(turn, record, how, deadline)?;
+        if let Some(log_in) = &record.spec.log_in {
+            let sources = &record.spec.sources;
+            match self.end_sessions_of(sources, &log_in.initiator, deadline) {
+                Ok(ended) => done.logged_out.extend(ended),
+                Err(error) => {
+                    let receipt = done.receipt.unwrap_or_default();
+                    return Err(DetachFailure::new(error, receipt));
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn detach_devices(
         &self,
         turn: &Turn,
         record: &Record,

@@ -12,7 +12,7 @@ mod credentials;
 
 pub use binary::{decode_binary, encode_binary};
 pub(super) use conversation::Conversation;
-pub use credentials::{Credentials, Secret};
+pub use credentials::{Credentials, CredentialsSource, Secret};
 
 use md5::{Digest, Md5};
 use sha1::Sha1;

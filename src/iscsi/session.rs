@@ -26,22 +26,29 @@ pub use hand_over::hand_over;
 pub use logout::log_out;
 pub use standing::StandingSession;
 
-use super::chap::Credentials;
+use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};
 use super::pdu::Isid;
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Result, Stage};
 use crate::id::{HostNo, Iqn, Portal, SessionId};
 use crate::kernel::{Roots, iscsi_netlink};
 
 /// How a session is logged in, whichever its target and portal.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    initiator: Iqn,
-    credentials: Option<Credentials>,
-    header_digest: bool,
-    data_digest: bool,
-    recovery_timeout: Option<Duration>,
+    pub(crate) initiator: Iqn,
+    pub(crate) proof: Option<Proof>,
+    pub(crate) header_digest: bool,
+    pub(crate) data_digest: bool,
+    pub(crate) recovery_timeout: Option<Duration>,
+}
+
+/// What a target is proven that we know.
+#[derive(Debug, Clone)]
+pub(crate) enum Proof {
+    Known(Credentials),
+    At(CredentialsSource),
 }
 
 impl SessionOptions {
@@ -51,7 +58,7 @@ impl SessionOptions {
     pub fn new(initiator: Iqn) -> Self {
         Self {
             initiator,
-            credentials: None,
+            proof: None,
             header_digest: false,
             data_digest: false,
             recovery_timeout: None,
@@ -61,7 +68,15 @@ impl SessionOptions {
     /// With CHAP: see [`LoginOptions::credentials`].
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = Some(credentials);
+        self.proof = Some(Proof::Known(credentials));
+        self
+    }
+
+    /// With CHAP, by what is there when a login is made: what a journal can write
+    /// down.
+    #[must_use]
+    pub fn credentials_from(mut self, source: CredentialsSource) -> Self {
+        self.proof = Some(Proof::At(source));
         self
     }
 
@@ -158,8 +173,12 @@ pub fn connect(
     };
     let kind = SessionKind::Normal(name.target.clone());
     let login = LoginOptions::new(name.initiator.clone(), kind, name.isid()).offer(offer);
-    let login = match &options.credentials {
-        Some(credentials) => login.credentials(credentials.clone()),
+    let login = match &options.proof {
+        Some(Proof::Known(credentials)) => login.credentials(credentials.clone()),
+        Some(Proof::At(source)) => {
+            let credentials = source.read().map_err(|error| error.at(Stage::Login))?;
+            login.credentials(credentials)
+        }
         None => login,
     };
     log_in(&name.portal, &login, deadline)

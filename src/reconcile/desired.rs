@@ -24,6 +24,13 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 /// multipath = "require"   # or "prefer", which is the default, or "off"
 /// min_size = 17179869184  # bytes; see `set_min_size`
 ///
+/// [volume.log_in]         # where no session is there; `log_in = {}` is enough
+/// initiator = "iqn.2026-01.example:host"  # this machine's without it
+/// chap_file = "/etc/lunbd/chap"   # as of `Credentials::from_file`; or
+/// # chap_variables = "LUNBD_CHAP_" # as of `Credentials::from_variables`
+/// digests = false
+/// recovery_timeout = "5s"
+///
 /// [[volume]]
 /// id = "pvc-2"
 /// sources = ["nbd://192.0.2.1/vol-7"]
@@ -36,7 +43,8 @@ use crate::id::{BackendId, Source, VolumeId, Wwid};
 /// dead_connection_timeout = "5m"
 /// ```
 ///
-/// A key that is not known is refused.
+/// A key that is not known is refused. Secrets are read when they are needed, this
+/// machine's name when the file is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "file::File")]
 pub struct Desired {
@@ -96,15 +104,20 @@ impl Desired {
     /// A change to a volume that is attached counts at once where it can:
     /// further sources, the expected unit, `min_paths` and `multipath` by a
     /// repeated attach. Another source (with none in common), another backend
-    /// id, `read_only`, `connections` and another index need a detach first; the
-    /// timeouts of NBD count from the next attach or heal.
+    /// id, `read_only`, `connections`, another index and another initiator need a
+    /// detach first; the timeouts of NBD count from the next attach or heal, and
+    /// those of iSCSI, its digests and its secrets from the next login.
     ///
     /// # Errors
     /// `InUse`, naming both volumes, where another lays claim to the same source,
     /// backend id or unit, and naming both sources where this volume is wanted
     /// already; `InvalidInput` for what no attach takes: NBD beside other
-    /// sources, several NBD sources, or a unit's name expected of NBD.
+    /// sources, several NBD sources, a unit's name expected of NBD, or a CHAP secret
+    /// itself in place of where it is.
     pub fn insert(&mut self, volume: VolumeId, request: &AttachRequest) -> Result<()> {
+        request
+            .require_repeatable()
+            .map_err(|error| of_volume(&volume, &error))?;
         let spec = VolumeSpec::of(request);
         if let Some(known) = self.get(&volume) {
             let (one, two) = (spelt(known), spelt(&spec));
@@ -206,6 +219,10 @@ impl Desired {
     pub fn is_empty(&self) -> bool {
         self.volumes.is_empty()
     }
+}
+
+fn of_volume(volume: &VolumeId, error: &Error) -> Error {
+    Error::new(error.kind(), format!("volume {volume}: {error}"))
 }
 
 pub(super) fn spelt(spec: &VolumeSpec) -> String {

@@ -131,7 +131,7 @@ impl Plan {
 /// | yes | nothing, or half of it, or as another device | attach |
 /// | | with other options | attach; what cannot be changed in place is detached first |
 /// | | from another source, under another id, as another unit | detach |
-/// | | a path is there and not taken in | attach |
+/// | | a path is there and not taken in, or a session is to be logged in | attach |
 /// | | an NBD device without its server | heal |
 /// | | as it is wanted, and nobody has asked the device itself | prove |
 /// | | the same, and smaller than it is wanted; larger it is left alone | resize |
@@ -222,7 +222,7 @@ fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
     let is_nbd = wanted.nbd.is_some();
     let doubt = |doubt: &String| (StepKind::Prove, doubt.clone().into());
     match there.condition {
-        Condition::Complete | Condition::LinkDead if !there.untaken.is_empty() => {
+        Condition::Complete | Condition::LinkDead if there.lacks_a_path() => {
             Some((StepKind::Attach, untaken(there).into()))
         }
         Condition::Complete => match &there.doubt {
@@ -254,6 +254,11 @@ fn small(wanted: &Wanted, there: &Surveyed) -> Option<String> {
 }
 
 fn untaken(there: &Surveyed) -> String {
+    if there.untaken.is_empty() {
+        let portals = there.without_session.iter().map(ToString::to_string);
+        let portals: Vec<String> = portals.collect();
+        return format!("no session leads through {}", portals.join(" and "));
+    }
     let paths: Vec<String> = there.untaken.iter().map(ToString::to_string).collect();
     format!(
         "no device is at {}, where a path of it leads",
@@ -293,6 +298,12 @@ fn moved(wanted: &VolumeSpec, there: &Surveyed) -> Option<String> {
             let index = index.filter(|_| there.nbd_index.is_some())?;
             Some(format!("it is wanted as nbd{index}"))
         };
+    }
+    if let (Some(is), Some(wanted)) = (&is.log_in, &wanted.log_in)
+        && is.initiator != wanted.initiator
+    {
+        let (is, wanted) = (&is.initiator, &wanted.initiator);
+        return Some(format!("it is logged in to as {is} and wanted as {wanted}"));
     }
     let mut names: Vec<&Wwid> = there.names.iter().collect();
     if names.is_empty() {

@@ -295,9 +295,12 @@ impl State {
         let tracked = self.tracked.entry(there.volume.clone()).or_default();
         let known = self.actual.volumes.get(&there.volume);
         match &tracked.retake {
-            Some(retake) if retake.at > Instant::now() => there.untaken.clear(),
+            Some(retake) if retake.at > Instant::now() => {
+                there.untaken.clear();
+                there.without_session.clear();
+            }
             // They are no more to be had, or are there.
-            Some(_) if there.untaken.is_empty() => tracked.retake = None,
+            Some(_) if !there.lacks_a_path() => tracked.retake = None,
             _ => {}
         }
         let stands = matches!(there.condition, Condition::Complete | Condition::LinkDead);

@@ -12,7 +12,9 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use lunbd::engine::{Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
-use lunbd::iscsi::{Credentials, INITIATOR_NAME_FILE, SessionOptions, initiator_name};
+use lunbd::iscsi::{
+    Credentials, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name,
+};
 use lunbd::{DetachTarget, Source};
 
 /// Attach and detach block devices by talking to the kernel alone.
@@ -143,8 +145,8 @@ pub(crate) struct Recover {
 pub(crate) struct Apply {
     /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
     /// and where wanted expect, min_paths, multipath, min_size (bytes; a unit that the
-    /// array has grown is taken in, none is shrunk) and [volume.nbd]. NO OTHER VOLUME OF
-    /// THE JOURNAL STAYS.
+    /// array has grown is taken in, none is shrunk), [volume.log_in] and [volume.nbd].
+    /// NO OTHER VOLUME OF THE JOURNAL STAYS.
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
 
@@ -221,10 +223,11 @@ impl Iscsi {
         if !self.log_in {
             return Ok(None);
         }
-        let (initiator, credentials) = self.who.names()?;
+        let initiator = self.who.initiator()?;
         let mut options = SessionOptions::new(initiator).digests(self.digests, self.digests);
-        if let Some(credentials) = credentials {
-            options = options.credentials(credentials);
+        // Where they are and not what they are, for the journal.
+        if let Some((source, _)) = self.who.credentials()? {
+            options = options.credentials_from(source);
         }
         if let Some(limit) = self.recovery_timeout {
             options = options.recovery_timeout(limit);
@@ -250,16 +253,23 @@ pub(crate) struct Who {
 }
 
 impl Who {
-    pub(crate) fn names(&self) -> lunbd::Result<(Iqn, Option<Credentials>)> {
-        let initiator = match &self.initiator {
-            Some(name) => name.clone(),
-            None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
+    pub(crate) fn initiator(&self) -> lunbd::Result<Iqn> {
+        match &self.initiator {
+            Some(name) => Ok(name.clone()),
+            None => initiator_name(Path::new(INITIATOR_NAME_FILE)),
+        }
+    }
+
+    /// Where they are, and they.
+    pub(crate) fn credentials(&self) -> lunbd::Result<Option<(CredentialsSource, Credentials)>> {
+        let Some(file) = &self.chap_file else {
+            let source = CredentialsSource::Environment(CredentialsSource::VARIABLES.to_owned());
+            let known = Credentials::from_environment()?;
+            return Ok(known.map(|known| (source, known)));
         };
-        let credentials = match &self.chap_file {
-            Some(file) => Some(Credentials::from_file(file)?),
-            None => Credentials::from_environment()?,
-        };
-        Ok((initiator, credentials))
+        let source = CredentialsSource::File(std::path::absolute(file).unwrap_or(file.clone()));
+        let known = source.read()?;
+        Ok(Some((source, known)))
     }
 }
 

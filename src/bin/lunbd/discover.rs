@@ -17,9 +17,9 @@ struct Discovered<'a> {
 
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let (initiator, credentials) = what.who.names()?;
+    let initiator = what.who.initiator()?;
     let mut options = DiscoveryOptions::new(initiator);
-    if let Some(credentials) = credentials {
+    if let Some((_, credentials)) = what.who.credentials()? {
         options = options.credentials(credentials);
     }
     let progress = Progress::of(&format!("asking {}", what.portal));

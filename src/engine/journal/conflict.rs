@@ -75,6 +75,16 @@ pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
         );
         return Err(refusal(ErrorKind::InUse, message));
     }
+    let initiators =
+        [&known.spec, wanted].map(|spec| spec.log_in.as_ref().map(|log_in| &log_in.initiator));
+    if let [Some(before), Some(now)] = initiators
+        && before != now
+    {
+        let message = format!(
+            "volume {volume} is logged in to as {before}, and is wanted as {now}: detach it first"
+        );
+        return Err(refusal(ErrorKind::InUse, message));
+    }
     let names = known.names();
     if let Some(expected) = &wanted.expect
         && !names.is_empty()

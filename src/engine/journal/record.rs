@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, DevNo, DiskSeq, NbdIndex, Source, VolumeId, Wwid};
+use crate::id::{BackendId, DevNo, DiskSeq, Iqn, NbdIndex, Source, VolumeId, Wwid};
+use crate::iscsi::{CredentialsSource, Proof, SessionOptions};
 
 /// One volume: how it is attached, what is under way, and what was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,26 @@ pub struct VolumeSpec {
     pub multipath: Multipath,
     /// How an NBD source is attached; `None` of other sources.
     pub nbd: Option<NbdSpec>,
+    /// How an iSCSI source is logged in; `None` where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_in: Option<LogInSpec>,
+}
+
+/// How an iSCSI source is logged in. The secret itself is never written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LogInSpec {
+    /// Who logs in.
+    pub initiator: Iqn,
+    /// Where the secrets of CHAP are.
+    pub credentials: Option<CredentialsSource>,
+    /// See [`SessionOptions::digests`].
+    pub header_digest: bool,
+    /// See [`SessionOptions::digests`].
+    pub data_digest: bool,
+    /// See [`SessionOptions::recovery_timeout`].
+    pub recovery_timeout_ms: Option<u64>,
 }
 
 /// How an NBD source is attached.
@@ -129,12 +150,14 @@ impl Record {
 }
 
 impl VolumeSpec {
-    /// What `request` asks for.
+    /// What `request` asks for. CHAP secrets that it holds itself are no part of it.
     #[must_use]
     pub fn of(request: &AttachRequest) -> Self {
         let options = &request.nbd;
         let milliseconds = |limit: Duration| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let is_nbd = matches!(request.source, Source::Nbd(_));
+        let is_iscsi = |source| matches!(source, &Source::Iscsi(_));
+        let log_in = request.log_in.as_ref();
         Self {
             sources: request.sources().cloned().collect(),
             expect: request.expected.clone(),
@@ -148,6 +171,18 @@ impl VolumeSpec {
                 io_timeout_ms: milliseconds(options.timeouts.request),
                 dead_connection_timeout_ms: milliseconds(options.timeouts.dead_connection),
             }),
+            log_in: log_in
+                .filter(|_| request.sources().any(is_iscsi))
+                .map(|options| LogInSpec {
+                    initiator: options.initiator.clone(),
+                    credentials: match &options.proof {
+                        Some(Proof::At(source)) => Some(source.clone()),
+                        Some(Proof::Known(_)) | None => None,
+                    },
+                    header_digest: options.header_digest,
+                    data_digest: options.data_digest,
+                    recovery_timeout_ms: options.recovery_timeout.map(milliseconds),
+                }),
         }
     }
 
@@ -168,6 +203,7 @@ impl VolumeSpec {
             .nbd(self.nbd_options());
         let mut request = sources.fold(request, AttachRequest::path);
         request.expected.clone_from(&self.expect);
+        request.log_in = self.log_in.as_ref().map(LogInSpec::options);
         Ok(request)
     }
 
@@ -184,6 +220,38 @@ impl VolumeSpec {
             .connections(spec.connections)
             .io_timeout(Duration::from_millis(spec.io_timeout_ms))
             .dead_connection_timeout(Duration::from_millis(spec.dead_connection_timeout_ms))
+    }
+}
+
+impl LogInSpec {
+    fn options(&self) -> SessionOptions {
+        let mut options = SessionOptions::new(self.initiator.clone())
+            .digests(self.header_digest, self.data_digest);
+        options.proof = self.credentials.clone().map(Proof::At);
+        options.recovery_timeout = self.recovery_timeout_ms.map(Duration::from_millis);
+        options
+    }
+}
+
+impl AttachRequest {
+    /// # Errors
+    /// `InvalidInput` where it has what a journal cannot write down for the next
+    /// process: a CHAP secret, or a path from where this one is.
+    pub(crate) fn require_repeatable(&self) -> Result<()> {
+        let proof = self
+            .log_in
+            .as_ref()
+            .and_then(|options| options.proof.as_ref());
+        let message = match proof {
+            Some(Proof::Known(_)) => {
+                "a CHAP secret is not written down: say which file or variables have it"
+            }
+            Some(Proof::At(CredentialsSource::File(path))) if !path.is_absolute() => {
+                "the path of a file of CHAP secrets is to begin at the root"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Journal))
     }
 }
 

@@ -10,12 +10,14 @@ use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, V
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
+use crate::error::Result;
+use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::{Identity, ScsiDevice, State};
-use crate::transport::Route;
+use crate::transport::{MissingReason, Route, Via};
 
 /// Where a volume of a journal stands.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -43,6 +45,9 @@ pub struct Surveyed {
     pub nbd_index: Option<NbdIndex>,
     /// Addresses of its sources that can be scanned and where no device is.
     pub untaken: Vec<Hctl>,
+    /// Portals of its sources through which no session leads, where one is to be
+    /// logged in.
+    pub without_session: Vec<Portal>,
     /// Paths that its sources name and that lead nowhere now.
     pub missing: Vec<MissingPath>,
     /// Why the device itself is to be asked whether this is so. sysfs shows no
@@ -66,9 +71,16 @@ impl Surveyed {
             paths: Vec::new(),
             nbd_index: None,
             untaken: Vec::new(),
+            without_session: Vec::new(),
             missing: Vec::new(),
             doubt: None,
         }
+    }
+
+    /// Whether a repeated attach may bring a path that is not there.
+    #[must_use]
+    pub fn lacks_a_path(&self) -> bool {
+        !self.untaken.is_empty() || !self.without_session.is_empty()
     }
 
     /// A volume that was attached just now.
@@ -230,7 +242,15 @@ impl Engine {
             match route.place {
                 Ok(hctl) if ground.taken.contains(&hctl) => {}
                 Ok(hctl) => found.untaken.push(hctl),
-                Err(why) => found.missing.push(MissingPath::of_route(route.via, &why)),
+                Err(why) => {
+                    if let Via::Iscsi { portal, .. } = &route.via
+                        && found.spec.log_in.is_some()
+                        && why.reason == MissingReason::NoSession
+                    {
+                        found.without_session.push(portal.clone());
+                    }
+                    found.missing.push(MissingPath::of_route(route.via, &why));
+                }
             }
         }
         found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
@@ -267,12 +287,14 @@ impl Engine {
     /// Where the volume's sources lead; what cannot be said is missing.
     fn survey_routes(&self, found: &mut Surveyed) -> Vec<Route> {
         let mut routes: Vec<Route> = Vec::new();
+        let log_in = found.spec.log_in.as_ref();
+        let initiator = log_in.map(|log_in| log_in.initiator.clone());
         for source in &found.spec.sources {
-            match self.routes(std::iter::once(source)) {
+            match self.routes_as(std::iter::once(source), initiator.as_ref()) {
                 Ok(found) => routes.extend(found),
                 Err(error) => {
                     if let Source::Scsi(hctl) = source {
-                        let via = crate::transport::Via::Address { hctl: *hctl };
+                        let via = Via::Address { hctl: *hctl };
                         found.missing.push(MissingPath::of_error(via, &error));
                     }
                 }

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
@@ -14,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 const LONGEST: usize = 255;
 /// Of a file of credentials, in bytes.
 const LONGEST_FILE: u64 = 8 << 10;
-/// What a file calls them; in the environment they are in capitals, with
-/// `LUNBD_CHAP_` before them.
+/// What a file calls them; in the environment they are in capitals, behind a
+/// prefix.
 const FIELDS: [&str; 4] = ["user", "secret", "target_user", "target_secret"];
 
 /// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
@@ -141,9 +141,18 @@ impl Credentials {
     /// # Errors
     /// `InvalidInput` where one is missing or none.
     pub fn from_environment() -> Result<Option<Self>> {
+        Self::from_variables(CredentialsSource::VARIABLES)
+    }
+
+    /// As [`from_environment`](Self::from_environment), with another beginning of
+    /// the variables' names than `LUNBD_CHAP_`.
+    ///
+    /// # Errors
+    /// `InvalidInput` where one is missing or none.
+    pub fn from_variables(prefix: &str) -> Result<Option<Self>> {
         use std::os::unix::ffi::OsStringExt as _;
         let values = FIELDS.map(|field| {
-            let name = format!("LUNBD_CHAP_{}", field.to_ascii_uppercase());
+            let name = format!("{prefix}{}", field.to_ascii_uppercase());
             std::env::var_os(name).map(|value| Zeroizing::new(value.into_vec()))
         });
         Self::of(
@@ -169,6 +178,38 @@ impl Credentials {
             }
             (None, None) => Ok(Some(one_way)),
             (Some(_), None) => Err(invalid("a target_user is nothing without a target_secret")),
+        }
+    }
+}
+
+/// Where credentials are, for what is written down: not what they are. They are
+/// read at each login, so that a secret that was changed counts from the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum CredentialsSource {
+    /// In a file, as of [`Credentials::from_file`].
+    File(PathBuf),
+    /// In the environment, in variables whose names begin so, as of
+    /// [`Credentials::from_variables`].
+    Environment(String),
+}
+
+impl CredentialsSource {
+    /// What the variables of [`Credentials::from_environment`] begin with.
+    pub const VARIABLES: &str = "LUNBD_CHAP_";
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the line or the variables but not what they hold;
+    /// `NotPermitted`, and others of reading a file.
+    pub fn read(&self) -> Result<Credentials> {
+        match self {
+            Self::File(path) => Credentials::from_file(path),
+            Self::Environment(prefix) => Credentials::from_variables(prefix)?
+                .ok_or_else(|| invalid(&format!("{prefix}USER and {prefix}SECRET are not set"))),
         }
     }
 }
@@ -221,6 +262,25 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text:?}");
             assert!(!error.to_string().contains("hush"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_source_reads_what_is_there_now_and_names_what_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("chap");
+        let source = CredentialsSource::File(path.clone());
+        let absent = source.read().unwrap_err();
+        assert_eq!(absent.path(), Some(&*path));
+        for secret in ["one", "two"] {
+            std::fs::write(&path, format!("user=joe\nsecret={secret}\n")).unwrap();
+            assert_eq!(source.read().unwrap().secret.bytes(), secret.as_bytes());
+        }
+        let unset = CredentialsSource::Environment("LUNBD_TEST_UNSET_".to_owned());
+        let error = unset.read().unwrap_err();
+        assert!(
+            error.to_string().contains("LUNBD_TEST_UNSET_USER"),
+            "{error}"
+        );
     }
 
     #[test]

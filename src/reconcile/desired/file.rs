@@ -1,14 +1,16 @@
 //! The shape of a file that says what is wanted.
 
 use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-use super::Desired;
+use super::{Desired, of_volume};
 use crate::engine::{AttachRequest, Multipath, NbdOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, NbdIndex, Source, VolumeId, Wwid};
+use crate::id::{BackendId, Iqn, NbdIndex, Source, VolumeId, Wwid};
+use crate::iscsi::{CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +30,20 @@ struct Volume {
     min_paths: Option<usize>,
     multipath: Option<Multipath>,
     min_size: Option<u64>,
+    log_in: Option<LogIn>,
     nbd: Option<Nbd>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LogIn {
+    initiator: Option<Iqn>,
+    chap_file: Option<PathBuf>,
+    chap_variables: Option<String>,
+    #[serde(default)]
+    digests: bool,
+    #[serde(default, deserialize_with = "duration")]
+    recovery_timeout: Option<Duration>,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +94,10 @@ impl TryFrom<File> for Desired {
 }
 
 impl Volume {
+    fn all_sources(&self) -> impl Iterator<Item = &Source> {
+        self.source.iter().chain(&self.sources)
+    }
+
     fn request(&self) -> Result<AttachRequest> {
         let refused = |what: &str| {
             let message = format!("volume {}: {what}", self.id);
@@ -103,10 +122,44 @@ impl Volume {
         if let Some(name) = &self.expect {
             request = request.expect(name.clone());
         }
+        if let Some(log_in) = &self.log_in {
+            if !self.all_sources().any(|s| matches!(s, Source::Iscsi(_))) {
+                return refused("log_in is for iSCSI sources");
+            }
+            let options = log_in.options();
+            let options = options.map_err(|error| of_volume(&self.id, &error))?;
+            request = request.log_in(options);
+        }
         if let Some(nbd) = &self.nbd {
             request = request.nbd(nbd.options());
         }
         Ok(request)
+    }
+}
+
+impl LogIn {
+    fn options(&self) -> Result<SessionOptions> {
+        let initiator = match &self.initiator {
+            Some(name) => name.clone(),
+            None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
+        };
+        let options = SessionOptions::new(initiator).digests(self.digests, self.digests);
+        let source = match (&self.chap_file, &self.chap_variables) {
+            (Some(_), Some(_)) => {
+                let message = "give chap_file or chap_variables, not both";
+                return Err(Error::new(ErrorKind::InvalidInput, message));
+            }
+            (Some(path), None) => Some(CredentialsSource::File(path.clone())),
+            (None, prefix) => prefix.clone().map(CredentialsSource::Environment),
+        };
+        let options = match source {
+            Some(source) => options.credentials_from(source),
+            None => options,
+        };
+        Ok(match self.recovery_timeout {
+            Some(limit) => options.recovery_timeout(limit),
+            None => options,
+        })
     }
 }
 

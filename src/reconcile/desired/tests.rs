@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::iscsi::{Credentials, CredentialsSource, Secret, SessionOptions};
 
 fn read(file: &serde_json::Value) -> std::result::Result<Desired, String> {
     serde_json::from_value(file.clone()).map_err(|error| error.to_string())
@@ -19,6 +20,9 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
         { "id": "b", "source": "nbd://h/x", "nbd": {
             "backend": "x", "index": 3, "connections": 2, "read_only": true,
             "io_timeout": "10s", "dead_connection_timeout": "1m 30s" } },
+        { "id": "c", "source": "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1", "log_in": {
+            "initiator": "iqn.2026-01.example:host", "chap_file": "/etc/lunbd/chap",
+            "digests": true, "recovery_timeout": "5s" } },
     ]});
     let desired = read(&file).unwrap();
     let a = desired.get(&"a".parse().unwrap()).unwrap();
@@ -32,6 +36,46 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     assert_eq!((options.connections.get(), options.read_only), (2, true));
     assert_eq!(options.io_timeout_ms, 10_000);
     assert_eq!(options.dead_connection_timeout_ms, 90_000);
+    let c = desired.get(&"c".parse().unwrap()).unwrap();
+    let log_in = c.log_in.as_ref().unwrap();
+    assert_eq!(log_in.initiator.as_str(), "iqn.2026-01.example:host");
+    let file = CredentialsSource::File("/etc/lunbd/chap".into());
+    assert_eq!(log_in.credentials, Some(file));
+    assert!(log_in.header_digest && log_in.data_digest);
+    assert_eq!(log_in.recovery_timeout_ms, Some(5_000));
+    // What a journal has of it is what it is attached with.
+    assert_eq!(VolumeSpec::of(&c.request().unwrap()), *c);
+}
+
+fn logs_in(how: &serde_json::Value) -> serde_json::Value {
+    let mut how = how.clone();
+    how["initiator"] = "iqn.2026-01.example:host".into();
+    let source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1";
+    json!({ "volume": [{ "id": "a", "source": source, "log_in": how }] })
+}
+
+#[test]
+fn a_volume_that_holds_a_secret_itself_is_refused_and_the_secret_is_nowhere() {
+    let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1"
+        .parse()
+        .unwrap();
+    let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
+    let known = Credentials::new("joe", Secret::new("hush-hush").unwrap()).unwrap();
+    let request = AttachRequest::new(source).log_in(options.credentials(known));
+    let mut desired = Desired::default();
+    let volume: VolumeId = "a".parse().unwrap();
+    let error = desired.insert(volume, &request).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(
+        error.to_string().contains("volume a: a CHAP secret"),
+        "{error}"
+    );
+    let spec = serde_json::to_string(&VolumeSpec::of(&request)).unwrap();
+    assert!(
+        spec.contains("example:host") && !spec.contains("hush"),
+        "{spec}"
+    );
+    assert!(!spec.contains("joe"), "{spec}");
 }
 
 #[test]
@@ -73,6 +117,22 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "io_timeout": "soon" } }] }),
             "\"soon\" is no duration",
+        ),
+        (
+            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "log_in": {} }] }),
+            "log_in is for iSCSI sources",
+        ),
+        (
+            logs_in(&json!({ "secret": "hush" })),
+            "unknown field `secret`",
+        ),
+        (
+            logs_in(&json!({ "chap_file": "/a", "chap_variables": "B" })),
+            "not both",
+        ),
+        (
+            logs_in(&json!({ "chap_file": "chap" })),
+            "volume a: the path of a file of CHAP secrets is to begin at the root",
         ),
         (
             json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::{AttachRequest, NbdOptions};
+use crate::iscsi::SessionOptions;
 
 /// A small world, so that volumes meet.
 #[derive(Debug, Clone)]
@@ -396,4 +397,34 @@ fn a_size_is_thought_of_when_nothing_else_is_to_be_done_about_its_volume() {
     let dead = |there: &mut Surveyed| there.condition = Condition::LinkDead;
     assert_eq!(kind_where(&dead), StepKind::Wait);
     assert_eq!(kind_where(&|_| ()), StepKind::Resize);
+}
+
+/// One volume of iSCSI, logged in to as this.
+fn logged_in(initiator: &str) -> VolumeSpec {
+    let source: Source = "iscsi://10.0.0.1,10.0.0.2/iqn.2003-01.org.lunbd:array/1"
+        .parse()
+        .unwrap();
+    let options = SessionOptions::new(initiator.parse().unwrap());
+    VolumeSpec::of(&AttachRequest::new(source).log_in(options))
+}
+
+#[test]
+fn a_portal_without_its_session_is_attached_again_and_another_initiator_is_another_attach() {
+    let spec = logged_in("iqn.2026-01.example:one");
+    let mut desired = Desired::default();
+    desired.insert(id(1), &spec.request().unwrap()).unwrap();
+    let mut there = Surveyed::new(id(1), spec, Condition::Complete);
+    there.without_session.push("10.0.0.2".parse().unwrap());
+    let actual = Actual::from_iter([there]);
+    assert_eq!(
+        plan(&desired, &actual).to_string(),
+        "attach pvc-1: no session leads through 10.0.0.2:3260\n"
+    );
+    let other = logged_in("iqn.2026-01.example:two");
+    let there = Surveyed::new(id(1), other, Condition::Complete);
+    assert_eq!(
+        plan(&desired, &Actual::from_iter([there])).to_string(),
+        "detach pvc-1: it is logged in to as iqn.2026-01.example:two and wanted as \
+         iqn.2026-01.example:one\n"
+    );
 }
