@@ -104,9 +104,6 @@ impl Node {
         names
     }
 
-    /// Opens the journal. One that was just closed is held for a moment by the child
-    /// that another test starts: until it is another program it has all that is
-    /// open here.
     /// The unit of [`NAME`] at [`ATTACHED`].
     fn disk_named(&self) {
         self.machine.disk("0:0:0:1", "sdb");
@@ -119,6 +116,9 @@ impl Node {
         }
     }
 
+    /// Opens the journal. One that was just closed is held for a moment by the child
+    /// that another test starts: until it is another program it has all that is
+    /// open here.
     fn open(&self) -> Journal {
         let limit = soon();
         loop {

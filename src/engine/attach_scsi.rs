@@ -351,13 +351,11 @@ impl Brought {
         // A vendor's text may be the same on two units of one target.
         let Some(name) = self.identity.wwid().filter(|name| name.is_registered()) else {
             return Ok(None);
-        }
+        };
         // One that this attach brought gives way to any: another attach may have
         // handed that one out, though its number is the higher (the kernel gives
         // it before it shows the disk).
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
-        };
-        let mut first = (self.diskseq, self.changed, self.device.hctl().lun);
         let mut earlier = None;
         for other in self.device.siblings_that_may_be(name)? {
             match self.is_alias_since(&other) {

@@ -9,8 +9,6 @@ use super::look::Seen;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
 use crate::error::{ErrorKind, Result};
-use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
-use crate::error::Result;
 use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
