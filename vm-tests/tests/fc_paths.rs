@@ -10,7 +10,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -439,33 +438,26 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
     let request = AttachRequest::new(source.clone());
     let attachment = engine.attach(&request, soon()).unwrap();
     fabric.set_rport("dev_loss_tmo", "600");
-    fabric.set_rport("fast_io_fail_tmo", "12");
+    fabric.set_rport("fast_io_fail_tmo", "20");
     let mut disk = OpenOptions::new()
         .write(true)
         .open(&attachment.node)
         .unwrap();
     fabric.link_down();
     disk.write_all(&[0x99; 4096]).unwrap();
-    // Its close writes back, and fails when the port's time is over.
+    // Its close writes back, and fails when the port's time is over. udevd hears of
+    // it and has the kernel read the partitions, for which that looks at the disk.
     let closer = thread::spawn(move || drop(disk));
-    // As udevd does when a writer has closed a disk: the kernel looks at the disk
-    // for whoever asks it to read the partitions.
-    let mut asks = Command::new("blockdev")
-        .arg("--rereadpt")
-        .arg(&attachment.node)
-        .spawn()
-        .unwrap();
     guest::wait_until("the kernel to look at the disk", LIMIT, || {
-        let stack = fs::read_to_string(format!("/proc/{}/stack", asks.id()));
-        let stack = stack.unwrap_or_default();
-        // Or waits for udevd, which has asked before.
-        let looks = ["sd_revalidate_disk", "bd_prepare_to_claim", "blkdev_open"];
-        looks.iter().any(|at| stack.contains(at)).then_some(())
+        let looks = |process: &String| {
+            let stack = fs::read_to_string(format!("/proc/{process}/stack"));
+            stack.is_ok_and(|stack| stack.contains("sd_open"))
+        };
+        guest::entries("/proc").iter().any(looks).then_some(())
     });
     let failure = soon_fails(|deadline| engine.detach(source.clone(), deadline));
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     closer.join().unwrap();
-    asks.wait().unwrap();
     until_nothing_is_stuck(&engine);
     // What it does now fails; what it did on the path that is back would succeed.
     guest::udevd::settle();
