@@ -145,7 +145,7 @@ impl Engine {
             &format!("{} to write back", disk.name()),
             limit,
             || disk.describe(),
-            move || flush(&file, &node, &lost),
+            move || flush(file, &node, &lost),
         );
         match (flushed, earlier) {
             (Ok(()), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -186,9 +186,12 @@ impl Engine {
 
 /// Flushes, and writes down a failure: also one that comes after its caller has
 /// gone, and that it may have failed where its process dies under it.
-pub(super) fn flush(file: &File, node: &Path, lost: &Lost) -> Result<()> {
+///
+/// The kernel may hold the thread for as long as a link is dead: so it has none of
+/// the process's other files, whose locks a process that is killed lets go of then.
+pub(super) fn flush(file: Arc<File>, node: &Path, lost: &Lost) -> Result<()> {
     let begun = lost.begin();
-    let flushed = blockdev::flush(file, node);
+    let flushed = worker::apart_with(file, |file| blockdev::flush(file, node));
     match &flushed {
         // To who may not drop the pages nothing was lost: they were written.
         Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),

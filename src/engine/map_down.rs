@@ -130,7 +130,7 @@ impl Engine {
             return Err(lost::refuse(map.disk(), &earlier));
         }
         let (file, node) = (file.clone(), map.disk().node(self.roots()));
-        let flush = worker::start(Stage::Flush, move || claim::flush(&file, &node, &lost))?;
+        let flush = worker::start(Stage::Flush, move || claim::flush(file, &node, &lost))?;
         let patience = Deadline::after(deadline.remaining() / 2);
         loop {
             let turn = LOOK.min(deadline.remaining());

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use super::{Roots, blockdev, sysfs};
 use crate::error::Result;
@@ -40,11 +41,9 @@ pub fn read_openers(roots: &Roots, devices: &[DevNo]) -> Result<Vec<Opener>> {
     let mut openers = Vec::new();
     for pid in pids(roots)? {
         let process = roots.proc.join(pid.to_string());
-        let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
-            continue;
-        };
-        let mut open: Vec<DevNo> = descriptors
-            .filter_map(|entry| fs::metadata(entry.ok()?.path()).ok())
+        let mut open: Vec<DevNo> = descriptors(&process)
+            .into_iter()
+            .filter_map(|path| fs::metadata(path).ok())
             .filter(|meta| meta.file_type().is_block_device())
             .map(|meta| blockdev::devno_of(meta.rdev()))
             .filter(|device| devices.contains(device))
@@ -59,4 +58,21 @@ pub fn read_openers(roots: &Roots, devices: &[DevNo]) -> Result<Vec<Opener>> {
         }));
     }
     Ok(openers)
+}
+
+/// The descriptors of a process, and where its first thread has ended, those of the
+/// others: a process that was killed stays for as long as the kernel holds one.
+fn descriptors(process: &Path) -> Vec<PathBuf> {
+    let paths = |dir: PathBuf| -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).into_iter().flatten();
+        entries.flatten().map(|entry| entry.path()).collect()
+    };
+    let own = paths(process.join("fd"));
+    if !own.is_empty() {
+        return own;
+    }
+    let threads = paths(process.join("task")).into_iter();
+    threads
+        .flat_map(|thread| paths(thread.join("fd")))
+        .collect()
 }

@@ -1,5 +1,8 @@
 //! Kernel calls that may block for minutes, each on a thread of its own.
 
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 
@@ -76,6 +79,42 @@ pub(crate) fn start_apart<T: Send + 'static>(
     })
 }
 
+/// Has the thread of a call, as [`start`] begins it, leave the open files of the
+/// process for as long as `call` takes, all but `file`: as [`start_apart`], where
+/// what is used is open already. The process has `file` open as well until then.
+///
+/// Where the process is killed meanwhile, its other files are closed and its locks
+/// gone, while the kernel still holds the thread, and `file`.
+pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
+    let (done, kept) = mpsc::channel::<Arc<File>>();
+    // It is closed where it was opened.
+    let keeper = thread::Builder::new()
+        .name("lunbd-keeper".to_owned())
+        .spawn(move || {
+            let file = kept.recv();
+            let _until_the_call_has_ended = kept.recv();
+            drop(file);
+        });
+    let Ok(keeper) = keeper else {
+        return call(&file);
+    };
+    let own = match lunbd_sys::files::leave_those_of_the_process_but(file.as_fd()) {
+        Ok(own) => File::from(own),
+        Err(errno) => {
+            tracing::debug!(%errno, "the files are those of the process");
+            return call(&file);
+        }
+    };
+    if let Err(mpsc::SendError(file)) = done.send(file) {
+        // Here the number is `own`'s.
+        std::mem::forget(file);
+    }
+    let result = call(&own);
+    drop((own, done));
+    let _ended = keeper.join();
+    result
+}
+
 impl<T> Pending<T> {
     /// What the call returned, with its stage; `None` where it has not returned
     /// by `deadline`.
@@ -96,6 +135,8 @@ impl<T> Pending<T> {
 mod tests {
     use std::time::Duration;
 
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     #[test]
@@ -114,6 +155,32 @@ mod tests {
         assert_eq!(error.stage(), Some(Stage::Delete));
         assert_eq!(error.last_seen(), Some("state=blocked"));
         drop(release);
+    }
+
+    #[test]
+    fn a_file_that_a_thread_apart_has_is_closed_when_its_call_has_ended() {
+        let pipe = std::io::pipe().unwrap();
+        let file = Arc::new(File::from(std::os::fd::OwnedFd::from(pipe.1)));
+        let pending = start(Stage::Flush, {
+            let file = Arc::clone(&file);
+            move || {
+                let link = apart_with(file, |file| {
+                    let number = std::os::fd::AsRawFd::as_raw_fd(file);
+                    let own = std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
+                    (own, std::fs::read_link(format!("/proc/self/fd/{number}")))
+                });
+                Ok((link.0, link.1.is_ok()))
+            }
+        });
+        let soon = Deadline::after(Duration::from_secs(20));
+        let (own, the_process_has_it) = pending.unwrap().wait(soon).unwrap().unwrap();
+        // The three, this one, and the directory that is read.
+        assert!(own <= 5, "{own}");
+        assert!(the_process_has_it);
+        drop(file);
+        let mut end = [PollFd::new(pipe.0.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(&mut end, PollTimeout::from(20_000_u16)).unwrap();
+        assert_eq!(ready, 1, "somebody has it still");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The table of open files of a thread.
 
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
 use nix::errno::Errno;
 
 /// Gives the calling thread a table of open files of its own, with standard
@@ -15,14 +17,44 @@ use nix::errno::Errno;
 /// # Errors
 /// `ENOMEM`; `ENOSYS` before Linux 5.9. The table is the process's then.
 pub fn leave_those_of_the_process() -> nix::Result<()> {
-    const FIRST: libc::c_uint = 3;
+    close_own(FIRST, libc::c_uint::MAX)
+}
+
+/// The same, and `kept` is in the new table too: what is returned is this thread's
+/// own, the same open file under the same number.
+///
+/// **It must not be given to another thread**, to which the number is another
+/// file's; and the file of the process, which `kept` is borrowed from, must be
+/// closed by a thread of the process's table, or it stays open in that.
+///
+/// # Errors
+/// As [`leave_those_of_the_process`].
+pub fn leave_those_of_the_process_but(kept: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let number = kept.as_raw_fd();
+    let unsigned = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
+    close_own(FIRST.max(unsigned + 1), libc::c_uint::MAX)?;
+    if unsigned > FIRST {
+        // It cannot fail: the table is this thread's own by now.
+        let _closed = close_own(FIRST, unsigned - 1);
+    }
+    // SAFETY: the table is this thread's alone, the number is open in it, and
+    // nothing in this thread owns it but this: `kept` is of the table before.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// The first behind standard input, output and error.
+const FIRST: libc::c_uint = 3;
+
+/// Closes these numbers in a table of the calling thread's own, which it is given
+/// where it has none.
+fn close_own(first: libc::c_uint, last: libc::c_uint) -> nix::Result<()> {
     // SAFETY: the call takes three numbers and touches no memory of ours. No
     // descriptor of another thread is closed, since the table is unshared first.
     let result = unsafe {
         libc::syscall(
             libc::SYS_close_range,
-            FIRST,
-            libc::c_uint::MAX,
+            first,
+            last,
             libc::CLOSE_RANGE_UNSHARE,
         )
     };
@@ -32,7 +64,8 @@ pub fn leave_those_of_the_process() -> nix::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::{AsRawFd as _, BorrowedFd};
+    use std::os::fd::{AsFd as _, AsRawFd};
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
@@ -50,5 +83,33 @@ mod tests {
         let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
         assert!(borrowed.try_clone_to_owned().is_ok());
         drop(file);
+    }
+
+    #[test]
+    fn the_thread_has_one_of_the_files_alone_for_as_long_as_it_wants_it() {
+        let others = [(); 2].map(|()| File::open("/dev/null").unwrap());
+        let file = File::open("/dev/zero").unwrap();
+        let behind = File::open("/dev/null").unwrap();
+        let numbers = others.iter().chain([&behind]).map(AsRawFd::as_raw_fd);
+        let numbers: Vec<_> = numbers.collect();
+        let (kept, closed) = (mpsc::channel(), mpsc::channel());
+        thread::scope(|scope| {
+            let borrowed = file.as_fd();
+            let thread = scope.spawn(move || {
+                let own = leave_those_of_the_process_but(borrowed).unwrap();
+                kept.0.send(()).unwrap();
+                closed.1.recv().unwrap();
+                let has = |number: &i32| {
+                    std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
+                };
+                let byte = &mut [1];
+                let read = std::io::Read::read(&mut File::from(own), byte).unwrap();
+                (read, *byte, numbers.iter().any(has))
+            });
+            kept.1.recv().unwrap();
+            closed.0.send(()).unwrap();
+            assert_eq!(thread.join().unwrap(), (1, [0], false));
+        });
+        assert!(file.metadata().is_ok());
     }
 }

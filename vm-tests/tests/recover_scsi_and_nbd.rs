@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lunbd::engine::journal::Record;
-use lunbd::engine::{Action, Condition, DetachVolume, Journal, Recovered};
+use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions, Recovered};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
@@ -480,5 +480,58 @@ fn an_nbd_volume_is_finished_healed_and_detached_after_kills_of_agent_and_server
     server.start();
     is(&place.recover(), Condition::LinkDead, "healed");
     is(&place.recover(), Condition::Complete, "nothing");
+    place.detach();
+}
+
+/// Whether a thread of the process is in this function of the kernel.
+fn is_in(pid: u32, function: &str) -> bool {
+    let threads = format!("/proc/{pid}/task");
+    guest::entries(&threads).iter().any(|thread| {
+        let stack = fs::read_to_string(format!("{threads}/{thread}/stack"));
+        stack.is_ok_and(|stack| stack.contains(function))
+    })
+}
+
+#[test]
+fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_its_journal() {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    let _module = NbdModule::load(2);
+    let store = Store::sparse(8 << 20);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let place = Place::new();
+    let source: Source = server.uri("disk").parse().unwrap();
+    let patient = NbdOptions::default().dead_connection_timeout(Duration::from_secs(600));
+    {
+        let engine = engine();
+        let request = AttachRequest::new(source).nbd(patient);
+        let attached = engine.attach_volume(&place.open(&engine), &volume(), &request, soon());
+        attached.unwrap();
+    }
+    server.kill();
+    let mut agent = place.start(&["detach"]);
+    let pid = agent.0.id();
+    guest::wait_until("a flush that waits", LIMIT, || {
+        is_in(pid, "blkdev_fsync").then_some(())
+    });
+    agent.0.kill().unwrap();
+    // It is held by the dead process until its other threads have ended.
+    let next = engine();
+    guest::wait_until("the journal", LIMIT, || {
+        next.open_journal_at(&place.0, soon()).ok().map(drop)
+    });
+    assert!(agent.0.try_wait().unwrap().is_none(), "the flush is over");
+    let recovered = place.recover();
+    is(&recovered, Condition::HalfDetached, "failed");
+    let Action::Failed(error) = &recovered.action else {
+        unreachable!();
+    };
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    let holder = format!("process {pid} (lunbd)");
+    assert!(error.to_string().contains(&holder), "{error}");
+    server.start();
+    is(&place.recover(), Condition::LinkDead, "healed");
+    agent.0.wait().unwrap();
     place.detach();
 }
