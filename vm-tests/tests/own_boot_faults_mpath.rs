@@ -1,0 +1,54 @@
+//! Each write to sysfs, each message to multipathd, each ioctl of device-mapper
+//! and each flush of an attach and of a detach of a multipath volume fails once
+//! in every way, and once never returns: see `guest::faults`.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test panics to fail"
+)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use vm_tests::guest::crash::Place;
+use vm_tests::guest::faults::Rig;
+use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
+use vm_tests::guest::{self, ScsiDebug};
+
+/// What a slow machine may take.
+const LIMIT: Duration = Duration::from_secs(38 * 60);
+
+#[test]
+fn each_call_of_a_multipath_attach_and_detach_fails_once_in_every_way() {
+    guest::time_limit(LIMIT);
+    let _multipathd = Multipathd::start(NoPath::Fail);
+    let (target, sources) = ScsiDebug::two_paths();
+    let rig = Rig {
+        place: Place::new(),
+        sources,
+        // The questions to a path are a SCSI volume's too.
+        is_tried: |act| !act.starts_with("ioctl SG_IO"),
+        one_in: 11,
+        // The map of a partition is removed by the kernel alone, the map below it
+        // by multipathd.
+        use_it: Box::new(|| {
+            let maps = multipathd::maps();
+            let [map] = &*maps else {
+                panic!("{maps:?}");
+            };
+            multipathd::make_a_partition(&Path::new("/dev").join(map));
+        }),
+        stands: Box::new(|| !target.devices().is_empty() || !multipathd::maps().is_empty()),
+    };
+    rig.sweep("multipath").conclude(&[
+        "attach write scan:2",
+        "attach multipathd add path:2",
+        "detach dm remove:1",
+        "detach fsync:4",
+        "detach multipathd del map:1",
+        "detach multipathd del path:2",
+        "detach write delete:2",
+    ]);
+}
