@@ -45,6 +45,7 @@
 mod actual;
 mod desired;
 mod event;
+mod failing;
 mod jobs;
 mod look;
 mod options;

@@ -13,9 +13,9 @@ mod machine;
 
 use std::fs;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use lunbd::engine::journal::Record;
+use lunbd::engine::journal::{Failing, Record};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Desired, Event, Events, Options, Reconciler, StepKind};
@@ -296,4 +296,98 @@ fn a_volume_that_wants_anothers_unit_is_refused_with_both_names_and_nothing_is_s
         }
     }
     assert_eq!(node.san.machine.read("sys/class/scsi_host/host0/scan"), "");
+}
+
+#[test]
+fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_that_is_so() {
+    let node = Node::with_disks(1);
+    let hour = Duration::from_secs(3600);
+    let reconciler = node.reconciler(Options::default().retry(hour, hour));
+    let place = node.san.machine.path("run/lunbd/journal");
+    let beside = || node.engine.read_journal_at(&place, soon()).unwrap().failing;
+    let mut desired = wanted(0..1);
+    desired
+        .insert(id("none"), &request("scsi:0:0:0:99"))
+        .unwrap();
+    reconciler.set(desired.clone());
+    let deadline = soon();
+    let until = |is: &dyn Fn(&[Failing]) -> bool| loop {
+        let failing = beside();
+        if is(&failing) {
+            return failing;
+        }
+        assert!(!deadline.has_passed(), "{failing:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    while_running(&reconciler, || {
+        let failing = until(&|failing| !failing.is_empty());
+        let [failing] = failing.as_slice() else {
+            panic!("{failing:?}");
+        };
+        assert_eq!(
+            (failing.volume.as_str(), &*failing.step),
+            ("none", "attach")
+        );
+        assert_eq!(failing.tries, 1);
+        assert!(failing.error.contains("0:0:0:99"), "{failing:?}");
+        let wait = failing
+            .next_try
+            .unwrap()
+            .duration_since(SystemTime::now())
+            .unwrap();
+        assert!(wait <= hour && wait > hour / 4, "{wait:?}");
+        // Another process that has it is no reason to set anything aside.
+        assert!(
+            node.engine
+                .read_journal_at(&place, soon())
+                .unwrap()
+                .problems
+                .is_empty()
+        );
+        desired.remove(&id("none"));
+        reconciler.set(desired.clone());
+        until(&<[Failing]>::is_empty);
+        desired
+            .insert(id("none"), &request("scsi:0:0:0:98"))
+            .unwrap();
+        reconciler.set(desired);
+        until(&|failing| !failing.is_empty());
+    });
+    assert_eq!(beside(), [], "nobody tries it any more");
+    assert!(!place.join("journal.failing").exists());
+}
+
+#[test]
+fn what_a_dead_process_said_of_failures_counts_for_nothing_and_goes() {
+    let node = Node::with_disks(1);
+    let place = node.san.machine.path("run/lunbd/journal");
+    let file = place.join("journal.failing");
+    let one = json!({
+        "volume": "pvc-0", "step": "attach", "error": "no", "tries": 1,
+        "next_try": "2026-11-21T03:00:00Z",
+    });
+    let said = json!({ "version": 1, "failing": [one] }).to_string();
+    let newer = said.replace("\"version\":1", "\"version\":2");
+    let beside = || node.engine.read_journal_at(&place, soon()).unwrap();
+    for (text, is_locked, count) in [
+        (&*said, true, 1),
+        (&said, false, 0),
+        (&newer, true, 0),
+        (&said[..said.len() / 2], true, 0),
+        ("", true, 0),
+    ] {
+        fs::write(&file, text).unwrap();
+        let opened = fs::File::open(&file).unwrap();
+        if is_locked {
+            opened.lock().unwrap();
+        }
+        let seen = beside();
+        assert_eq!(seen.failing.len(), count, "{text}");
+        assert!(seen.problems.is_empty() && seen.records.len() == 1);
+    }
+    fs::write(place.join("journal.failing.new"), "").unwrap();
+    let journal = node.engine.open_journal(soon()).unwrap();
+    assert!(journal.problems().is_empty());
+    let left: Vec<_> = fs::read_dir(&place).unwrap().collect();
+    assert_eq!(left.len(), 2, "the lock and the record: {left:?}");
 }

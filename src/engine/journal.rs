@@ -15,6 +15,7 @@
 //! is gone: a session that is down takes its devices away and brings them again.
 
 mod conflict;
+mod failing;
 mod file;
 mod format;
 mod open;
@@ -22,6 +23,7 @@ mod record;
 mod turn;
 mod view;
 
+pub use failing::Failing;
 pub use format::{Fault, FaultKind};
 pub use open::Problem;
 pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
@@ -54,6 +56,8 @@ struct Shared {
     table: Mutex<Table>,
     /// Someone's turn at a volume has ended.
     freed: Condvar,
+    /// What was told of those that fail, as long as it counts.
+    told: Mutex<Option<Flock<File>>>,
     // The kernel takes it back when the process dies, in whatever way.
     _lock: Flock<File>,
 }
@@ -77,6 +81,10 @@ impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         // No code under this lock can leave the table half changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn told(&self) -> MutexGuard<'_, Option<Flock<File>>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,6 +123,7 @@ impl Engine {
             directory: directory.to_owned(),
             table: Mutex::new(table),
             freed: Condvar::new(),
+            told: Mutex::default(),
             _lock: found.lock,
         };
         Ok(Journal {

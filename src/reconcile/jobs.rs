@@ -129,6 +129,7 @@ impl State {
             let step = step_for(volume, wanted, there);
             if step.is_none_or(|step| step.kind != StepKind::Resize) {
                 tracked.failure = None;
+                self.telling.change();
             }
         }
     }
@@ -175,7 +176,9 @@ impl State {
         }
         let failed = matches!(done, Done::Failed(_) | Done::Sick { .. });
         if !failed {
-            tracked.failure = None;
+            if tracked.failure.take().is_some() {
+                self.telling.change();
+            }
         } else if job.step.kind != StepKind::Resize {
             // It has a time of its own now.
             tracked.retake = None;
@@ -323,6 +326,7 @@ impl State {
         /// Requests wait for it, and their time is limited.
         const LONGEST_WITHOUT_SERVER: Duration = Duration::from_secs(10);
         self.counters.failures += 1;
+        self.telling.change();
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let error = Arc::new(error);
         let (shortest, longest) = (options.shortest_retry, options.longest_retry);

@@ -248,6 +248,8 @@ impl Reconciler {
             }
             let result = self.turn(driving.until);
             drop(end);
+            // Nobody tries them again.
+            self.tell_failing(Vec::new());
             result
         })
     }
@@ -290,6 +292,12 @@ impl Reconciler {
             }
             if until.is_some() && state.is_idle() {
                 return Ok(());
+            }
+            if let Some(failing) = state.take_failing() {
+                drop(state);
+                self.tell_failing(failing);
+                state = self.shared.state();
+                continue;
             }
             let timers = [state.next_timer(), Some(resync)];
             let next = timers.into_iter().flatten().min().unwrap_or(resync);

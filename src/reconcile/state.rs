@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
+use super::failing::Telling;
 use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
@@ -56,6 +57,7 @@ pub(super) struct State {
     /// Whose a part of a device path is: `2:0:0:1`, `nbd3`, `dm-0`.
     by_component: HashMap<String, VolumeId>,
     pub(super) look: Look,
+    pub(super) telling: Telling,
     pub(super) replan: bool,
     pub(super) fresh: VecDeque<Job>,
     pub(super) again: VecDeque<Job>,
@@ -130,8 +132,10 @@ impl State {
     pub(super) fn want(&mut self, desired: Desired) {
         for (volume, tracked) in &mut self.tracked {
             if self.desired.wanted(volume) != desired.wanted(volume) {
-                (tracked.failure, tracked.refused) = (None, None);
-                tracked.retake = None;
+                if tracked.failure.take().is_some() {
+                    self.telling.change();
+                }
+                (tracked.refused, tracked.retake) = (None, None);
             }
         }
         self.desired = desired;
@@ -145,6 +149,7 @@ impl State {
             (tracked.retake, tracked.refused) = (None, None);
             if let Some(failure) = &mut tracked.failure {
                 failure.next = Some(Instant::now());
+                self.telling.change();
             }
         }
         self.replan = true;
@@ -161,7 +166,8 @@ impl State {
 
     /// When there is something to do though nothing happens.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        sooner(self.look.due(), self.retry_at)
+        let timers = sooner(self.look.due(), self.retry_at);
+        sooner(timers, self.telling.due())
     }
 
     pub(super) fn retry_is_due(&self) -> bool {
@@ -220,6 +226,7 @@ impl State {
             if let Some(failure) = &mut tracked.failure {
                 failure.next = Some(Instant::now());
                 self.replan = true;
+                self.telling.change();
             }
             tracked.retake = None;
         }
@@ -358,7 +365,10 @@ impl State {
         }
         let wanted = self.desired.get(volume).is_some();
         if !wanted && !self.is_busy(volume) {
-            self.tracked.remove(volume);
+            let gone = self.tracked.remove(volume);
+            if gone.is_some_and(|gone| gone.failure.is_some()) {
+                self.telling.change();
+            }
         }
     }
 

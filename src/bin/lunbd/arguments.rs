@@ -61,7 +61,8 @@ pub(crate) enum Command {
     /// and detach all else. The plan is shown, done, and what is left of it shown.
     Apply(Apply),
     /// Say of every volume of the journal how it stands, also while an agent holds
-    /// the journal.
+    /// the journal; and of each that the agent fails to bring to what is wanted, why
+    /// and when it is tried again.
     Status(Status),
     /// Take away the SCSI devices whose unit is gone on the array: only where the
     /// target itself says so, and nobody uses the device. Volumes of the journal

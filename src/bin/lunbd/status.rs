@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use indicatif::HumanBytes;
-use lunbd::engine::journal::{Operation, Problem};
+use lunbd::engine::journal::{Failing, Operation, Problem};
 use lunbd::engine::{Condition, InventoryUnit, Surveyed};
 use lunbd::{Deadline, Engine, Result};
 use serde::Serialize;
@@ -26,8 +26,29 @@ const LIMIT: Duration = Duration::from_secs(3);
 struct Status {
     journal: PathBuf,
     volumes: Vec<Volume>,
+    /// What the agent that runs has tried and failed at.
+    failing: Vec<Waiting>,
     /// Files of the journal that are no records.
     problems: Vec<Problem>,
+}
+
+#[derive(Serialize)]
+struct Waiting {
+    #[serde(flatten)]
+    what: Failing,
+    /// `None` where it is not tried again before something changes.
+    next_try_seconds: Option<f64>,
+}
+
+impl Waiting {
+    fn of(what: Failing) -> Self {
+        let wait = |next: SystemTime| next.duration_since(SystemTime::now()).unwrap_or_default();
+        let next_try_seconds = what.next_try.map(|next| wait(next).as_secs_f64());
+        Self {
+            what,
+            next_try_seconds,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -44,7 +65,7 @@ impl Volume {
     }
 }
 
-/// Exits with 1 where a volume is not attached, or does not serve.
+/// Exits with 1 where a volume is not attached, does not serve, or fails.
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
     let place = place.unwrap_or_else(|| recover::place(engine));
@@ -65,6 +86,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     let status = Status {
         volumes: volumes.collect(),
         journal: place,
+        failing: journal.failing.into_iter().map(Waiting::of).collect(),
         problems: journal.problems,
     };
     let printed = exit::print(|mut out| {
@@ -74,7 +96,8 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
             write(out, &status)
         }
     });
-    Ok(if status.volumes.iter().all(Volume::is_whole) {
+    let all_stand = status.volumes.iter().all(Volume::is_whole);
+    Ok(if all_stand && status.failing.is_empty() {
         printed
     } else {
         ExitCode::FAILURE
@@ -91,6 +114,24 @@ fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     for volume in status.volumes.iter().filter(|volume| !volume.is_whole()) {
         writeln!(out, "{}: {}", volume.found.volume, volume.found.seen)?;
+    }
+    for waiting in &status.failing {
+        let Failing {
+            volume,
+            step,
+            error,
+            tries,
+            ..
+        } = &waiting.what;
+        let next = match waiting.next_try_seconds {
+            Some(wait) => format!("again in {wait:.0} s"),
+            None => "not again before something changes".to_owned(),
+        };
+        let times = if *tries == 1 { "time" } else { "times" };
+        writeln!(
+            out,
+            "{volume}: {step} failed {tries} {times}, {next}: {error}"
+        )?;
     }
     for problem in &status.problems {
         writeln!(

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::failing::{self, FAILING};
 use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
 use super::format::{Fault, FaultKind, LONGEST};
 use super::record::Record;
@@ -69,7 +70,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
     for name in names {
         let path = directory.join(&name);
         let text = name.to_string_lossy();
-        if text == LOCK || text.ends_with(BEING_WRITTEN) {
+        if text == LOCK || text == FAILING || text.ends_with(BEING_WRITTEN) {
             continue;
         }
         match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {
@@ -82,6 +83,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
             }
         }
     }
+    view.failing = failing::read(directory);
     view.records.sort_by(|a, b| a.volume.cmp(&b.volume));
     Ok(view)
 }
@@ -165,6 +167,11 @@ impl Found {
         let path = directory.join(name);
         let text = name.to_string_lossy();
         if text == LOCK {
+            return;
+        }
+        if text == FAILING || text.strip_suffix(BEING_WRITTEN) == Some(FAILING) {
+            // Its writer is gone, and it counts for nothing.
+            let _ = fs::remove_file(&path);
             return;
         }
         let aside = text.rsplit_once(SET_ASIDE);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::failing::Failing;
 use super::open::{self, Problem};
 use super::record::Record;
 use crate::deadline::Deadline;
@@ -18,6 +19,10 @@ pub struct JournalView {
     pub records: Vec<Record>,
     /// Files that are no records. None was touched.
     pub problems: Vec<Problem>,
+    /// The volumes that its holder fails to bring to what is wanted, and when it
+    /// tries each again, by the word of a `reconcile::Reconciler`
+    /// that runs; empty where none does.
+    pub failing: Vec<Failing>,
 }
 
 impl Engine {
