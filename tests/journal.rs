@@ -556,7 +556,7 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
         };
         assert_eq!(
             file.parent(),
-            Some(&*node.file("").components().as_path()),
+            Some(node.file("").components().as_path()),
             "{name:?}"
         );
         let file = file.file_name().unwrap().to_str().unwrap().to_owned();
