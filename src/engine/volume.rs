@@ -79,7 +79,9 @@ impl Engine {
         request: &AttachRequest,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        request.require_repeatable()?;
+        request
+            .require_repeatable()
+            .map_err(|error| error.at(Stage::Journal))?;
         let spec = VolumeSpec::of(request);
         if spec.nbd.is_some() && machine::kernel_version(self.roots())? < (5, 14) {
             let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \

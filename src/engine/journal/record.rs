@@ -251,7 +251,7 @@ impl AttachRequest {
             }
             _ => return Ok(()),
         };
-        Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Journal))
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
 }
 
