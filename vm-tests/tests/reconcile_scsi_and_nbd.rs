@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use lunbd::engine::NbdOptions;
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{Desired, Event, Events, Options, Reconciler};
+use lunbd::reconcile::{Desired, Event, Events, Options, Reconciler, StepKind};
 use lunbd::{AttachRequest, Deadline, Engine, Source};
 use serde_json::{Value, json};
 use vm_tests::guest::agent::{engine, soon, unit};
@@ -723,6 +723,69 @@ fn a_path_that_is_lost_and_comes_back_is_taken_in_again() {
             matches!(event, Event::Lost { .. } | Event::Changed { .. })
         });
         guest::wait_until("it to be whole again", LIMIT, is_whole);
+    });
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody() {
+    const GIB: u64 = 1 << 30;
+    guest::time_limit(Duration::from_secs(400));
+    let target = ScsiDebug::options().luns(4).load();
+    let place = Place::new("grow");
+    let retry = Options::default().retry(Duration::from_millis(50), Duration::from_secs(1));
+    let lun = |number| request(&unit(&target, number).to_string());
+    while_running(&place, retry, |_, reconciler, events| {
+        let grows = id("grows");
+        let mut desired = Desired::default();
+        desired.insert(grows.clone(), &lun(1)).unwrap();
+        desired.set_min_size(&grows, Some(GIB)).unwrap();
+        reconciler.set(desired.clone());
+        let failed = next(events, "failure", |event| {
+            matches!(
+                event,
+                Event::Failed {
+                    step: StepKind::Resize,
+                    ..
+                }
+            )
+        });
+        let Event::Failed { next_try, .. } = &failed else {
+            unreachable!("just matched");
+        };
+        assert!(next_try.is_some(), "{failed}");
+        desired.insert(id("well"), &lun(2)).unwrap();
+        reconciler.set(desired.clone());
+        let limit = Deadline::after(LIMIT);
+        reconciler.wait_attached(&id("well"), limit).unwrap();
+        let passed = Deadline::after(Duration::ZERO);
+        let small = reconciler.wait_attached(&grows, passed).unwrap_err();
+        let last = small.last_seen().unwrap_or_default();
+        println!("{small}: {last}");
+        assert!(last.contains(&GIB.to_string()), "{last}");
+
+        target.set("virtual_gb", 1);
+        let there = reconciler.wait_attached(&grows, limit).unwrap();
+        assert_eq!(there.size, Some(GIB));
+        let disk = there
+            .node
+            .as_ref()
+            .and_then(|node| node.file_name())
+            .unwrap();
+        let sectors = Path::new("/sys/block").join(disk).join("size");
+        let sectors = fs::read_to_string(sectors).unwrap();
+        assert_eq!(sectors.trim().parse::<u64>().unwrap() * 512, GIB);
+        next(
+            events,
+            "growth",
+            |event| matches!(event, Event::Resized { size: GIB, old_size, .. } if *old_size < GIB),
+        );
+        // What is larger than it is wanted stays as it is.
+        desired.set_min_size(&grows, Some(1)).unwrap();
+        reconciler.set(desired);
+        let there = reconciler.wait_attached(&grows, limit).unwrap();
+        assert_eq!(there.size, Some(GIB));
+        assert!(reconciler.plan().is_empty(), "{}", reconciler.plan());
     });
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
