@@ -253,8 +253,39 @@ fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
     settles_on(&["a"]);
     let held = place.apply(&[]);
     assert_eq!(held.status.code(), Some(5), "the agent has the journal");
+    // One that is not there is told of, with the time of its next try.
+    let absent = lun(77);
+    place.want(&[("a", &lun(1)), ("absent", &absent)]);
+    let status = |options: &[&str]| {
+        let journal = place.journal();
+        let output = guest::lunbd(&[&["status", "--journal", &journal], options].concat());
+        assert!(output.stderr.is_empty(), "{output:?}");
+        (output.status.code(), text(&output))
+    };
+    guest::wait_until("the failure to be told", LIMIT, || {
+        let (_, told) = status(&["--json"]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let [failing] = told["failing"].as_array().unwrap().as_slice() else {
+            return None;
+        };
+        let of = |key: &str| failing[key].as_str().map(str::to_owned);
+        assert_eq!(of("volume").as_deref(), Some("absent"));
+        assert_eq!(of("step").as_deref(), Some("attach"));
+        assert!(failing["next_try_seconds"].as_f64().unwrap() <= 120.0);
+        of("next_try")
+    });
+    let (code, told) = status(&[]);
+    println!("{told}");
+    assert_eq!(code, Some(1));
+    assert!(
+        told.contains("\nabsent: attach failed ") && told.contains(", again in "),
+        "{told}"
+    );
     place.want(&[("b", &lun(2)), ("c", &lun(3))]);
     settles_on(&["b", "c"]);
+    guest::wait_until("the failure to be forgotten", LIMIT, || {
+        (status(&[]).0 == Some(0)).then_some(())
+    });
     place.write("[[volume]]\nid = 7\n");
     guest::wait_until("the broken file to be told", LIMIT, || {
         let told = fs::read_to_string(&errors).unwrap();
