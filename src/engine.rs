@@ -21,6 +21,7 @@ mod in_use;
 mod inventory;
 #[cfg(feature = "journal")]
 pub mod journal;
+mod keep;
 mod lease;
 mod log_in;
 mod lost;
@@ -54,6 +55,7 @@ pub use inventory::{
 };
 #[cfg(feature = "journal")]
 pub use journal::Journal;
+pub use keep::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
 pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};

@@ -12,6 +12,7 @@ mod discovery;
 mod login;
 mod name;
 pub mod pdu;
+mod recovery;
 mod session;
 pub mod text;
 mod wire;
@@ -22,10 +23,11 @@ pub use chap::{Credentials, CredentialsSource, Secret};
 pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};
 pub(crate) use session::Proof;
 pub use session::{
-    KernelSession, SessionFacts, SessionName, SessionOptions, StandingSession, connect, hand_over,
-    has_driver, log_out,
+    KernelSession, Plight, SessionFacts, SessionName, SessionOptions, StandingSession, connect,
+    hand_over, has_driver, log_out,
 };
 
 use crate::error::{Error, ErrorKind, Result};

@@ -83,6 +83,29 @@
 //! session blocks its devices for the recovery timeout, 5 s where a multipath map
 //! is wanted and 120 s else, and then fails their I/O.
 //!
+//! **What an agent must do:** keep an [`Engine::keep_sessions`] on a thread, from its
+//! start on. The kernel never dials; this does, with growing pauses, and gives the
+//! session another connection: what waits goes on without an error, and after the
+//! recovery timeout devices run again.
+//!
+//! ```text
+//!  hear     the kernel says that a connection is lost; sysfs is looked at every 10 s
+//!           for what it did not say
+//!  dial     as long as the target takes no connection, nothing is done
+//!  halt     the kernel lets go of the lost connection, and numbers a login request
+//!           into a connection of this machine with itself: the number of the next
+//!           command, which the login must have, or I/O hangs
+//!  login    on a socket of our own, with the session's own ISID: the target ends what
+//!           it still has of it
+//!  resume   the kernel takes the socket: all that was agreed is set, it is started,
+//!           and LOGGED_IN is read back
+//! ```
+//!
+//! The ISID is made of the session's names, which sysfs has, so the next process can
+//! do all of this for the sessions of one that died. What the kernel does not keep, the
+//! secrets of CHAP and after a loss the digests, its
+//! [`KeepOptions`](engine::KeepOptions) say.
+//!
 //! # NBD that survives
 //!
 //! An NBD device outlives the process that attached it, and with the defaults

@@ -10,6 +10,7 @@ mod identity;
 mod lanes;
 mod probe;
 mod rescan;
+mod running;
 mod scan;
 mod state;
 
@@ -23,5 +24,6 @@ pub(crate) use lanes::Lanes;
 pub use lanes::StuckCall;
 pub(crate) use probe::wait_for_disk;
 pub(crate) use rescan::rescan;
+pub(crate) use running::set_running;
 pub(crate) use scan::scan;
 pub use state::State;

@@ -10,7 +10,7 @@ use super::Engine;
 use super::attach::{AttachRequest, Multipath};
 use super::lease::Lease;
 use super::phases::Phases;
-use super::sessions::{end_if_unused, share};
+use super::sessions::{end_if_unused, login_lease_of, share};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
@@ -337,8 +337,7 @@ fn log_in(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Option<Fresh>> {
-    let lease = format!("iscsi-login-{:?}", name.isid());
-    let _alone = Lease::take(roots, &lease, deadline)?;
+    let _alone = Lease::take(roots, &login_lease_of(name), deadline)?;
     if find(roots, name)? {
         return Ok(None);
     }

@@ -300,7 +300,7 @@ fn received(sockets: &[OwnedFd]) -> Option<u64> {
 
 /// Between half of `pause` and all of it, so that the devices of one server do
 /// not all dial at once.
-fn jittered(pause: Duration) -> Duration {
+pub(super) fn jittered(pause: Duration) -> Duration {
     let noise = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |now| now.subsec_nanos());

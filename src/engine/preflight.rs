@@ -181,8 +181,11 @@ impl Engine {
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         let (mut ours, mut others) = (0, 0);
+        let mut nameless = Vec::new();
         for session in StandingSession::all(roots)? {
-            if session.is_ours()? {
+            if session.is_nameless()? {
+                nameless.push(session.id().to_string());
+            } else if session.is_ours()? {
                 ours += 1;
             } else {
                 others += 1;
@@ -194,6 +197,13 @@ impl Engine {
             "no iscsid runs, and none is needed: a login makes a session of ours"
         };
         let seen = format!("{ours} sessions of ours, {others} of others; {daemon}");
+        if !nameless.is_empty() {
+            // Nothing says whose it is: it is left.
+            let numbers = nameless.join(", ");
+            let seen = format!("{seen}; made and not named by some program: {numbers}");
+            let remedy = "if it stays, its maker was killed in the middle: it holds no device,                           and goes with the next boot";
+            return Ok(Check::limited("iscsi", seen, remedy));
+        }
         Ok(Check::good("iscsi", seen))
     }
 

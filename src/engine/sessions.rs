@@ -16,11 +16,16 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{HostNo, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Iqn, Source};
-use crate::iscsi::{StandingSession, log_out};
+use crate::iscsi::{SessionName, StandingSession, log_out};
 use crate::kernel::Roots;
 
 fn lease_of(id: SessionId) -> String {
     format!("iscsi-session-{id}")
+}
+
+/// Of the right to log in under this name, alone.
+pub(super) fn login_lease_of(name: &SessionName) -> String {
+    format!("iscsi-login-{:?}", name.isid())
 }
 
 /// The right to use a session of ours, with others; `None` where it is not ours,

@@ -5,7 +5,9 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use super::chap::Credentials;
-use super::login::{LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address};
+use super::login::{
+    FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address,
+};
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
 use super::text::{Gathered, Text, pairs};
 use super::wire::Wire;
@@ -112,7 +114,7 @@ pub fn discover_over(
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredTarget>> {
     let options = login(options)?;
-    let mut wire = Wire::new(stream, options.cmd_sn, deadline);
+    let mut wire = Wire::new(stream, FIRST_COMMAND, deadline);
     let outcome = agree(&mut wire, &options, &mut Vec::new());
     if let Outcome::Moved(to) = outcome.map_err(|error| error.at(Stage::Login))? {
         let message = format!("{PEER} redirects the login to {to}");

@@ -39,7 +39,6 @@ pub struct LoginOptions {
     pub(super) initiator: Iqn,
     pub(super) kind: SessionKind,
     pub(super) isid: Isid,
-    pub(super) cmd_sn: u32,
     pub(super) credentials: Option<Credentials>,
     pub(super) offer: Parameters,
 }
@@ -53,7 +52,6 @@ impl LoginOptions {
             initiator,
             kind,
             isid,
-            cmd_sn: 1,
             credentials: None,
             offer: Parameters::offer(),
         }
@@ -120,13 +118,28 @@ pub struct Session {
 /// protocol, naming the field, or sends us on in a loop; `Refused`,
 /// `NotSupported` as it says; `TimedOut` at stage `resolve`, `dial` or `login`.
 pub fn log_in(portal: &Portal, options: &LoginOptions, deadline: Deadline) -> Result<Connection> {
+    log_in_from(portal, options, || Ok(FIRST_COMMAND), deadline)
+}
+
+/// As [`log_in`], for a session whose next command has a number that the kernel
+/// knows: it is asked for once, when the target has taken a connection.
+///
+/// # Errors
+/// As of [`log_in`], and those of `number`.
+pub(super) fn log_in_from(
+    portal: &Portal,
+    options: &LoginOptions,
+    number: impl FnOnce() -> Result<u32>,
+    deadline: Deadline,
+) -> Result<Connection> {
     let mut visited: Vec<Portal> = Vec::new();
     let mut challenges = Vec::new();
     let mut portal = portal.clone();
+    let mut stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
+    let cmd_sn = number()?;
     loop {
-        let stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
         let talk = DeadlineStream::new(stream.as_fd(), deadline);
-        let mut wire = Wire::new(talk, options.cmd_sn, deadline);
+        let mut wire = Wire::new(talk, cmd_sn, deadline);
         let outcome = agree(&mut wire, options, &mut challenges);
         match outcome.map_err(|error| error.at(Stage::Login))? {
             Outcome::LoggedIn(session) => {
@@ -141,6 +154,7 @@ pub fn log_in(portal: &Portal, options: &LoginOptions, deadline: Deadline) -> Re
                 tracing::debug!(%portal, %to, "redirected");
                 visited.push(std::mem::replace(&mut portal, to));
                 refuse_loop(&visited, &portal).map_err(|error| error.at(Stage::Login))?;
+                stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
             }
         }
     }
@@ -205,10 +219,12 @@ pub(super) fn target_address(pair: &Pair<'_>) -> Result<(Portal, Option<u16>)> {
         .ok_or_else(|| pair.broken("HOST[:PORT][,TAG], an IPv6 address in brackets"))
 }
 
+/// The number of a new session's first command.
+pub(super) const FIRST_COMMAND: u32 = 1;
 /// The tag of a login's task.
-const TAG: u32 = 1;
+pub(super) const TAG: u32 = 1;
 /// The connection of a session that has only one.
-const CID: u16 = 0;
+pub(super) const CID: u16 = 0;
 
 #[cfg(test)]
 mod tests {

@@ -12,8 +12,8 @@
 
 mod facts;
 mod hand_over;
-mod logout;
-mod settings;
+pub(super) mod logout;
+pub(super) mod settings;
 mod standing;
 
 use std::fmt;
@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 pub use facts::SessionFacts;
 pub use hand_over::hand_over;
 pub use logout::log_out;
-pub use standing::StandingSession;
+pub use standing::{Plight, StandingSession};
 
 use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};
@@ -166,6 +166,11 @@ pub fn connect(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Connection> {
+    log_in(&name.portal, &login_options(name, options)?, deadline)
+}
+
+/// How a session of this name is logged in.
+pub(super) fn login_options(name: &SessionName, options: &SessionOptions) -> Result<LoginOptions> {
     let offer = Parameters {
         header_digest: options.header_digest,
         data_digest: options.data_digest,
@@ -173,15 +178,14 @@ pub fn connect(
     };
     let kind = SessionKind::Normal(name.target.clone());
     let login = LoginOptions::new(name.initiator.clone(), kind, name.isid()).offer(offer);
-    let login = match &options.proof {
+    Ok(match &options.proof {
         Some(Proof::Known(credentials)) => login.credentials(credentials.clone()),
         Some(Proof::At(source)) => {
             let credentials = source.read().map_err(|error| error.at(Stage::Login))?;
             login.credentials(credentials)
         }
         None => login,
-    };
-    log_in(&name.portal, &login, deadline)
+    })
 }
 
 /// Whether this machine's kernel can have sessions of ours: its module

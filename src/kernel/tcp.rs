@@ -1,6 +1,8 @@
 //! TCP: from a host's name to a connection, within a deadline.
 
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
+};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -35,6 +37,37 @@ const PROBES: u32 = 4;
 pub(crate) fn connect(host: &str, port: u16, peer: &str, deadline: Deadline) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
     connect_to_one(&addresses, peer, deadline)
+}
+
+/// The two ends of a connection of this machine with itself, on its loopback
+/// interface.
+///
+/// # Errors
+/// `Unreachable` where that interface is down, or packets on it are dropped.
+pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
+    /// Another program may connect in between.
+    const MOST_STRANGERS: usize = 64;
+    let make = || {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .or_else(|_| TcpListener::bind((Ipv6Addr::LOCALHOST, 0)))?;
+        let address = listener.local_addr()?;
+        // No time is no limit to the standard library.
+        let limit = deadline.remaining().max(Duration::from_millis(1));
+        let near = TcpStream::connect_timeout(&address, limit)?;
+        near.set_nodelay(true)?;
+        for _ in 0..MOST_STRANGERS {
+            // It is in the queue, with those before it.
+            let (far, from) = listener.accept()?;
+            if from == near.local_addr()? {
+                return Ok((near.into(), far.into()));
+            }
+        }
+        Err(std::io::ErrorKind::ConnectionRefused.into())
+    };
+    make().map_err(|error: std::io::Error| {
+        let message = format!("this machine has no connection with itself: {error}");
+        Error::new(ErrorKind::Unreachable, message)
+    })
 }
 
 fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> Result<OwnedFd> {
@@ -101,7 +134,7 @@ fn prepare(stream: TcpStream) -> std::io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::io::{Read as _, Write as _};
 
     use nix::sys::socket::getsockopt;
 
@@ -143,6 +176,16 @@ mod tests {
         for address in addresses {
             assert!(error.contains(&address.to_string()), "{error}");
         }
+    }
+
+    #[test]
+    fn what_goes_into_one_end_of_a_pair_comes_out_of_the_other() {
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let (near, far) = pair(deadline).unwrap();
+        TcpStream::from(near).write_all(b"number").unwrap();
+        let mut read = String::new();
+        TcpStream::from(far).read_to_string(&mut read).unwrap();
+        assert_eq!(read, "number");
     }
 
     #[test]

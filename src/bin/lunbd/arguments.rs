@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use lunbd::engine::{Multipath, NbdOptions};
+use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
     Credentials, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name,
@@ -331,13 +331,36 @@ pub(crate) struct Heal {
     #[command(flatten)]
     pub(crate) nbd: Nbd,
 
-    /// Stay, and heal links as they die, until interrupted.
+    /// Stay, and heal links as they die, until interrupted; iSCSI sessions that
+    /// `attach --log-in` made are logged in again when they are lost.
     #[arg(long, conflicts_with = "source")]
     pub(crate) watch: bool,
+
+    /// Log in again with CHAP, from a file as of `attach --chap-file`, which is read
+    /// before each login; without it from the same environment.
+    #[arg(long, value_name = "FILE", requires = "watch", help_heading = "iSCSI")]
+    chap_file: Option<PathBuf>,
+
+    /// Offer the target checksums (CRC32C) where it is not known whether a session had
+    /// them: of one that was lost before this command began.
+    #[arg(long, requires = "watch", help_heading = "iSCSI")]
+    digests: bool,
 
     /// How long to dial servers that are not back: 30s, 5m.
     #[arg(long, default_value = "30s", value_parser = limit, conflicts_with = "watch")]
     pub(crate) timeout: Duration,
+}
+
+impl Heal {
+    /// How sessions are logged in again.
+    pub(crate) fn keep_options(&self) -> KeepOptions {
+        let file = self.chap_file.clone();
+        let options = KeepOptions::new().digests(self.digests, self.digests);
+        options.credentials(move |_| match &file {
+            Some(file) => Credentials::from_file(file).map(Some),
+            None => Credentials::from_environment(),
+        })
+    }
 }
 
 #[derive(Debug, Args)]

@@ -2,10 +2,12 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing};
-use lunbd::{Deadline, Engine, Result};
+use lunbd::engine::{HealOutcome, Healing, KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::{arguments, exit, progress::Progress};
@@ -16,9 +18,9 @@ struct Report<'a> {
 }
 
 /// Exits with 1 where a device is left that serves no I/O.
-pub(crate) fn run(engine: &Engine, what: arguments::Heal, json: bool) -> Result<ExitCode> {
+pub(crate) fn run(engine: Engine, what: arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
-        return watch(engine, json);
+        return watch(engine, what.keep_options(), json);
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
@@ -46,21 +48,84 @@ pub(crate) fn run(engine: &Engine, what: arguments::Heal, json: bool) -> Result<
 }
 
 /// Runs until it is interrupted or its reader goes away.
-fn watch(engine: &Engine, json: bool) -> Result<ExitCode> {
+fn watch(engine: Engine, options: KeepOptions, json: bool) -> Result<ExitCode> {
+    let (ended, first) = mpsc::channel();
+    match engine.keep_sessions(options) {
+        Ok(keeper) => {
+            let ended = ended.clone();
+            thread::spawn(move || ended.send(keep(keeper, json)));
+        }
+        // In a network namespace of its own NBD alone is healed.
+        Err(error) if error.kind() == ErrorKind::NotSupported => {
+            exit::failure(&error, json);
+        }
+        Err(error) => return Err(error),
+    }
+    thread::spawn(move || ended.send(heal(&engine, json)));
+    // Neither ends of its own accord; with the one the other ends.
+    let died = || Error::new(ErrorKind::Io, "a thread died");
+    first.recv().unwrap_or_else(|_| Err(died()))
+}
+
+fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
     const TO_LISTEN: Duration = Duration::from_secs(30);
     let mut healer = engine.healer(Deadline::after(TO_LISTEN))?;
     loop {
         for healing in healer.next(Deadline::after(Duration::MAX))? {
-            let mut out = io::stdout().lock();
-            let written = if json {
-                exit::write_json(&mut out, &healing)
-            } else {
-                write(&mut out, &healing)
-            };
-            if let Err(error) = written.and_then(|()| out.flush()) {
+            if let Err(error) = tell(&healing, write, json) {
                 return Ok(exit::print(|_| Err(error)));
             }
         }
+    }
+}
+
+fn keep(mut keeper: SessionKeeper, json: bool) -> Result<ExitCode> {
+    loop {
+        for kept in keeper.next(Deadline::after(Duration::MAX))? {
+            if let Err(error) = tell(&kept, write_session, json) {
+                return Ok(exit::print(|_| Err(error)));
+            }
+        }
+    }
+}
+
+/// One line.
+fn tell<T: Serialize>(
+    news: &T,
+    in_words: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
+    json: bool,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        exit::write_json(&mut out, news)?;
+    } else {
+        in_words(&mut out, news)?;
+    }
+    out.flush()
+}
+
+fn write_session(out: &mut dyn Write, kept: &KeptSession) -> io::Result<()> {
+    write!(out, "session {}", kept.session)?;
+    if let (Some(target), Some(portal)) = (&kept.target, &kept.portal) {
+        write!(out, " with {target} through {portal}")?;
+    }
+    let words = match &kept.outcome {
+        KeepOutcome::Recovered => "logged in again".to_owned(),
+        KeepOutcome::Healthy => "serves again".to_owned(),
+        KeepOutcome::Failed(error) => format!("lost: {error:#}"),
+        KeepOutcome::BudgetSpent => "NOT had back in time: I/O fails until it is".to_owned(),
+        KeepOutcome::Gone => "gone".to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    write!(out, ": {words}")?;
+    write_budget(out, kept.budget_left)?;
+    writeln!(out)
+}
+
+fn write_budget(out: &mut dyn Write, left: Option<Duration>) -> io::Result<()> {
+    match left {
+        Some(left) => write!(out, " (I/O waits for {} s more)", left.as_secs()),
+        None => Ok(()),
     }
 }
 
@@ -88,8 +153,6 @@ fn write(out: &mut dyn Write, healing: &Healing) -> io::Result<()> {
         _ => "unknown".to_owned(),
     };
     write!(out, "nbd{index} {source}: {words}")?;
-    if let Some(left) = healing.budget_left {
-        write!(out, " (I/O waits for {} s more)", left.as_secs())?;
-    }
+    write_budget(out, healing.budget_left)?;
     writeln!(out)
 }

@@ -95,10 +95,13 @@ pub struct NopIn {
 }
 
 /// See RFC 7143, 11.9.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncMessage {
     /// 1 asks for a logout; 2 and 3 drop connections; 4 asks for a negotiation.
     pub event: u8,
+    /// By the event: of a dropped connection its number; how many seconds to wait
+    /// before coming back; how many there are for what is asked.
+    pub parameters: [u16; 3],
 }
 
 impl Response {
@@ -140,7 +143,10 @@ impl Response {
                 response: header[2],
                 tag: word(header, 16),
             }),
-            0x32 => Self::Async(AsyncMessage { event: header[36] }),
+            0x32 => Self::Async(AsyncMessage {
+                event: header[36],
+                parameters: [38, 40, 42].map(|at| half(header, at)),
+            }),
             0x3f => Self::Reject(Reject { reason: header[2] }),
             opcode => {
                 let expected = "a response of login, text, logout, NOP, or a reject";
@@ -233,6 +239,18 @@ mod tests {
             status_detail: 37,
         };
         assert_eq!(Response::decode(&bytes).unwrap(), Response::Login(expected));
+    }
+
+    #[test]
+    fn an_asynchronous_message_has_its_event_and_three_parameters() {
+        let mut bytes = header(0x32, 0x80);
+        (bytes[36], bytes[39], bytes[41]) = (2, 1, 3);
+        (bytes[42], bytes[43]) = (1, 4);
+        let expected = AsyncMessage {
+            event: 2,
+            parameters: [1, 3, 260],
+        };
+        assert_eq!(Response::decode(&bytes).unwrap(), Response::Async(expected));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::super::login::Connection;
-use super::settings::Settings;
+use super::settings::{RECOVERY, Settings};
 use super::{KernelSession, SessionName, SessionOptions, StandingSession};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -32,7 +32,8 @@ pub fn hand_over(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<KernelSession> {
-    let settings = Settings::of(name, &connection, options);
+    let recovery = options.recovery_timeout.unwrap_or(RECOVERY);
+    let settings = Settings::of(name, &connection, Some(recovery));
     let (roots, what) = (
         roots.clone(),
         format!("the kernel to take the session {name}"),

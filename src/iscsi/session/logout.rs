@@ -7,12 +7,13 @@ use super::super::pdu::{HEADER, LogoutRequest, Response};
 use super::StandingSession;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::SessionId;
 use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, Heard, Listener, Stop};
 use crate::kernel::{Roots, worker};
 
 /// How long a target may take to say goodbye.
-const TO_LEAVE: Duration = Duration::from_secs(2);
+pub(in crate::iscsi) const TO_LEAVE: Duration = Duration::from_secs(2);
 
 /// Logs `session` out, and reads back that it is gone, its SCSI host included.
 /// **Devices on it go with it, flushed by nobody**: that there are none, and that
@@ -51,6 +52,42 @@ pub fn log_out(roots: &Roots, session: &StandingSession, deadline: Deadline) -> 
             ending.run()
         },
     )
+}
+
+/// Asks the target to close the session. One that does not answer by `patience` is
+/// left all the same: to close the connection ends the session too.
+pub(in crate::iscsi) fn say_goodbye(
+    control: &mut Control,
+    listener: &mut Listener,
+    id: SessionId,
+    patience: Deadline,
+) -> Result<()> {
+    // The kernel puts in its own numbers.
+    let request = LogoutRequest {
+        tag: 0,
+        cmd_sn: 0,
+        exp_stat_sn: 0,
+    };
+    if let Err(error) = control.send_pdu(id, &request.encode()) {
+        tracing::debug!(%id, %error, "no logout could be sent");
+        return Ok(());
+    }
+    while let Some(heard) = listener.next(patience)? {
+        match heard {
+            Heard::Pdu { session, pdu } if session == id => {
+                let header = pdu.first_chunk::<HEADER>();
+                let response = header.map(Response::decode);
+                tracing::debug!(%id, ?response, "the target says goodbye");
+                if matches!(response, Some(Ok(Response::Logout(_)))) {
+                    return Ok(());
+                }
+            }
+            Heard::ConnectionLost { session, .. } if session == id => return Ok(()),
+            _ => {}
+        }
+    }
+    tracing::debug!(%id, "a logout without an answer");
+    Ok(())
 }
 
 struct Ending {
@@ -101,38 +138,11 @@ impl Ending {
         })
     }
 
-    /// A target that does not answer is left all the same: to close the connection
-    /// ends the session too.
     fn say_goodbye(&mut self) -> Result<()> {
-        let id = self.session.id();
         self.in_time()?;
-        // The kernel puts in its own numbers.
-        let request = LogoutRequest {
-            tag: 0,
-            cmd_sn: 0,
-            exp_stat_sn: 0,
-        };
-        if let Err(error) = self.control.send_pdu(id, &request.encode()) {
-            tracing::debug!(%id, %error, "no logout could be sent");
-            return Ok(());
-        }
         let patience = Deadline::after(self.deadline.remaining().min(TO_LEAVE));
-        while let Some(heard) = self.listener.next(patience)? {
-            match heard {
-                Heard::Pdu { session, pdu } if session == id => {
-                    let header = pdu.first_chunk::<HEADER>();
-                    let response = header.map(Response::decode);
-                    tracing::debug!(%id, ?response, "the target says goodbye");
-                    if matches!(response, Some(Ok(Response::Logout(_)))) {
-                        return Ok(());
-                    }
-                }
-                Heard::ConnectionLost { session, .. } if session == id => return Ok(()),
-                _ => {}
-            }
-        }
-        tracing::debug!(%id, "a logout without an answer");
-        Ok(())
+        let id = self.session.id();
+        say_goodbye(&mut self.control, &mut self.listener, id, patience)
     }
 
     fn stop(&mut self) -> Result<()> {

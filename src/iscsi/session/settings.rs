@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::login::Connection;
-use super::{SessionName, SessionOptions};
+use super::SessionName;
 use crate::error::Result;
 use crate::id::{PortalHost, SessionId};
 use crate::kernel::iscsi_netlink::{Control, Param};
@@ -11,21 +11,21 @@ use crate::kernel::iscsi_netlink::{Control, Param};
 /// What a session's interface is called: the kernel keeps it with the session,
 /// and so says whose it is.
 pub(super) const INTERFACE: &str = "lunbd";
-/// Where nobody chose, as iscsid has it.
-const RECOVERY: Duration = Duration::from_secs(120);
+/// How long I/O waits for a lost session where nobody chose, as iscsid has it.
+pub(super) const RECOVERY: Duration = Duration::from_secs(120);
 
-/// What a connection is given each time that it is bound. What holds of the
-/// session was said before its first start.
+/// What a connection is given each time that it is bound, as iscsid gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
 
 impl Settings {
     /// All that was negotiated (RFC 7143, 13), the names, and times as iscsid
-    /// has them. No user's name and no secret: sysfs would show them.
+    /// has them; without `recovery` the session keeps its own. No user's name and
+    /// no secret: sysfs would show them.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,
-        options: &SessionOptions,
+        recovery: Option<Duration>,
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
@@ -33,7 +33,6 @@ impl Settings {
             PortalHost::Ip(address) => address.to_string(),
             PortalHost::Name(name) => name.clone(),
         };
-        let recovery = options.recovery_timeout.unwrap_or(RECOVERY).as_secs();
         let mut all = vec![
             (Param::InterfaceName, INTERFACE.to_owned()),
             (Param::TargetName, name.target.to_string()),
@@ -42,7 +41,6 @@ impl Settings {
             // makes the names below by-path of it.
             (Param::PersistentAddress, host),
             (Param::PersistentPort, name.portal.port().to_string()),
-            (Param::RecoveryTimeout, recovery.to_string()),
             (Param::HeaderDigest, flag(agreed.header_digest)),
             (Param::DataDigest, flag(agreed.data_digest)),
             (
@@ -76,6 +74,7 @@ impl Settings {
             (Param::PingTimeout, "5".to_owned()),
             (Param::ReceiveTimeout, "5".to_owned()),
         ];
+        all.extend(recovery.map(|limit| (Param::RecoveryTimeout, limit.as_secs().to_string())));
         let group = connection.session.group;
         all.extend(group.map(|tag| (Param::PortalGroup, tag.to_string())));
         Self(all)

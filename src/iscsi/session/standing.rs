@@ -1,10 +1,11 @@
 //! A session as sysfs shows it, whoever made it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::SessionName;
 use super::settings::INTERFACE;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{Hctl, HostNo, Portal, SessionId};
 use crate::kernel::{Roots, sysfs};
 
@@ -17,9 +18,34 @@ pub struct StandingSession {
     connection: PathBuf,
 }
 
+/// How it is with a session's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plight {
+    /// It carries I/O.
+    Stands,
+    /// It is lost, and I/O waits for another.
+    Lost,
+    /// It was lost for longer than the session's recovery timeout: I/O fails until
+    /// there is another.
+    GivenUp,
+    /// It has none, or its target was taken away: it is being made or ended.
+    Ending,
+}
+
+impl Plight {
+    /// Whether another connection is what it needs.
+    #[must_use]
+    pub fn is_lost(self) -> bool {
+        matches!(self, Self::Lost | Self::GivenUp)
+    }
+}
+
 impl StandingSession {
     /// The state of one that serves I/O (`iscsi_session_state_names`).
     pub const LOGGED_IN: &str = "LOGGED_IN";
+    /// Of one whose connection was lost for too long, and of one that never had
+    /// one.
+    const FREE: &str = "FREE";
 
     /// The session of this number, be it there or not.
     #[must_use]
@@ -108,6 +134,25 @@ impl StandingSession {
         Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
     }
 
+    /// Whether it has no names and no connection, and no daemon's number: it is being
+    /// made, by anybody but iscsid, or its maker was killed at that.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn is_nameless(&self) -> Result<bool> {
+        let is_free = self.state()?.as_deref() == Some(Self::FREE);
+        if !is_free || self.attribute("creator")?.as_deref() != Some("-1") {
+            return Ok(false);
+        }
+        let has_name = |name| {
+            let value = self.attribute(name)?;
+            // How the kernel prints that there is none.
+            let named = value.filter(|value| !value.is_empty() && value != "(null)");
+            Ok::<_, Error>(named.is_some())
+        };
+        Ok(!has_name("targetname")? && !has_name("ifacename")?)
+    }
+
     /// Who has logged in, to whom and through which portal; `None` where sysfs
     /// does not say all of it, as in the middle of a login.
     ///
@@ -170,12 +215,60 @@ impl StandingSession {
         Ok(target.is_none_or(|target| target == "-1"))
     }
 
+    /// How it is with its connection, be it ours or not; `None` where it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn plight(&self) -> Result<Option<Plight>> {
+        let Some(state) = self.state()? else {
+            return Ok(None);
+        };
+        // Not there before Linux 5.9.
+        let connection = self.connection_attribute("state")?;
+        Ok(Some(match (state.as_str(), connection.as_deref()) {
+            _ if !self.has_connection() || self.is_unbound()? => Plight::Ending,
+            // It is made so and ended so, and a loss does not lead there
+            // (`iscsi_conn_state`).
+            (_, Some("down")) => Plight::Ending,
+            // The session's state follows, from a work of its own.
+            (Self::LOGGED_IN, Some("failed")) => Plight::Lost,
+            (Self::LOGGED_IN, _) => Plight::Stands,
+            (Self::FREE, _) => Plight::GivenUp,
+            _ => Plight::Lost,
+        }))
+    }
+
+    /// How long I/O waits for its connection when that is lost; `None` where it
+    /// waits for ever, or the session is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn recovery_timeout(&self) -> Result<Option<Duration>> {
+        // "off" below 0.
+        let seconds = self.attribute("recovery_tmo")?;
+        let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+        Ok(seconds.map(Duration::from_secs))
+    }
+
+    /// Whether it has checksums over headers and over data; the kernel forgets it
+    /// when the connection is lost.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn digests(&self) -> Result<(bool, bool)> {
+        let has = |name| {
+            let value = self.connection_attribute(name)?;
+            Ok::<_, Error>(value.as_deref() == Some("1"))
+        };
+        Ok((has("header_digest")?, has("data_digest")?))
+    }
+
     pub(super) fn has_connection(&self) -> bool {
         self.connection.exists()
     }
 
     /// For errors.
-    pub(super) fn describe(&self) -> String {
+    pub(in crate::iscsi) fn describe(&self) -> String {
         match self.state() {
             Ok(Some(state)) => format!("session {} is {state}", self.id),
             Ok(None) => format!("session {} is gone", self.id),

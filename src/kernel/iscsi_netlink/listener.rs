@@ -81,11 +81,20 @@ impl Listener {
 
     /// The next; `None` where nothing comes until `deadline`.
     pub(crate) fn next(&mut self, deadline: Deadline) -> Result<Option<Heard>> {
+        self.next_or(None, deadline)
+    }
+
+    /// As [`next`](Self::next); `None` also as soon as `other` can be read.
+    pub(crate) fn next_or(
+        &mut self,
+        other: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+    ) -> Result<Option<Heard>> {
         loop {
             if let Some(heard) = self.heard.pop_front() {
                 return Ok(Some(heard));
             }
-            if !self.receive()? && !self.wait(deadline)? {
+            if !self.receive()? && !self.wait(other, deadline)? {
                 return Ok(None);
             }
         }
@@ -115,9 +124,10 @@ impl Listener {
         Ok(true)
     }
 
-    /// `false` where `deadline` passes first.
-    fn wait(&self, deadline: Deadline) -> Result<bool> {
-        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+    /// `false` where `deadline` passes first, or `other` can be read.
+    fn wait(&self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<bool> {
+        let both = [other, Some(self.socket.as_fd())].into_iter().flatten();
+        let mut polled: Vec<_> = both.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let left = deadline.remaining();
         // A part of a millisecond would be none, and this a loop that spins.
         let milliseconds = left.as_micros().div_ceil(1000);
@@ -127,7 +137,11 @@ impl Listener {
             .unwrap_or(PollTimeout::MAX);
         match poll(&mut polled, timeout) {
             Ok(0) => Ok(!deadline.has_passed()),
-            Ok(_) | Err(Errno::EINTR) => Ok(true),
+            Ok(_) => {
+                let others = polled.first().filter(|_| other.is_some());
+                Ok(!others.and_then(PollFd::any).unwrap_or(false))
+            }
+            Err(Errno::EINTR) => Ok(true),
             Err(errno) => Err(failed("cannot wait for the kernel's iSCSI", &errno.into())),
         }
     }

@@ -1,0 +1,157 @@
+//! One try to have a session back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use super::{Ask, beside};
+use crate::deadline::Deadline;
+use crate::engine::lease::Lease;
+use crate::engine::sessions::{login_lease_of, share};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{Hctl, SessionId};
+use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
+use crate::kernel::Roots;
+use crate::scsi::{self, Lanes, ScsiDevice, State};
+
+/// One target's time to answer.
+const ONE_TRY: Duration = Duration::from_secs(10);
+/// Who ends the session is waited for no longer.
+const TO_SHARE: Duration = Duration::from_secs(1);
+
+pub(super) struct Attempt {
+    pub(super) roots: Roots,
+    pub(super) lanes: Lanes,
+    pub(super) session: StandingSession,
+    pub(super) ask: Option<Arc<Ask>>,
+    pub(super) digests: (bool, bool),
+    /// The target is to be left first.
+    pub(super) leaves: bool,
+    pub(super) stays_offline: BTreeSet<Hctl>,
+}
+
+/// How one ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Recovered,
+    /// It is not lost any more, or another is at work on it.
+    NotOurs,
+}
+
+#[derive(Debug)]
+pub(super) struct Came {
+    pub(super) session: SessionId,
+    pub(super) ended: Result<Ended>,
+}
+
+impl Attempt {
+    /// On a thread of its own, which tells how it ended and wakes who waits for it.
+    pub(super) fn start(self, told: Sender<Came>, waker: SessionWaker) -> Result<()> {
+        beside(move || {
+            let came = Came {
+                session: self.session.id(),
+                ended: self.run(Deadline::after(ONE_TRY)),
+            };
+            // Where nobody listens any more, it is done all the same.
+            let _ = told.send(came);
+            waker.wake();
+        })
+    }
+
+    #[tracing::instrument(name = "recover_session", skip_all, fields(session = %self.session.id()))]
+    fn run(&self, deadline: Deadline) -> Result<Ended> {
+        let (roots, session) = (&self.roots, &self.session);
+        let Some(name) = session.name()? else {
+            return Ok(Ended::NotOurs);
+        };
+        // As for a login: of one in the middle of it, and of two that keep sessions,
+        // one is at work.
+        let Some(_alone) = Lease::try_take(roots, &login_lease_of(&name))? else {
+            return Ok(Ended::NotOurs);
+        };
+        if self.leaves && !self.is_lost()? {
+            let Some(_right) = self.share(deadline)? else {
+                return Ok(Ended::NotOurs);
+            };
+            iscsi::leave(roots, session, deadline)?;
+        }
+        if !self.is_lost()? {
+            return Ok(Ended::NotOurs);
+        }
+        let options = self.options(&name)?;
+        // Nobody who ends the session has to wait for the target.
+        let halt = || {
+            let _right = self.share_of_lost(deadline)?;
+            iscsi::halt(roots, session, deadline)
+        };
+        let connection = iscsi::connect_again(&name, &options, halt, deadline)?;
+        {
+            let _right = self.share_of_lost(deadline)?;
+            iscsi::resume(roots, session, &name, connection, deadline)?;
+        }
+        tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
+        self.bring_back_devices(deadline);
+        Ok(Ended::Recovered)
+    }
+
+    fn options(&self, name: &SessionName) -> Result<SessionOptions> {
+        let (header, data) = self.digests;
+        let options = SessionOptions::new(name.initiator.clone()).digests(header, data);
+        let credentials = match &self.ask {
+            Some(ask) => ask(name)?,
+            None => None,
+        };
+        Ok(match credentials {
+            Some(credentials) => options.credentials(credentials),
+            None => options,
+        })
+    }
+
+    fn is_lost(&self) -> Result<bool> {
+        let plight = self.session.plight()?;
+        Ok(plight.is_some_and(iscsi::Plight::is_lost))
+    }
+
+    /// `None` where it is being ended.
+    fn share(&self, deadline: Deadline) -> Result<Option<Lease>> {
+        let patience = Deadline::after(deadline.remaining().min(TO_SHARE));
+        match share(&self.roots, &self.session, patience) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
+            shared => shared,
+        }
+    }
+
+    fn share_of_lost(&self, deadline: Deadline) -> Result<Lease> {
+        let right = self.share(deadline)?;
+        match right {
+            Some(right) if self.is_lost()? => Ok(right),
+            _ => {
+                let id = self.session.id();
+                let message = format!("session {id} is ended by another, or is not lost any more");
+                Err(Error::new(ErrorKind::Vanished, message))
+            }
+        }
+    }
+
+    /// A command that could not be sent for too long may have had the kernel give its
+    /// device up, and then nobody but us takes that back; devices whose transport
+    /// alone was given up run already.
+    fn bring_back_devices(&self, deadline: Deadline) {
+        let bring = || -> Result<()> {
+            for hctl in self.session.devices()? {
+                let Some(device) = ScsiDevice::find(&self.roots, hctl)? else {
+                    continue;
+                };
+                if device.state()? == Some(State::Offline) && !self.stays_offline.contains(&hctl) {
+                    scsi::set_running(&device, &self.lanes, deadline)?;
+                    tracing::info!(%hctl, "runs again");
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = bring() {
+            tracing::warn!(session = %self.session.id(), %error, "a device is left offline");
+        }
+    }
+}

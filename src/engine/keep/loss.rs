@@ -1,0 +1,241 @@
+//! What is known of a session that was lost, and when it is looked at next.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::deadline::Backoff;
+use crate::engine::patient::jittered;
+use crate::error::{ErrorKind, Result};
+use crate::id::Hctl;
+use crate::iscsi::StandingSession;
+use crate::kernel::Roots;
+use crate::scsi::{ScsiDevice, State};
+
+/// How often one of which the kernel said that it is lost, and sysfs does not yet, is
+/// looked at again: for some two seconds.
+const LOOKS: u32 = 14;
+
+#[derive(Debug)]
+pub(super) struct Loss {
+    session: StandingSession,
+    /// When the kernel said so.
+    heard: Option<Instant>,
+    /// Sysfs says it too.
+    lost: bool,
+    looks_left: u32,
+    /// `None` while an attempt is under way.
+    due: Option<Instant>,
+    between_looks: Backoff,
+    between_tries: Backoff,
+    tries: u32,
+    /// What was said of it.
+    failure: Option<ErrorKind>,
+    said_spent: bool,
+    /// The target asks for it.
+    leaves: bool,
+    /// Devices that were given up before, by somebody.
+    offline: BTreeSet<Hctl>,
+}
+
+impl Loss {
+    pub(super) fn new(session: StandingSession, now: Instant) -> Self {
+        Self {
+            session,
+            heard: None,
+            lost: false,
+            looks_left: LOOKS,
+            due: Some(now),
+            between_looks: Backoff::new(Duration::from_millis(5), Duration::from_millis(250)),
+            between_tries: Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
+            tries: 0,
+            failure: None,
+            said_spent: false,
+            leaves: false,
+            offline: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn session(&self) -> &StandingSession {
+        &self.session
+    }
+
+    /// When it is to be looked at; `None` while that is of no use.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The kernel has said that it is lost; the first of it counts.
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.heard.get_or_insert(now);
+    }
+
+    pub(super) fn seen(&self) -> Option<Instant> {
+        self.heard
+    }
+
+    pub(super) fn tries(&self) -> u32 {
+        self.tries
+    }
+
+    /// Nothing is done before `instant`.
+    pub(super) fn not_before(&mut self, instant: Option<Instant>) {
+        if let (Some(due), Some(instant)) = (&mut self.due, instant) {
+            *due = instant.max(*due);
+        }
+    }
+
+    /// The kernel has said more of it.
+    pub(super) fn look_again_at(&mut self, now: Instant) {
+        self.looks_left = LOOKS;
+        if !self.lost {
+            self.due = self.due.map(|due| due.min(now));
+        }
+    }
+
+    /// Sysfs says that it stands. Whether it is to be looked at again all the same:
+    /// its loss may not have come there yet.
+    pub(super) fn look_once_more(&mut self, now: Instant) -> bool {
+        if self.lost || self.looks_left == 0 {
+            return false;
+        }
+        self.looks_left -= 1;
+        self.due = Some(now + self.between_looks.pause());
+        true
+    }
+
+    pub(super) fn is_lost_now(&mut self) {
+        self.lost = true;
+    }
+
+    pub(super) fn was_lost(&self) -> bool {
+        self.lost
+    }
+
+    pub(super) fn ask_to_leave(&mut self) {
+        self.leaves = true;
+    }
+
+    pub(super) fn is_asked_to_leave(&self) -> bool {
+        self.leaves
+    }
+
+    /// An attempt begins.
+    pub(super) fn begin(&mut self) {
+        self.tries = self.tries.saturating_add(1);
+        self.due = None;
+    }
+
+    /// It has ended, and the session was not had back by it.
+    pub(super) fn end(&mut self, now: Instant) {
+        self.leaves = false;
+        self.due = Some(now + jittered(self.between_tries.pause()));
+    }
+
+    /// Whether a failure of this kind is to be told.
+    pub(super) fn is_news(&mut self, failure: ErrorKind) -> bool {
+        self.failure.replace(failure) != Some(failure)
+    }
+
+    /// I/O fails by now, so nothing is lost any more by a little more patience.
+    pub(super) fn is_first_to_say_spent(&mut self) -> bool {
+        if !self.said_spent {
+            self.between_tries = Backoff::new(Duration::from_secs(1), Duration::from_secs(15));
+        }
+        !std::mem::replace(&mut self.said_spent, true)
+    }
+
+    /// Takes down which of its devices are offline already: that is somebody's will,
+    /// or it was for another reason.
+    pub(super) fn note_offline(&mut self, roots: &Roots) -> Result<()> {
+        for hctl in self.session.devices()? {
+            let device = ScsiDevice::find(roots, hctl)?;
+            let state = device.map(|device| device.state()).transpose()?;
+            if state.flatten() == Some(State::Offline) {
+                self.offline.insert(hctl);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn offline(&self) -> &BTreeSet<Hctl> {
+        &self.offline
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::SessionId;
+
+    fn loss(now: Instant) -> Loss {
+        let roots = Roots::below("/nowhere");
+        Loss::new(StandingSession::new(&roots, SessionId(1)), now)
+    }
+
+    #[test]
+    fn a_loss_that_sysfs_does_not_show_is_looked_for_and_then_forgotten() {
+        let start = Instant::now();
+        let (mut loss, mut now) = (loss(start), start);
+        let mut looks = 0;
+        while loss.look_once_more(now) {
+            looks += 1;
+            let due = loss.due().unwrap();
+            assert!(due > now);
+            now = due;
+        }
+        assert_eq!(looks, LOOKS);
+        assert!(now - start > Duration::from_secs(1), "{:?}", now - start);
+        // The kernel says it anew.
+        loss.look_again_at(now);
+        assert!(loss.look_once_more(now));
+        // Of one that was seen lost, that it stands is the end.
+        loss.is_lost_now();
+        assert!(!loss.look_once_more(now));
+    }
+
+    #[test]
+    fn tries_come_at_once_then_with_growing_pauses_and_longer_ones_when_io_fails() {
+        let now = Instant::now();
+        let mut loss = loss(now);
+        assert_eq!(loss.due(), Some(now));
+        let pause = |loss: &mut Loss| {
+            loss.begin();
+            assert_eq!(loss.due(), None);
+            loss.end(now);
+            loss.due().unwrap() - now
+        };
+        let pauses: Vec<_> = (0..12).map(|_| pause(&mut loss)).collect();
+        assert!(pauses[0] <= Duration::from_millis(50));
+        assert!(pauses[11] >= Duration::from_secs(1));
+        assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(2)));
+        assert_eq!(loss.tries(), 12);
+        assert!(loss.is_first_to_say_spent());
+        assert!(!loss.is_first_to_say_spent());
+        let pauses: Vec<_> = (0..12).map(|_| pause(&mut loss)).collect();
+        assert!(pauses[11] >= Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_target_that_wants_us_later_is_not_dialled_before() {
+        let now = Instant::now();
+        let mut loss = loss(now);
+        let later = now + Duration::from_secs(3);
+        loss.not_before(Some(later));
+        loss.not_before(Some(now));
+        loss.not_before(None);
+        assert_eq!(loss.due(), Some(later));
+    }
+
+    #[test]
+    fn a_kind_of_failure_is_told_once_until_another_comes() {
+        let mut loss = loss(Instant::now());
+        let kinds = [
+            ErrorKind::Unreachable,
+            ErrorKind::Unreachable,
+            ErrorKind::NotPermitted,
+            ErrorKind::Unreachable,
+        ];
+        let told = kinds.map(|kind| loss.is_news(kind));
+        assert_eq!(told, [true, false, true, true]);
+    }
+}

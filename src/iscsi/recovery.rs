@@ -1,0 +1,237 @@
+//! Another connection for a session of ours whose own was lost, so that what waits
+//! on it goes on without an error.
+//!
+//! The kernel blocks the session's devices by itself and keeps what was under way.
+//! A login with the session's own ISID has the target end what it still has of it
+//! (RFC 7143, 6.3.5). Its first command must have the number at which the kernel
+//! goes on, which the kernel shows nobody: with another, the login succeeds and I/O
+//! hangs. So the kernel is had to number a login request, into a connection of this
+//! machine with itself, before the true login is made on our own socket:
+//! [`connect_again`] and [`halt`], then [`resume`].
+
+mod watch;
+
+use std::os::fd::AsFd as _;
+
+pub use watch::{SessionNotice, SessionWaker, SessionWatch};
+
+use super::login::{CID, Connection, TAG, log_in_from};
+use super::pdu::{HEADER, Isid, LoginRequest, LoginStage};
+use super::session::logout::{TO_LEAVE, say_goodbye};
+use super::session::settings::Settings;
+use super::session::{SessionName, SessionOptions, StandingSession, login_options};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::SessionId;
+use crate::kernel::iscsi_netlink::{Control, Listener, Stop};
+use crate::kernel::peer::Peer;
+use crate::kernel::stream::DeadlineStream;
+use crate::kernel::{Roots, tcp, worker};
+
+/// Logs in again as `name`, on a socket of our own. `number` is asked, as soon as
+/// the target takes a connection, for that of the session's next command: [`halt`]
+/// knows it. So as long as there is no target, nothing is done to the session.
+///
+/// # Errors
+/// As of [`log_in`](super::log_in), and those of `number`.
+pub fn connect_again(
+    name: &SessionName,
+    options: &SessionOptions,
+    number: impl FnOnce() -> Result<u32>,
+    deadline: Deadline,
+) -> Result<Connection> {
+    let login = login_options(name, options)?;
+    log_in_from(&name.portal, &login, number, deadline)
+}
+
+/// Has the kernel let go of the lost connection of `session`, which must be ours,
+/// and says the number of its next command. The number stays until
+/// [`resume`]. What waits goes on waiting; the session's recovery timeout runs on.
+///
+/// Linux 5.10 and `iscsi_tcp`, root, the initial network namespace, and a loopback
+/// interface that is up. A repeated call does it again. After a timeout the kernel
+/// finishes the step that it is at, and the rest is not done.
+///
+/// # Errors
+/// `Unreachable` without a loopback interface; `NotPermitted`; `Protocol`;
+/// `TimedOut` at stage `session`.
+pub fn halt(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<u32> {
+    let id = session.id();
+    let step = Step::new(session, deadline, "halted");
+    step.run(roots, move |control, step| {
+        // Also takes note of the loss that the kernel itself dealt with: without it
+        // a bind is refused (`ISCSI_CLS_CONN_BIT_CLEANUP`).
+        control.stop(id, Stop::Recover)?;
+        step.in_time()?;
+        let (near, far) = tcp::pair(deadline)?;
+        control.bind(id, near.as_fd())?;
+        let talk = DeadlineStream::new(far.as_fd(), deadline);
+        let number = number_of_a_login(control, id, talk, deadline);
+        // With both ends still open, so that the kernel sees no further loss.
+        let stopped = control.stop(id, Stop::Recover);
+        let number = number?;
+        stopped?;
+        tracing::debug!(session = %id, number, "halted");
+        Ok(number)
+    })
+}
+
+fn number_of_a_login(
+    control: &mut Control,
+    session: SessionId,
+    talk: DeadlineStream<'_>,
+    deadline: Deadline,
+) -> Result<u32> {
+    const KERNEL: &str = "the kernel's iSCSI";
+    // Immediate, so that no number is used up.
+    let request = LoginRequest {
+        stage: LoginStage::Security,
+        transit: None,
+        isid: Isid([0; 6]),
+        tsih: 0,
+        tag: TAG,
+        cid: CID,
+        cmd_sn: 0,
+        exp_stat_sn: 0,
+        text: b"",
+    };
+    let request = request.encode();
+    control.send_pdu(session, &request)?;
+    let mut header = [0; HEADER];
+    let mut peer = Peer::new(talk, KERNEL, Stage::Session, deadline);
+    peer.fill("a login request", &mut header)?;
+    number_in(&header).ok_or_else(|| {
+        let found = format!("{:#04x}", header[0]);
+        Error::broken(KERNEL, "opcode", found, "that of the login request")
+    })
+}
+
+/// The number that a login request has.
+fn number_in(header: &[u8; HEADER]) -> Option<u32> {
+    let is_login = header[0] & 0x3f == 0x03;
+    let word = header.get(24..28)?.first_chunk().copied()?;
+    is_login.then_some(u32::from_be_bytes(word))
+}
+
+/// Gives `session`, halted, the connection that has logged in again, with all that
+/// was negotiated, and reads back that it stands: what waited is sent then. The
+/// session keeps its recovery timeout.
+///
+/// A failure in the middle leaves it lost, for another try. After a timeout as of
+/// [`halt`].
+///
+/// # Errors
+/// `NotReady` where the connection was lost again meanwhile; `NotPermitted`;
+/// `TimedOut` at stage `session`.
+pub fn resume(
+    roots: &Roots,
+    session: &StandingSession,
+    name: &SessionName,
+    connection: Connection,
+    deadline: Deadline,
+) -> Result<()> {
+    let settings = Settings::of(name, &connection, None);
+    let id = session.id();
+    let step = Step::new(session, deadline, "started again");
+    step.run(roots, move |control, step| {
+        control.bind(id, connection.stream.as_fd())?;
+        let begun = settings
+            .set(control, id)
+            .and_then(|()| step.in_time())
+            .and_then(|()| control.start(id))
+            .and_then(|()| step.require_standing());
+        if let Err(error) = begun {
+            let stopped = control.stop(id, Stop::Recover);
+            tracing::debug!(session = %id, %error, ?stopped, "not started again");
+            return Err(error);
+        }
+        Ok(())
+    })
+}
+
+/// Leaves the target of `session` as it asks us to, for a login that follows: says
+/// goodbye to it, and has the kernel let go of the connection. Devices are blocked
+/// then as after a loss. A target that does not answer within two seconds is left
+/// all the same.
+///
+/// # Errors
+/// `NotPermitted`; `TimedOut` at stage `session`.
+pub fn leave(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<()> {
+    let id = session.id();
+    let step = Step::new(session, deadline, "left");
+    step.run(roots, move |control, step| {
+        let mut listener = Listener::open()?;
+        let patience = Deadline::after(deadline.remaining().min(TO_LEAVE));
+        say_goodbye(control, &mut listener, id, patience)?;
+        step.in_time()?;
+        control.stop(id, Stop::Recover)
+    })
+}
+
+/// What is done to a session on a worker.
+struct Step {
+    session: StandingSession,
+    deadline: Deadline,
+    what: String,
+}
+
+impl Step {
+    fn new(session: &StandingSession, deadline: Deadline, done: &str) -> Self {
+        Self {
+            session: session.clone(),
+            deadline,
+            what: format!("session {} to be {done}", session.id()),
+        }
+    }
+
+    fn run<T: Send + 'static>(
+        self,
+        roots: &Roots,
+        work: impl FnOnce(&mut Control, &Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (roots, what, session) = (roots.clone(), self.what.clone(), self.session.clone());
+        worker::run(
+            Stage::Session,
+            &what,
+            self.deadline,
+            || session.describe(),
+            move || {
+                let mut control = Control::open(&roots)?;
+                self.in_time()?;
+                work(&mut control, &self)
+            },
+        )
+    }
+
+    /// Nothing more is begun for a caller that has gone.
+    fn in_time(&self) -> Result<()> {
+        if !self.deadline.has_passed() {
+            return Ok(());
+        }
+        let elapsed = self.deadline.elapsed();
+        let error = Error::timed_out(Stage::Session, elapsed, &self.what);
+        Err(error.with_last_seen(self.session.describe()))
+    }
+
+    fn require_standing(&self) -> Result<()> {
+        if self.session.state()?.as_deref() == Some(StandingSession::LOGGED_IN) {
+            return Ok(());
+        }
+        let message = format!("started again, {}", self.session.describe());
+        Err(Error::new(ErrorKind::NotReady, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_is_read_of_a_login_request_alone() {
+        let mut header: [u8; HEADER] = std::array::from_fn(|at| u8::try_from(at).unwrap());
+        header[0] = 0x43;
+        assert_eq!(number_in(&header), Some(0x1819_1a1b));
+        header[0] = 0x40;
+        assert_eq!(number_in(&header), None);
+    }
+}

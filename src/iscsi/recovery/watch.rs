@@ -1,0 +1,203 @@
+//! What happens to sessions, as the kernel tells it.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use super::super::pdu::{AsyncMessage, HEADER, Response};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::SessionId;
+use crate::kernel::Roots;
+use crate::kernel::iscsi_netlink::{self, Heard, Listener};
+
+/// What a [`SessionWatch`] delivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SessionNotice {
+    /// A connection of this session's is lost, now or some time ago: the kernel says
+    /// it up to three times, and its word may be older than the connection that the
+    /// session has now.
+    Lost(SessionId),
+    /// The target says something of its own accord.
+    Said(SessionId, AsyncMessage),
+    /// There is a new session, still without its names.
+    Created(SessionId),
+    /// Notices may be missing: look at the sessions again.
+    LookAgain,
+}
+
+/// Hears what happens to the sessions of this machine, whoever made them, from when
+/// it is opened: in the initial network namespace, as root. A hint and no state:
+/// the kernel sends nothing when it has no memory for it.
+#[derive(Debug)]
+pub struct SessionWatch {
+    roots: Roots,
+    /// `None` as long as the kernel has no iSCSI.
+    listener: Option<Listener>,
+    wake: UnixStream,
+    waker: SessionWaker,
+}
+
+/// Ends the waits of a [`SessionWatch`].
+#[derive(Debug, Clone)]
+pub struct SessionWaker(Arc<UnixStream>);
+
+impl SessionWaker {
+    /// Ends the wait that is under way, or the next.
+    pub fn wake(&self) {
+        // One that is full has what ends the wait.
+        let _ = (&*self.0).write(&[0]);
+    }
+}
+
+impl SessionWatch {
+    /// Begins to listen. A module `iscsi_tcp` that is loaded later is heard too.
+    ///
+    /// # Errors
+    /// `NotPermitted` without root; `NotSupported` in another network namespace.
+    pub fn open(roots: &Roots) -> Result<Self> {
+        let pair = || {
+            let (wake, waker) = UnixStream::pair()?;
+            waker.set_nonblocking(true)?;
+            Ok((wake, SessionWaker(Arc::new(waker))))
+        };
+        let (wake, waker) = pair().map_err(|error| failed(&error))?;
+        let mut watch = Self {
+            roots: roots.clone(),
+            listener: None,
+            wake,
+            waker,
+        };
+        watch.listen_if_possible()?;
+        Ok(watch)
+    }
+
+    /// What ends a wait from another thread.
+    #[must_use]
+    pub fn waker(&self) -> SessionWaker {
+        self.waker.clone()
+    }
+
+    /// Waits for the next notice; `None` when the deadline has passed or it was
+    /// woken.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn next(&mut self, deadline: Deadline) -> Result<Option<SessionNotice>> {
+        if self.listen_if_possible()? {
+            return Ok(Some(SessionNotice::LookAgain));
+        }
+        loop {
+            let Some(listener) = &mut self.listener else {
+                self.take_wakes(deadline)?;
+                return Ok(None);
+            };
+            let Some(heard) = listener.next_or(Some(self.wake.as_fd()), deadline)? else {
+                // What woke it is there already.
+                self.take_wakes(Deadline::after(std::time::Duration::ZERO))?;
+                return Ok(None);
+            };
+            if let Some(notice) = notice(heard) {
+                return Ok(Some(notice));
+            }
+        }
+    }
+
+    /// Whether it has just begun to.
+    fn listen_if_possible(&mut self) -> Result<bool> {
+        if self.listener.is_some() || !iscsi_netlink::has_driver(&self.roots) {
+            return Ok(false);
+        }
+        self.listener = Some(Listener::open()?);
+        Ok(true)
+    }
+
+    /// Waits for one until `deadline`, and takes those that are there.
+    fn take_wakes(&mut self, deadline: Deadline) -> Result<()> {
+        // No time is no limit to the standard library.
+        let shortest = std::time::Duration::from_micros(1);
+        let limit = deadline.remaining().max(shortest);
+        let read = self
+            .wake
+            .set_read_timeout(Some(limit))
+            .and_then(|()| self.wake.read(&mut [0; 4096]));
+        match read.map_err(|error| (error.kind(), error)) {
+            Ok(_) | Err((io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted, _)) => Ok(()),
+            Err((_, error)) => Err(failed(&error)),
+        }
+    }
+}
+
+fn failed(error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("a pair of sockets: {error}"))
+}
+
+fn notice(heard: Heard) -> Option<SessionNotice> {
+    match heard {
+        Heard::ConnectionLost { session, .. } => Some(SessionNotice::Lost(session)),
+        Heard::Pdu { session, pdu } => {
+            let said = Response::decode(pdu.first_chunk::<HEADER>()?);
+            match said {
+                Ok(Response::Async(message)) => Some(SessionNotice::Said(session, message)),
+                _ => None,
+            }
+        }
+        Heard::Created(session) => Some(SessionNotice::Created(session)),
+        Heard::Missed => Some(SessionNotice::LookAgain),
+        Heard::Unbound(_) | Heard::Destroyed(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn of_the_targets_words_those_that_nobody_asked_for_are_news() {
+        let session = SessionId(4);
+        let mut pdu = vec![0; HEADER];
+        (pdu[0], pdu[36], pdu[43]) = (0x32, 1, 9);
+        let said = AsyncMessage {
+            event: 1,
+            parameters: [0, 0, 9],
+        };
+        let heard = |pdu: &[u8]| {
+            let pdu = pdu.to_vec();
+            notice(Heard::Pdu { session, pdu })
+        };
+        assert_eq!(heard(&pdu), Some(SessionNotice::Said(session, said)));
+        assert_eq!(heard(&pdu[..47]), None);
+        // An answer to a logout of another's.
+        pdu[0] = 0x26;
+        assert_eq!(heard(&pdu), None);
+        let lost = Heard::ConnectionLost {
+            session,
+            error: 1020,
+        };
+        assert_eq!(notice(lost), Some(SessionNotice::Lost(session)));
+        assert_eq!(notice(Heard::Missed), Some(SessionNotice::LookAgain));
+    }
+
+    #[test]
+    fn a_wait_ends_when_it_is_woken_also_beforehand_and_where_the_kernel_has_no_iscsi() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watch = SessionWatch::open(&Roots::below(root.path())).unwrap();
+        let waker = watch.waker();
+        for _ in 0..1000 {
+            waker.wake();
+        }
+        let long = Deadline::after(Duration::from_secs(60));
+        assert_eq!(watch.next(long).unwrap(), None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| waker.wake());
+            assert_eq!(watch.next(long).unwrap(), None);
+        });
+        assert!(!long.has_passed());
+        let short = Deadline::after(Duration::from_millis(20));
+        while watch.next(short).unwrap().is_none() && !short.has_passed() {}
+    }
+}

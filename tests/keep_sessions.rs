@@ -1,0 +1,214 @@
+//! Which lost sessions are kept and what is said of them, on a machine made of
+//! files: without a kernel that takes a connection.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+use lunbd::{Deadline, Engine, ErrorKind, Roots};
+
+struct Machine {
+    root: tempfile::TempDir,
+    engine: Engine,
+    /// Where nobody listens.
+    port: u16,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        for dir in ["sys/class", "run", "dev", "proc"] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = nobody.local_addr().unwrap().port();
+        Self { root, engine, port }
+    }
+
+    fn session(&self, id: u32) -> PathBuf {
+        let host = format!("sys/devices/platform/host{id}/session{id}");
+        let path = format!("{host}/iscsi_session/session{id}");
+        self.root.path().join(path)
+    }
+
+    fn connection(&self, id: u32) -> PathBuf {
+        let name = format!("connection{id}:0");
+        let below = self.session(id);
+        let device = below.parent().unwrap().parent().unwrap();
+        device.join(format!("{name}/iscsi_connection/{name}"))
+    }
+
+    fn set(&self, id: u32, name: &str, value: &str) {
+        fs::write(self.session(id).join(name), format!("{value}\n")).unwrap();
+    }
+
+    fn set_connection(&self, id: u32, name: &str, value: &str) {
+        fs::write(self.connection(id).join(name), format!("{value}\n")).unwrap();
+    }
+
+    /// One that was made here and stands.
+    fn add(&self, id: u32) {
+        for (dir, kind) in [
+            (self.session(id), "session"),
+            (self.connection(id), "connection"),
+        ] {
+            fs::create_dir_all(&dir).unwrap();
+            let class = self.root.path().join(format!("sys/class/iscsi_{kind}"));
+            fs::create_dir_all(&class).unwrap();
+            symlink(&dir, class.join(dir.file_name().unwrap())).unwrap();
+        }
+        for (name, value) in [
+            ("state", "LOGGED_IN"),
+            ("creator", "-1"),
+            ("ifacename", "lunbd"),
+            ("initiatorname", "iqn.2026-01.example:host"),
+            ("targetname", &format!("iqn.2026-01.example:array{id}")),
+            ("target_id", "0"),
+            ("recovery_tmo", "120"),
+        ] {
+            self.set(id, name, value);
+        }
+        for (name, value) in [
+            ("state", "up"),
+            ("persistent_address", "127.0.0.1"),
+            ("persistent_port", &self.port.to_string()),
+        ] {
+            self.set_connection(id, name, value);
+        }
+    }
+
+    fn lose(&self, id: u32) {
+        self.set_connection(id, "state", "failed");
+        self.set(id, "state", "FAILED");
+    }
+
+    fn keeper(&self) -> SessionKeeper {
+        self.engine.keep_sessions(KeepOptions::new()).unwrap()
+    }
+}
+
+/// The news until there is none for a while, or `enough`.
+fn news(keeper: &mut SessionKeeper, enough: usize) -> Vec<KeptSession> {
+    let mut all = Vec::new();
+    let long = Deadline::after(Duration::from_secs(60));
+    while all.len() < enough && !long.has_passed() {
+        all.extend(keeper.next(long).unwrap());
+    }
+    all.extend(
+        keeper
+            .next(Deadline::after(Duration::from_millis(300)))
+            .unwrap(),
+    );
+    all.sort_by_key(|kept| kept.session);
+    all
+}
+
+#[test]
+fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
+    let machine = Machine::new();
+    for id in 1..=6 {
+        machine.add(id);
+    }
+    machine.lose(1);
+    // The session's own state follows its connection's.
+    machine.set_connection(2, "state", "failed");
+    // iscsid's, and another program's.
+    machine.lose(3);
+    machine.set(3, "creator", "812");
+    machine.lose(4);
+    machine.set(4, "ifacename", "default");
+    // Those that are being ended.
+    machine.lose(5);
+    machine.set_connection(5, "state", "down");
+    machine.lose(6);
+    machine.set(6, "target_id", "-1");
+    let told = news(&mut machine.keeper(), 2);
+    let sessions: Vec<u32> = told.iter().map(|kept| kept.session.0).collect();
+    assert_eq!(sessions, [1, 2], "{told:?}");
+    for kept in &told {
+        let KeepOutcome::Failed(error) = &kept.outcome else {
+            panic!("{kept:?}");
+        };
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert_eq!(
+            kept.target,
+            Some(
+                format!("iqn.2026-01.example:array{}", kept.session)
+                    .parse()
+                    .unwrap()
+            )
+        );
+        // Nobody saw it.
+        assert_eq!(kept.budget_left, None);
+        assert!(kept.tries > 0);
+    }
+}
+
+#[test]
+fn a_session_is_followed_until_it_serves_again_or_is_gone() {
+    let machine = Machine::new();
+    for id in [1, 2] {
+        machine.add(id);
+        machine.lose(id);
+    }
+    let mut keeper = machine.keeper();
+    assert_eq!(news(&mut keeper, 2).len(), 2);
+    machine.set(1, "state", "FREE");
+    let told = news(&mut keeper, 1);
+    assert!(
+        matches!(
+            told[..],
+            [KeptSession {
+                outcome: KeepOutcome::BudgetSpent,
+                ..
+            }]
+        ),
+        "{told:?}"
+    );
+    // By another process, and by somebody who logged it out.
+    machine.set(1, "state", "LOGGED_IN");
+    machine.set_connection(1, "state", "up");
+    fs::remove_file(machine.root.path().join("sys/class/iscsi_session/session2")).unwrap();
+    let told = news(&mut keeper, 2);
+    let [first, second] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert!(matches!(first.outcome, KeepOutcome::Healthy), "{first:?}");
+    assert!(matches!(second.outcome, KeepOutcome::Gone), "{second:?}");
+}
+
+#[test]
+fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
+    let machine = Machine::new();
+    machine.add(1);
+    machine.lose(1);
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let mine = std::sync::Arc::clone(&asked);
+    let options = KeepOptions::new().credentials(move |name| {
+        *mine.lock().unwrap() = Some(name.isid());
+        Ok(None)
+    });
+    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    assert_eq!(news(&mut keeper, 1).len(), 1);
+    let isid = asked.lock().unwrap().take().unwrap();
+    drop(keeper);
+    // As the other has it.
+    let lock = machine
+        .root
+        .path()
+        .join(format!("run/lunbd/iscsi-login-{isid:?}.lock"));
+    let held = fs::File::create(&lock).unwrap();
+    held.lock().unwrap();
+    let mut keeper = machine.keeper();
+    let told = keeper
+        .next(Deadline::after(Duration::from_millis(500)))
+        .unwrap();
+    assert!(told.is_empty(), "{told:?}");
+    drop(held);
+    assert_eq!(news(&mut keeper, 1).len(), 1);
+}
