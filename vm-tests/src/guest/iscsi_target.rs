@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::lio::{self, Store};
-use super::tcp_reset::reset_connections;
+use super::tcp_reset::{cut_connections, reset_connections};
 
 const FABRIC: &str = "/sys/kernel/config/target/iscsi";
 
@@ -123,6 +123,15 @@ impl IscsiTarget {
         let dir = self.portal_dir(portal);
         fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         reset_connections(PORTALS[portal].parse().expect("a portal"));
+    }
+
+    /// Cuts the connections that there are now at a portal of [`PORTALS`], those of
+    /// other targets there too, and goes on listening.
+    ///
+    /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
+    pub fn cut(&self, portal: usize) {
+        assert!(self.portal_dir(portal).exists(), "it listens");
+        cut_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
     /// Listens there again; initiators come back when they try next.

@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod faults;
 pub mod fcoe;
 pub mod inject;
+pub mod iscsi_proxy;
 pub mod iscsi_target;
 pub mod iscsi_tcp;
 pub mod iscsid;
@@ -22,6 +23,7 @@ pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;
 pub mod uevent_minimum;
+pub mod writer;
 
 use std::ffi::OsStr;
 use std::fs;

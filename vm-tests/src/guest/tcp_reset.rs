@@ -20,29 +20,48 @@ type End = (SocketAddr, SocketAddr);
 /// Resets every connection from or to `address`; none is left when this
 /// returns, and both ends were told.
 pub(super) fn reset_connections(address: SocketAddr) {
-    super::modprobe("tcp_diag", &[]);
-    let socket = Socket::new(NETLINK_SOCK_DIAG).expect("a netlink socket");
-    let kernel = NetlinkAddr::new(0, 0);
+    let socket = open();
     super::wait_until("the connections to end", Duration::from_secs(10), || {
         let ends = ends_at(address);
-        for end in &ends {
-            socket
-                .send_to(&request(*end), &kernel, 0)
-                .expect("SOCK_DESTROY");
-            let mut answer = Vec::with_capacity(4096);
-            socket.recv(&mut answer, 0).expect("SOCK_DESTROY's answer");
-            let errno = answer
-                .get(HEADER..HEADER + 4)
-                .and_then(|errno| errno.try_into().ok());
-            let errno = -i32::from_ne_bytes(errno.expect("an errno"));
-            let gone_meanwhile = errno == nix::errno::Errno::ENOENT as i32;
-            assert!(
-                errno == 0 || gone_meanwhile,
-                "SOCK_DESTROY of {end:?}: errno {errno}"
-            );
-        }
+        reset(&socket, &ends);
         ends.is_empty().then_some(())
     });
+}
+
+/// Resets those to `address` that there are now, by the end that dialled: the other is
+/// told. Others may come, and who listens goes on: of an end that is gone already the
+/// kernel would take the listener for the one that is meant (`inet_lookup`).
+pub(super) fn cut_connections(address: SocketAddr) {
+    let socket = open();
+    let mut ends = ends_at(address);
+    ends.retain(|(_, there)| *there == address);
+    assert!(!ends.is_empty(), "nothing to cut at {address}");
+    reset(&socket, &ends);
+}
+
+fn open() -> Socket {
+    super::modprobe("tcp_diag", &[]);
+    Socket::new(NETLINK_SOCK_DIAG).expect("a netlink socket")
+}
+
+fn reset(socket: &Socket, ends: &[End]) {
+    let kernel = NetlinkAddr::new(0, 0);
+    for end in ends {
+        socket
+            .send_to(&request(*end), &kernel, 0)
+            .expect("SOCK_DESTROY");
+        let mut answer = Vec::with_capacity(4096);
+        socket.recv(&mut answer, 0).expect("SOCK_DESTROY's answer");
+        let errno = answer
+            .get(HEADER..HEADER + 4)
+            .and_then(|errno| errno.try_into().ok());
+        let errno = -i32::from_ne_bytes(errno.expect("an errno"));
+        let gone_meanwhile = errno == nix::errno::Errno::ENOENT as i32;
+        assert!(
+            errno == 0 || gone_meanwhile,
+            "SOCK_DESTROY of {end:?}: errno {errno}"
+        );
+    }
 }
 
 /// `nlmsghdr` and `inet_diag_req_v2`.

@@ -1,0 +1,154 @@
+//! A way to an iSCSI target on which more is said than the target says.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+const HEADER: usize = 48;
+const LOGOUT_REQUEST: u8 = 0x06;
+const ASYNC_MESSAGE: u8 = 0x32;
+const NO_TAG: [u8; 4] = [0xff; 4];
+
+/// Carries PDUs between initiators and a target, as long as it is not dropped.
+/// Sessions over it must have no digests.
+#[derive(Debug)]
+pub struct IscsiProxy {
+    address: &'static str,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    ends: AtomicBool,
+    logouts: AtomicUsize,
+    /// The connection that came last.
+    last: Mutex<Option<Way>>,
+}
+
+/// To the initiator, and the last header that went there.
+#[derive(Debug)]
+struct Way {
+    initiator: TcpStream,
+    target: TcpStream,
+    header: [u8; HEADER],
+}
+
+impl IscsiProxy {
+    /// Listens at `address`, for the target at `portal`.
+    #[must_use]
+    pub fn start(address: &'static str, portal: &'static str) -> Self {
+        super::enter();
+        let listener = TcpListener::bind(address).expect(address);
+        let shared = Arc::<Shared>::default();
+        let mine = Arc::clone(&shared);
+        thread::spawn(move || {
+            for initiator in listener.incoming() {
+                if mine.ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                let initiator = initiator.expect("a connection");
+                if let Err(error) = carry(&initiator, portal, &mine) {
+                    println!("no way to {portal}: {error}");
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// How often an initiator wanted to log out.
+    #[must_use]
+    pub fn logouts(&self) -> usize {
+        self.shared.logouts.load(Ordering::Relaxed)
+    }
+
+    /// Says an asynchronous message over the last connection, in the target's name.
+    pub fn says_by_itself(&self, event: u8, parameters: [u16; 3]) {
+        let mut last = self.shared.last.lock().expect("a way");
+        let way = last.as_mut().expect("a connection");
+        let mut pdu = [0; HEADER];
+        (pdu[0], pdu[1], pdu[36]) = (ASYNC_MESSAGE, 0x80, event);
+        pdu[16..20].copy_from_slice(&NO_TAG);
+        // Its numbers again: the target knows of nothing.
+        pdu[24..36].copy_from_slice(&way.header[24..36]);
+        for (place, parameter) in pdu[38..44].chunks_exact_mut(2).zip(parameters) {
+            place.copy_from_slice(&parameter.to_be_bytes());
+        }
+        way.initiator.write_all(&pdu).expect("the initiator");
+    }
+
+    /// Ends the last connection, when all that was said on it is read.
+    pub fn cut(&self) {
+        let last = self.shared.last.lock().expect("a way");
+        let way = last.as_ref().expect("a connection");
+        for stream in [&way.initiator, &way.target] {
+            let _gone_already = stream.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+impl Drop for IscsiProxy {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        let _wakes_it = TcpStream::connect(self.address);
+    }
+}
+
+/// Both ways, each on a thread that ends with the connection.
+fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Result<()> {
+    let target = TcpStream::connect(portal)?;
+    for stream in [initiator, &target] {
+        stream.set_nodelay(true)?;
+    }
+    let way = Way {
+        initiator: initiator.try_clone()?,
+        target: target.try_clone()?,
+        header: [0; HEADER],
+    };
+    *shared.last.lock().expect("a way") = Some(way);
+    let (mut from, mut to) = (initiator.try_clone()?, target.try_clone()?);
+    let mine = Arc::clone(shared);
+    thread::spawn(move || {
+        while let Ok((header, pdu)) = read(&mut from) {
+            if header[0] & 0x3f == LOGOUT_REQUEST {
+                mine.logouts.fetch_add(1, Ordering::Relaxed);
+            }
+            if to.write_all(&pdu).is_err() {
+                break;
+            }
+        }
+        let _gone_already = to.shutdown(Shutdown::Both);
+    });
+    let (mut from, mut to) = (target, initiator.try_clone()?);
+    let mine = Arc::clone(shared);
+    thread::spawn(move || {
+        let here = to.peer_addr().ok();
+        while let Ok((header, pdu)) = read(&mut from) {
+            // Nothing is said in between.
+            let mut last = mine.last.lock().expect("a way");
+            if let Some(way) = last.as_mut()
+                && way.initiator.peer_addr().ok() == here
+            {
+                way.header = header;
+            }
+            if to.write_all(&pdu).is_err() {
+                break;
+            }
+        }
+        let _gone_already = to.shutdown(Shutdown::Both);
+    });
+    Ok(())
+}
+
+/// One PDU.
+fn read(from: &mut TcpStream) -> io::Result<([u8; HEADER], Vec<u8>)> {
+    let mut header = [0; HEADER];
+    from.read_exact(&mut header)?;
+    let [a, b, c] = [5, 6, 7].map(|at| usize::from(header[at]));
+    let data = (a << 16 | b << 8 | c).next_multiple_of(4);
+    let mut pdu = header.to_vec();
+    pdu.resize(HEADER + usize::from(header[4]) * 4 + data, 0);
+    from.read_exact(&mut pdu[HEADER..])?;
+    Ok((header, pdu))
+}

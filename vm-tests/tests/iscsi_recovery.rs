@@ -1,0 +1,291 @@
+//! Sessions of ours whose connection is lost, with the kernel's own target.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test panics to fail"
+)]
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession};
+use lunbd::id::SessionId;
+use lunbd::iscsi::{SessionOptions, StandingSession, log_out};
+use lunbd::transport::Via;
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, Roots, Source};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::iscsi_proxy::IscsiProxy;
+use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
+use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
+use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts, sessions};
+use vm_tests::guest::lio::Store;
+use vm_tests::guest::writer::Writer;
+
+const IQN: &str = "iqn.2026-01.example:recovery";
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn source(target: &IscsiTarget, portal: usize, lun: u64) -> Source {
+    target.uri(&[portal], lun).parse().unwrap()
+}
+
+fn options() -> SessionOptions {
+    SessionOptions::new(INITIATOR.parse().unwrap())
+}
+
+fn attach(engine: &Engine, target: &IscsiTarget, lun: u64, options: SessionOptions) -> Attachment {
+    let request = AttachRequest::new(source(target, 0, lun)).log_in(options);
+    engine.attach(&request, soon()).unwrap()
+}
+
+fn session_of(attachment: &Attachment) -> u32 {
+    match &attachment.paths()[0].via {
+        Via::Iscsi {
+            session: Some(id), ..
+        } => id.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn detach(engine: &Engine, target: &IscsiTarget, lun: u64) -> Vec<u32> {
+    let detachment = engine.detach(source(target, 0, lun), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    detachment.logged_out.iter().map(|id| id.0).collect()
+}
+
+/// An agent in this process that keeps sessions.
+struct Keeping {
+    stop: Arc<AtomicBool>,
+    news: Arc<Mutex<Vec<KeptSession>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Keeping {
+    fn start(engine: &Engine) -> Self {
+        let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let news = Arc::new(Mutex::new(Vec::new()));
+        let (told, list) = (Arc::clone(&stop), Arc::clone(&news));
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                let turn = Deadline::after(Duration::from_millis(100));
+                for kept in keeper.next(turn).unwrap() {
+                    println!("{:?} after {} tries", kept.outcome, kept.tries);
+                    list.lock().unwrap().push(kept);
+                }
+            }
+        });
+        Self { stop, news, thread }
+    }
+
+    fn count(&self, is_it: impl Fn(&KeptSession) -> bool) -> usize {
+        let news = self.news.lock().unwrap();
+        news.iter().filter(|kept| is_it(kept)).count()
+    }
+
+    fn recovered(&self) -> usize {
+        self.count(|kept| matches!(kept.outcome, KeepOutcome::Recovered))
+    }
+
+    fn wait_until_recovered(&self, times: usize) {
+        let what = format!("{times} recoveries");
+        guest::wait_until(&what, LIMIT, || (self.recovered() >= times).then_some(()));
+    }
+
+    fn end(self) -> Vec<KeptSession> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+        std::mem::take(&mut self.news.lock().unwrap())
+    }
+}
+
+fn the_only_session() -> Session {
+    let [session] = &sessions()[..] else {
+        panic!("{:?}", sessions());
+    };
+    session.clone()
+}
+
+#[test]
+fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(300));
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::file("e1", 16 * MIB));
+    let attachment = attach(&engine, &target, 1, options());
+    let session = session_of(&attachment);
+    let writer = Writer::start(&attachment.node);
+    let keeping = Keeping::start(&engine);
+    for round in 1..=10 {
+        writer.goes_on();
+        let (start, before) = (Instant::now(), keeping.recovered());
+        target.cut(0);
+        keeping.wait_until_recovered(before + 1);
+        println!("{round}: logged in again after {:?}", start.elapsed());
+        assert_eq!(attribute(session, "state"), "LOGGED_IN");
+    }
+    writer.goes_on();
+    writer.end();
+    assert_eq!(attribute(session, "creator"), "-1");
+    assert_eq!(attribute(session, "recovery_tmo"), "120");
+    keeping.end();
+    assert_eq!(detach(&engine, &target, 1), [session]);
+    nothing_is_left();
+}
+
+#[test]
+fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::file("e2", 16 * MIB));
+    let attachment = attach(&engine, &target, 1, options().digests(true, true));
+    let session = the_only_session();
+    // It sees what the kernel forgets with the connection.
+    let keeping = Keeping::start(&engine);
+    let failures = || keeping.count(|kept| matches!(kept.outcome, KeepOutcome::Failed(_)));
+    let writer = Writer::start(&attachment.node);
+    for _ in 0..2 {
+        writer.goes_on();
+        let (before, failed) = (keeping.recovered(), failures());
+        target.stop();
+        // It takes connections and refuses the login.
+        guest::wait_until("a login that is refused", LIMIT, || {
+            (failures() > failed).then_some(())
+        });
+        target.start();
+        keeping.wait_until_recovered(before + 1);
+        writer.goes_on();
+        for digest in ["header_digest", "data_digest"] {
+            assert_eq!(attribute(session.id, digest), "1", "{digest}");
+        }
+    }
+    writer.end();
+    keeping.end();
+    assert_eq!(detach(&engine, &target, 1), [session.id]);
+    nothing_is_left();
+}
+
+#[test]
+fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(300));
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    for lun in [1, 2] {
+        target.map(lun, &Store::file(&format!("{lun}e5"), 16 * MIB));
+    }
+    let attachment = attach(&engine, &target, 1, options());
+    let ours = the_only_session();
+    let iscsid = Iscsid::start();
+    let theirs = iscsid.login(PORTALS[1], IQN, Timeouts::default());
+    theirs.scanned_disk(2);
+    let both = [Keeping::start(&engine), Keeping::start(&engine)];
+    let writer = Writer::start(&attachment.node);
+    let recovered = || both.iter().map(Keeping::recovered).sum::<usize>();
+    for _ in 0..3 {
+        writer.goes_on();
+        let before = recovered();
+        target.cut(0);
+        guest::wait_until("a recovery", LIMIT, || (recovered() > before).then_some(()));
+    }
+    target.portal_down(1);
+    theirs.wait_for_state("FAILED", LIMIT);
+    target.portal_up(1);
+    theirs.wait_for_state("LOGGED_IN", LIMIT);
+    writer.goes_on();
+    writer.end();
+    for keeping in both {
+        for kept in keeping.end() {
+            assert_eq!(kept.session.0, ours.id, "{kept:?}");
+        }
+    }
+    assert_eq!(ours.state(), "LOGGED_IN");
+    theirs.logout();
+    assert_eq!(detach(&engine, &target, 1), [ours.id]);
+    drop(iscsid);
+    nothing_is_left();
+}
+
+#[test]
+fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(300));
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::file("e6", 16 * MIB));
+    let proxy = IscsiProxy::start("127.0.0.9:3260", PORTALS[0]);
+    let uri: Source = format!("iscsi://127.0.0.9/{IQN}/1").parse().unwrap();
+    let request = AttachRequest::new(uri.clone()).log_in(options());
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let session = session_of(&attachment);
+    let keeping = Keeping::start(&engine);
+    let writer = Writer::start(&attachment.node);
+    // A logout within 5 s, and new parameters within 5 s.
+    for event in [1, 4] {
+        writer.goes_on();
+        let (before, logouts) = (keeping.recovered(), proxy.logouts());
+        proxy.says_by_itself(event, [0, 0, 5]);
+        keeping.wait_until_recovered(before + 1);
+        assert_eq!(proxy.logouts(), logouts + 1, "event {event}");
+        writer.goes_on();
+    }
+    // All connections are dropped, and it is not to be dialled for 3 s.
+    let (before, logouts) = (keeping.recovered(), proxy.logouts());
+    let start = Instant::now();
+    proxy.says_by_itself(3, [0, 3, 0]);
+    proxy.cut();
+    keeping.wait_until_recovered(before + 1);
+    let took = start.elapsed();
+    assert!(took >= Duration::from_secs(3), "{took:?}");
+    assert_eq!(proxy.logouts(), logouts);
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    let detachment = engine.detach(uri, soon()).unwrap();
+    assert_eq!(detachment.logged_out[0].0, session);
+    drop(proxy);
+    nothing_is_left();
+}
+
+#[test]
+fn a_session_whose_maker_was_killed_before_it_named_it_is_left_and_told_of() {
+    iscsi_tcp::prepare();
+    let handle = fs::read_to_string("/sys/class/iscsi_transport/tcp/handle").unwrap();
+    let handle: u64 = handle.trim().parse().unwrap();
+    // `ISCSI_UEVENT_CREATE_SESSION` as the engine sends it, and no more.
+    let mut message = vec![0; 72];
+    message[..4].copy_from_slice(&72_u32.to_ne_bytes());
+    message[4..6].copy_from_slice(&11_u16.to_ne_bytes());
+    message[6] = 1;
+    message[16..20].copy_from_slice(&11_u32.to_ne_bytes());
+    message[24..32].copy_from_slice(&handle.to_ne_bytes());
+    message[32] = 1;
+    let mut socket = Socket::new(NETLINK_ISCSI).unwrap();
+    socket.bind(&SocketAddr::new(u32::MAX, 0)).unwrap();
+    socket.send_to(&message, &SocketAddr::new(0, 0), 0).unwrap();
+    drop(socket);
+    let session = the_only_session();
+    let keeping = Keeping::start(&engine());
+    let doctor = guest::lunbd(&["doctor"]);
+    let doctor = String::from_utf8(doctor.stdout).unwrap();
+    let words = format!("not named by some program: {}", session.id);
+    assert!(doctor.contains(&words), "{doctor}");
+    assert!(keeping.end().is_empty());
+    assert_eq!(session.state(), "FREE");
+    let roots = Roots::default();
+    let session = StandingSession::new(&roots, SessionId(session.id));
+    log_out(&roots, &session, soon()).unwrap();
+    nothing_is_left();
+}
