@@ -38,15 +38,26 @@ pub(crate) struct Remains<'a> {
 }
 
 impl Remains<'_> {
-    /// Whoever reads the run may not have the machine that the log is on.
     const LINES: usize = 16;
 
+    /// Whoever reads the run may not have the machine that the log is on.
     fn print(&self) {
-        let lines: Vec<&str> = self.output.lines().collect();
-        for line in &lines[lines.len().saturating_sub(Self::LINES)..] {
+        for line in self.telling() {
             println!("     | {line}");
         }
         println!("     log: {}", self.log.display());
+    }
+
+    /// The panic without its backtrace, or the end where there is none.
+    fn telling(&self) -> Vec<&str> {
+        let lines: Vec<&str> = self.output.lines().collect();
+        let panic = lines.iter().position(|line| line.contains(" panicked at "));
+        let Some(panic) = panic else {
+            return lines[lines.len().saturating_sub(Self::LINES)..].to_vec();
+        };
+        let message = lines[panic..].iter().take(Self::LINES);
+        let ends = |line: &&&str| !line.starts_with("stack backtrace:");
+        message.take_while(ends).copied().collect()
     }
 }
 
@@ -205,6 +216,26 @@ mod tests {
             ["FAIL", "TIME", "DIED", "FAIL"].map(|word| format!("{word} 6.1 lab::x"))
         );
         assert!(!summary.succeeded());
+    }
+
+    #[test]
+    fn of_a_panic_its_message_is_shown_and_of_what_ended_otherwise_the_end() {
+        let telling = |output: &str| {
+            let log = Path::new("log");
+            let shown: Vec<String> = Remains { log, output }
+                .telling()
+                .into_iter()
+                .map(str::to_owned)
+                .collect();
+            shown
+        };
+        let panic = "before\nthread 'x' panicked at x.rs:1:1:\nleft: 1\nstack backtrace:\n 0: x";
+        assert_eq!(
+            telling(panic),
+            ["thread 'x' panicked at x.rs:1:1:", "left: 1"]
+        );
+        let lines: Vec<String> = (0..40).map(|line| line.to_string()).collect();
+        assert_eq!(telling(&lines.join("\n")), lines[24..]);
     }
 
     #[test]
