@@ -19,6 +19,7 @@ pub mod nbd_server;
 mod scsi_debug;
 mod scsi_disk;
 mod tcp_reset;
+pub mod tgt;
 pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;

@@ -67,6 +67,12 @@ const ADDITIONS: &[Addition] = &[
         packages: &["multipath-tools", "open-iscsi", "sg3-utils"],
         marks: &["mpath", "iscsi", "fc"],
     },
+    // A target that is not the kernel's.
+    Addition {
+        name: "tgt",
+        packages: &["tgt"],
+        marks: &["tgt"],
+    },
 ];
 
 /// Pulled in by dependencies and never called in the guest; the names of whole
