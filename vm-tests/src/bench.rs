@@ -19,6 +19,8 @@ pub struct Figures {
     pub nbd_at_once: Option<AtOnce>,
     /// One LUN of targets of several sizes.
     pub scsi: Option<Scsi>,
+    /// One LUN of a target that nobody is logged in to.
+    pub log_in: Option<LogIn>,
 }
 
 /// One way's rounds, in milliseconds where nothing else is said.
@@ -139,6 +141,17 @@ pub struct Busy {
     pub busy_part: f64,
     /// lunbd first.
     pub rows: Vec<Row>,
+}
+
+/// Login, one LUN, and logout, as attach and detach.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogIn {
+    /// By one portal, lunbd first.
+    pub rows: Vec<Row>,
+    /// How many there are of `many`.
+    pub portals: usize,
+    /// lunbd's, one unit by so many portals at once.
+    pub many: Row,
 }
 
 fn median(figures: &[f64]) -> f64 {

@@ -136,7 +136,12 @@ impl IscsiTarget {
 
     /// Listens there again; initiators come back when they try next.
     pub fn portal_up(&self, portal: usize) {
-        let dir = self.portal_dir(portal);
+        self.listen(PORTALS[portal]);
+    }
+
+    /// Listens at one more portal.
+    pub fn listen(&self, portal: &str) {
+        let dir = self.group.join("np").join(portal);
         fs::create_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     }
 
@@ -168,8 +173,9 @@ impl Drop for IscsiTarget {
                 eprintln!("{} stays: {error}", dir.display());
             }
         }
-        for portal in 0..PORTALS.len() {
-            lio::remove_dir(&self.portal_dir(portal));
+        let portals = self.group.join("np");
+        for portal in super::entries(&portals) {
+            lio::remove_dir(&portals.join(portal));
         }
         lio::remove_dir(&self.group);
         lio::remove_dir(self.group.parent().unwrap_or(Path::new(FABRIC)));

@@ -11,6 +11,7 @@
 
 mod at_once;
 mod flood;
+mod log_in;
 mod nbd;
 mod rounds;
 mod sizes;
@@ -24,7 +25,7 @@ use vm_tests::bench::Figures;
 use vm_tests::guest;
 use vm_tests::job::RESULT_FILE;
 
-/// The parts and the number of rounds: `nbd iscsi 20`.
+/// The parts and the number of rounds: `nbd iscsi iscsi-login 20`.
 fn main() {
     guest::enter();
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -55,6 +56,9 @@ fn main() {
     }
     if is_wanted("iscsi") {
         figures.scsi = Some(sizes::measure(rounds));
+    }
+    if is_wanted("iscsi-login") {
+        figures.log_in = Some(log_in::measure(rounds));
     }
     let json = serde_json::to_vec(&figures).expect("the figures as JSON");
     fs::write(RESULT_FILE, json).expect(RESULT_FILE);

@@ -29,7 +29,7 @@ pub(crate) struct BenchArguments {
     rounds: u16,
     /// Put figures and charts into vm-tests/results, where the README links
     /// them.
-    #[arg(long, conflicts_with = "part")]
+    #[arg(long)]
     keep: bool,
 }
 
@@ -40,6 +40,8 @@ pub(crate) enum Part {
     Nbd,
     /// One LUN of iSCSI targets of several sizes.
     Iscsi,
+    /// One LUN of an iSCSI target, login and logout with it.
+    IscsiLogin,
 }
 
 impl Part {
@@ -48,6 +50,7 @@ impl Part {
         match self {
             Self::Nbd => "nbd",
             Self::Iscsi => "iscsi",
+            Self::IscsiLogin => "iscsi-login",
         }
     }
 }
@@ -72,7 +75,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
     };
     let parts = arguments
         .part
-        .map_or_else(|| vec![Part::Nbd, Part::Iscsi], |part| vec![part]);
+        .map_or_else(|| Part::value_variants().to_vec(), |part| vec![part]);
     let mut compare = vec!["compare".to_owned(), arguments.rounds.to_string()];
     compare.extend(parts.iter().map(|part| part.word().to_owned()));
     let job = Job {
@@ -96,12 +99,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
         figures,
     };
     println!("\nQEMU's {accel:?} on this machine; every round, tables and charts:");
-    let json = serde_json::to_string_pretty(&results)?;
-    let mut files = vec![("attach.json", json)];
-    if let Some(scsi) = &results.figures.scsi {
-        files.push(("README.md", results::write(&results, scsi)));
-        files.extend(charts::draw(&results, scsi));
-    }
+    let files = files(results)?;
     let directory = if arguments.keep {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
     } else {
@@ -114,6 +112,31 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
         println!("  {}", path.display());
     }
     Ok(())
+}
+
+/// Each part has its own, so that one of them can be measured anew alone.
+fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
+    let mut files = Vec::new();
+    let figures = &mut results.figures;
+    let (scsi, log_in) = (figures.scsi.take(), figures.log_in.take());
+    if results.figures.nbd.is_some() {
+        files.push(("nbd.json", serde_json::to_string_pretty(&results)?));
+        results.figures.nbd = None;
+        results.figures.nbd_at_once = None;
+    }
+    if let Some(scsi) = scsi {
+        files.push(("README.md", results::write(&results, &scsi)));
+        files.extend(charts::draw(&results, &scsi));
+        results.figures.scsi = Some(scsi);
+        files.push(("attach.json", serde_json::to_string_pretty(&results)?));
+        results.figures.scsi = None;
+    }
+    if let Some(log_in) = log_in {
+        files.push(("login.md", results::write_log_in(&results, &log_in)));
+        results.figures.log_in = Some(log_in);
+        files.push(("login.json", serde_json::to_string_pretty(&results)?));
+    }
+    Ok(files)
 }
 
 fn boot_and_listen(setup: &Setup<'_>, job: &Job) -> Result<Figures> {

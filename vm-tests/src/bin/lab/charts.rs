@@ -24,8 +24,7 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
         let lines = Lines {
             title: title.to_owned(),
             subtitle: format!("LIO iSCSI target over loopback; {conditions}"),
-            x_label: "LUNs that the target presents; a line ends where more takes minutes"
-                .to_owned(),
+            x_label: "LUNs that the target presents".to_owned(),
             ways: lines_of(scsi, value),
             write,
             write_tick,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use vm_tests::bench::{Figures, Row, Scsi};
+use vm_tests::bench::{Figures, LogIn, Row, Scsi};
 
 /// The figures and what they were taken under.
 #[derive(Debug, Serialize)]
@@ -21,19 +21,13 @@ pub(crate) struct Results {
     pub(crate) figures: Figures,
 }
 
-/// The SCSI part as Markdown, and what it says of the goals.
-pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
+/// What the figures were taken under, and where every round is.
+fn conditions(results: &Results, json: &str) -> String {
     let figures = &results.figures;
-    let mut text = format!(
-        "# One LUN wanted: how long, and how many uevents\n\n\
-         Written by `{}` on {}: Linux {}, systemd-udevd {}, {} virtual CPUs, QEMU ({}) on a host \
+    format!(
+        "Written by `{}` on {}: Linux {}, systemd-udevd {}, {} virtual CPUs, QEMU ({}) on a host \
          with {} CPUs whose load average was {:.1} before and {:.1} after. Every round is in \
-         [attach.json](attach.json).\n\n\
-         One boot, one LIO iSCSI target a size over loopback, the same for every way; nothing \
-         else of the target is attached unless a table says so. Medians, of {} rounds where \
-         nothing else is said. \"After udev\" is the time from the arrival of udev's own event \
-         for the disk to the return of the way.\n\n\
-         ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
+         [{json}]({json}). Medians, of {} rounds where nothing else is said.\n\n",
         results.command,
         results.date,
         figures.kernel,
@@ -44,6 +38,19 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
         results.load_average[0],
         results.load_average[1],
         figures.rounds
+    )
+}
+
+/// The SCSI part as Markdown, and what it says of the goals.
+pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
+    let mut text = format!(
+        "# One LUN wanted: how long, and how many uevents\n\n\
+         {}\
+         One boot, one LIO iSCSI target a size over loopback, the same for every way; nothing \
+         else of the target is attached unless a table says so. \"After udev\" is the time from the arrival of udev's own event \
+         for the disk to the return of the way.\n\n\
+         ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
+        conditions(results, "attach.json")
     );
     for size in &scsi.sizes {
         table(&mut text, &format!("One LUN of {}", size.luns), &size.rows);
@@ -69,6 +76,35 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
                 scsi.sizes.first().map_or(0, |size| size.luns),
                 scsi.sizes.last().map_or(0, |size| size.luns),
                 (most / least - 1.0) * 100.0
+            ),
+        );
+    }
+    text
+}
+
+/// The logins as Markdown.
+pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
+    let mut text = format!(
+        "# From nothing to a settled disk, and back\n\n\
+         {}\
+         One LIO iSCSI target over loopback, to which nobody is logged in before a round or after \
+         it. An attach logs in, scans for one LUN and waits for udev; a detach deletes the device \
+         and logs out.\n\n",
+        conditions(results, "login.json")
+    );
+    table(&mut text, "By one portal", &log_in.rows);
+    let title = format!("By {} portals at once", log_in.portals);
+    table(&mut text, &title, std::slice::from_ref(&log_in.many));
+    if let [lunbd, open_iscsi, ..] = &log_in.rows[..] {
+        let ratio = |of: &Row, to: &Row| of.whole.median / to.whole.median;
+        line(
+            &mut text,
+            &format!(
+                "Attach and detach by lunbd are {:.1} times as quick; by {} portals the attach \
+                 takes {:.2} times as long as by one.",
+                ratio(open_iscsi, lunbd),
+                log_in.portals,
+                log_in.many.attach.median / lunbd.attach.median
             ),
         );
     }
@@ -130,6 +166,17 @@ mod tests {
         }
     }
 
+    fn results() -> Results {
+        Results {
+            date: "2026-01-01".into(),
+            command: "vm-tests/bench".into(),
+            accelerator: "tcg".into(),
+            host_processors: 2,
+            load_average: [0.1, 2.0],
+            figures: Figures::default(),
+        }
+    }
+
     #[test]
     fn a_table_has_every_ways_ratio_and_the_end_says_how_flat_the_time_is() {
         let size = |luns, lunbd| Size {
@@ -152,16 +199,27 @@ mod tests {
                 rows: Vec::new(),
             },
         };
-        let results = Results {
-            date: "2026-01-01".into(),
-            command: "vm-tests/bench".into(),
-            accelerator: "tcg".into(),
-            host_processors: 2,
-            load_average: [0.1, 2.0],
-            figures: Figures::default(),
-        };
-        let text = write(&results, &scsi);
+        let text = write(&results(), &scsi);
         assert!(text.contains("| `by hand` | 1500 ms | 1.50 |"), "{text}");
         assert!(text.contains("From 16 to 1024 LUNs lunbd's slowest median is 10 % above"));
+    }
+
+    #[test]
+    fn logins_end_with_how_much_quicker_the_whole_is_and_what_more_portals_cost() {
+        let whole = |row: Row, whole| Row {
+            whole: Series::of(vec![whole]),
+            ..row
+        };
+        let log_in = LogIn {
+            rows: vec![
+                whole(row("lunbd", 100.0), 200.0),
+                whole(row("iscsiadm", 500.0), 700.0),
+            ],
+            portals: 8,
+            many: row("lunbd", 130.0),
+        };
+        let text = write_log_in(&results(), &log_in);
+        assert!(text.contains("| `iscsiadm` | 500 ms | 5.00 |"), "{text}");
+        assert!(text.contains("3.5 times as quick; by 8 portals the attach takes 1.30 times"));
     }
 }

@@ -59,8 +59,9 @@ impl Lines {
         let mut svg = svg::begin(WIDTH, HEIGHT, &self.title, &self.subtitle);
         let points = || self.ways.iter().flat_map(|way| &way.points);
         let (x, y) = (range(points().map(|p| p.0)), range(points().map(|p| p.1)));
-        // The ends of the y axis are ticks.
-        let ticks = ticks(y);
+        // The ends of the y axis are ticks; below the lowest line there is room for
+        // the names of several.
+        let ticks = ticks((y.0 / 2.0, y.1));
         let ends = ticks.first().zip(ticks.last());
         let axes = Axes {
             x,
