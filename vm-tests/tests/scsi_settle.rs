@@ -58,7 +58,7 @@ fn fifty_attaches_return_with_udevs_record_and_links_which_a_scan_and_udevadm_se
     let mut without_record = 0;
     for lun in 100..100 + ROUNDS {
         target.scan(&format!("0 0 {lun}"));
-        guest::run(&["udevadm", "settle"]);
+        udevd::settle();
         match target.disk(lun) {
             None => without_disk += 1,
             Some(disk) if !is_on_record(&disk) => without_record += 1,

@@ -209,9 +209,7 @@ impl Drop for ScsiDebug {
         // The last close of a disk that is deleted runs code of the module
         // after it has given up its hold on it: 6.1 oopsed when udevd's probe
         // closed one while the module went. So udevd comes to its end first.
-        let _says_nothing_without_udevd = std::process::Command::new("udevadm")
-            .args(["settle", "--timeout=60"])
-            .status();
+        super::udevd::settle_if_it_can();
         let start = Instant::now();
         loop {
             match delete_module(c"scsi_debug", DeleteModuleFlags::O_NONBLOCK) {

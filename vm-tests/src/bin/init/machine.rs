@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
+use vm_tests::guest::udevd::TRIES;
 use vm_tests::job::STATE_DIR;
 
 use crate::process;
@@ -38,7 +39,19 @@ pub(crate) fn set_up(modules: &[String]) -> Result<()> {
     fs::create_dir_all("/run/udev").context("/run/udev")?;
     // No coldplug: what is there from the start needs no rules.
     process::run_to_success(&["/lib/systemd/systemd-udevd", "--daemon"])?;
-    process::run_to_success(&["udevadm", "control", "--ping"])
+    ask_udevd(&["udevadm", "control", "--ping"])
+}
+
+/// See [`TRIES`].
+pub(crate) fn ask_udevd(words: &[&str]) -> Result<()> {
+    let mut asked = Ok(());
+    for _ in 0..TRIES {
+        asked = process::run_to_success(words);
+        if asked.is_ok() {
+            break;
+        }
+    }
+    asked
 }
 
 pub(crate) fn kernel_release() -> Result<String> {

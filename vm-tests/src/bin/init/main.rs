@@ -60,7 +60,7 @@ fn run_tests(job: &Job, line: &mut ReportLine) -> Result<()> {
     let begun = Instant::now();
     let mut kernel_log = machine::KernelLog::open()?;
     // Once: what the last test's end has udevd do for a moment is not the next one's.
-    process::run_to_success(&["udevadm", "settle"])?;
+    machine::ask_udevd(&["udevadm", "settle"])?;
     let before = Snapshot::take();
     for test in &job.tests {
         let left_as = (!job.own_boot).then_some(&before);

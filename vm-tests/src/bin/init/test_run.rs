@@ -18,7 +18,7 @@ use vm_tests::job::{
 use crate::machine::KernelLog;
 use crate::report::ReportLine;
 use crate::snapshot::Snapshot;
-use crate::{power, process};
+use crate::{machine, power, process};
 
 /// More of a test's output than this is not carried over the serial line.
 const OUTPUT_KEPT: u64 = 256 << 10;
@@ -116,7 +116,7 @@ fn ran_one_test(output_path: &str) -> bool {
 /// What still differs from `before` once udevd has nothing more to do and the
 /// test's orphans had their time to end.
 fn tidied(before: &Snapshot) -> Vec<String> {
-    let settled = process::run_to_success(&["udevadm", "settle", "--timeout=120"]);
+    let settled = machine::ask_udevd(&["udevadm", "settle", "--timeout=40"]);
     let start = Instant::now();
     loop {
         process::reap();
