@@ -5,8 +5,6 @@ pub mod agent;
 #[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
-#[cfg(feature = "guest")]
-pub mod faults;
 pub mod fcoe;
 pub mod inject;
 pub mod iscsi_proxy;
