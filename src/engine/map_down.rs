@@ -174,11 +174,9 @@ impl Engine {
         let disk = map.disk();
         let lost = Lost::of(roots, disk)?;
         let devpath = uevent::devpath(roots, disk.dir())?;
-        // So that it is not made again when a path's event comes. A daemon that hangs
-        // has half of the time: the kernel does it without.
-        let limit = Deadline::after(deadline.remaining() / 2);
+        // So that it is not made again when a path's event comes.
         if let Some(daemon) = daemon
-            && let Err(error) = daemon.delete_map(map.name(), limit)
+            && let Err(error) = daemon.delete_map(map.name(), deadline)
         {
             tracing::debug!(%error, "multipathd does not remove the map");
         }
