@@ -33,7 +33,7 @@ const FAULTS: [Fault; 5] = [
 ];
 
 /// A caller's patience where something hangs, and where nothing should.
-const SHORT: &str = "5s";
+const SHORT: &str = "10s";
 const LONG: &str = "60s";
 
 /// What a slow machine may take.

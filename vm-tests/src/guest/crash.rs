@@ -199,7 +199,7 @@ impl Run {
     /// end while the kernel holds a read of its.
     fn wait(&mut self) -> ExitStatus {
         /// On its way out a thread waits for the kernel now and then as well.
-        const HELD: Duration = Duration::from_secs(3);
+        const HELD: Duration = Duration::from_secs(10);
         let mut held = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("the agent") {
