@@ -24,6 +24,7 @@ pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, 
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
 pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};
+#[cfg(feature = "journal")]
 pub(crate) use session::Proof;
 pub use session::{
     KernelSession, Plight, SessionFacts, SessionName, SessionOptions, StandingSession, connect,
