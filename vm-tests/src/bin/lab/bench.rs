@@ -16,7 +16,7 @@ use crate::boot::{self, Setup};
 use crate::kernel::Series;
 use crate::results::{self, Results};
 use crate::run_dir::RunDir;
-use crate::{charts, modules, programs, schedule};
+use crate::{charts, host_bench, modules, programs, schedule};
 
 const ROUNDS: u16 = 20;
 
@@ -33,9 +33,11 @@ pub(crate) struct BenchArguments {
     keep: bool,
 }
 
-/// One comparison of the bench's.
+/// One part of the bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
+    /// Criterion's, on this machine and without a VM.
+    Host,
     /// One NBD export, and many at once.
     Nbd,
     /// One LUN of iSCSI targets of several sizes.
@@ -48,6 +50,7 @@ impl Part {
     /// By this word the guest knows it, and the boot what it has to carry.
     fn word(self) -> &'static str {
         match self {
+            Self::Host => "host",
             Self::Nbd => "nbd",
             Self::Iscsi => "iscsi",
             Self::IscsiLogin => "iscsi-login",
@@ -55,27 +58,60 @@ impl Part {
     }
 }
 
-/// Boots the bench's kernel, passes the tables on as they come, and keeps the
-/// figures and draws them. No time fails it: only what does not work at all
-/// does.
+/// Runs the parts that are wanted, keeps the figures and draws them. No time fails
+/// it: only what does not work at all does.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
+    let parts = arguments
+        .part
+        .map_or_else(|| Part::value_variants().to_vec(), |part| vec![part]);
+    let run_dir = RunDir::create()?;
+    let mut files = Vec::new();
+    // First, while nothing of a VM's is left to be done.
+    if parts.contains(&Part::Host) {
+        let command = command(arguments);
+        files.extend(host_bench::run(today()?, command, load_average)?);
+    }
+    let in_the_vm: Vec<Part> = parts
+        .into_iter()
+        .filter(|part| *part != Part::Host)
+        .collect();
+    if !in_the_vm.is_empty() {
+        files.extend(run_in_the_vm(arguments, &in_the_vm, &run_dir)?);
+    }
+    let directory = if arguments.keep {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+    } else {
+        run_dir.kept("bench")
+    };
+    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    println!("\nEvery round, tables and charts:");
+    for (name, content) in files {
+        let path = directory.join(name);
+        fs::write(&path, content).with_context(|| path.display().to_string())?;
+        println!("  {}", path.display());
+    }
+    Ok(())
+}
+
+/// Boots the bench's kernel and passes the tables on as they come.
+fn run_in_the_vm(
+    arguments: &BenchArguments,
+    parts: &[Part],
+    run_dir: &RunDir,
+) -> Result<Vec<(&'static str, String)>> {
     // The first of those that a test run would take.
     let series = &Series::wanted(false)?[..1];
-    let run_dir = RunDir::create()?;
-    let programs = programs::build_for_bench(&run_dir)?;
+    let programs = programs::build_for_bench(run_dir)?;
     let (root, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
-    let accel = Accel::choose(&kernel.vmlinux, &run_dir)?;
+    let accel = Accel::choose(&kernel.vmlinux, run_dir)?;
     let setup = Setup {
         kernel,
         root: &root,
         programs: &programs,
         accel,
-        run_dir: &run_dir,
+        run_dir,
     };
-    let parts = arguments
-        .part
-        .map_or_else(|| Part::value_variants().to_vec(), |part| vec![part]);
     let mut compare = vec!["compare".to_owned(), arguments.rounds.to_string()];
     compare.extend(parts.iter().map(|part| part.word().to_owned()));
     let job = Job {
@@ -98,20 +134,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
         load_average: [load_before, load_average()?],
         figures,
     };
-    println!("\nQEMU's {accel:?} on this machine; every round, tables and charts:");
-    let files = files(results)?;
-    let directory = if arguments.keep {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
-    } else {
-        run_dir.kept("bench")
-    };
-    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    for (name, content) in files {
-        let path = directory.join(name);
-        fs::write(&path, content).with_context(|| path.display().to_string())?;
-        println!("  {}", path.display());
-    }
-    Ok(())
+    files(results)
 }
 
 /// Each part has its own, so that one of them can be measured anew alone.

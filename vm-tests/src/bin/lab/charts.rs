@@ -9,6 +9,7 @@ use bars::{Bar, Bars, Group};
 use lines::{Line, Lines};
 use vm_tests::bench::{Row, Scsi};
 
+use crate::host_bench::HostResults;
 use crate::results::Results;
 
 /// lunbd's first, that of the scan by hand second, as their rows come.
@@ -52,6 +53,81 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
         ),
         ("attach-busy.svg", busy(scsi, &conditions)),
     ]
+}
+
+/// The benchmarks of the host with the names of their files.
+pub(crate) fn draw_host(results: &HostResults) -> [(&'static str, String); 2] {
+    let subtitle = format!(
+        "median; Linux {}, {} processors, {}",
+        results.kernel, results.processors, results.date
+    );
+    let bar = |name: &str, label: &str, colour| {
+        let figure = results.figures.iter().find(|figure| figure.name == name)?;
+        Some(Bar {
+            label: label.to_owned(),
+            length: figure.nanos,
+            value: time(figure.nanos),
+            colour,
+        })
+    };
+    let group = |title: &str, bars: Vec<Option<Bar>>| Group {
+        title: title.to_owned(),
+        bars: bars.into_iter().flatten().collect(),
+    };
+    let of_waiters = |count: &str| {
+        let name = format!(
+            "uevent/to its watch, others present/{}",
+            count.replace(',', "")
+        );
+        bar(&name, &format!("{count} waiting"), COLOURS[0])
+    };
+    let events = Bars {
+        title: "One uevent".to_owned(),
+        subtitle: subtitle.clone(),
+        groups: vec![
+            group(
+                "is parsed",
+                vec![bar("uevent/parse a disk's add", "a disk's add", COLOURS[0])],
+            ),
+            group(
+                "is handed to the one who waits for it, and read, while others wait for theirs",
+                ["1", "100", "10,000"].map(of_waiters).into(),
+            ),
+        ],
+    };
+    let inventory = Bars {
+        title: "The inventory of a machine with 10,000 SCSI disks".to_owned(),
+        subtitle,
+        groups: vec![group(
+            "the same tree in memory for both; lsblk shows less",
+            vec![
+                bar(
+                    "inventory of 10000/lunbd",
+                    "lunbd, in the process",
+                    COLOURS[0],
+                ),
+                bar(
+                    "inventory of 10000/lsblk --sysroot --json",
+                    "lsblk --sysroot --json",
+                    COLOURS[1],
+                ),
+            ],
+        )],
+    };
+    [
+        ("host-events.svg", events.draw()),
+        ("host-inventory.svg", inventory.draw()),
+    ]
+}
+
+/// Of criterion's nanoseconds.
+pub(crate) fn time(nanos: f64) -> String {
+    match nanos {
+        ..1e3 => format!("{nanos:.0} ns"),
+        1e3..1e6 => format!("{:.1} us", nanos / 1e3),
+        1e6..1e9 => format!("{:.1} ms", nanos / 1e6),
+        _ => format!("{:.1} s", nanos / 1e9),
+    }
 }
 
 /// One line a way: a way's points are the sizes at which it was measured.

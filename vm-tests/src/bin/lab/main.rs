@@ -20,6 +20,7 @@ mod decompress;
 mod demo;
 mod expected_skips;
 mod guest_root;
+mod host_bench;
 mod host_suite;
 mod kernel;
 mod modules;

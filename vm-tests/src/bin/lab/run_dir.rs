@@ -58,7 +58,7 @@ impl RunDir {
 }
 
 /// cargo puts a program into `TARGET/PROFILE/`.
-fn target_directory() -> Result<PathBuf> {
+pub(crate) fn target_directory() -> Result<PathBuf> {
     let program = env::current_exe().context("the lab's own path")?;
     let target = program
         .ancestors()
