@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// How long it may take to answer, to stand, and to end when it is asked to.
+/// How long it may take to answer, and to stand.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to end when it is asked to: some never hear of it.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running daemon that stays in the foreground; dropping it ends it.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ impl Drop for Daemon {
         self.signal(Signal::SIGTERM);
         let start = Instant::now();
         while self.child.try_wait().ok().flatten().is_none() {
-            if start.elapsed() > LIMIT {
+            if start.elapsed() > PATIENCE {
                 eprintln!("{} does not end when it is asked to", self.what);
                 self.signal(Signal::SIGKILL);
                 let _status = self.child.wait();
