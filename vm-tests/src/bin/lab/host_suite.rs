@@ -39,7 +39,9 @@ pub(crate) fn run(summary: &mut Summary) -> Result<()> {
             // What a failed test printed may be no text.
             let line = line.context("cargo's output")?;
             let line = String::from_utf8_lossy(&line);
-            println!("{line}");
+            if summary.shows_each_test() || !says_that_all_is_well(&line) {
+                println!("{line}");
+            }
             if let Some([passed, failed, ignored]) = parse_test_result(&line) {
                 any_failed |= failed > 0;
                 summary.add_host_suite(passed, failed, ignored);
@@ -51,6 +53,18 @@ pub(crate) fn run(summary: &mut Summary) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What libtest prints of a binary without a failure, with and without `--quiet`.
+fn says_that_all_is_well(line: &str) -> bool {
+    let progress = || line.trim_start_matches(['.', 'i']).trim_start();
+    line.is_empty()
+        || line.starts_with("running ")
+        || line.starts_with("test result: ok. ")
+        || (line.starts_with("test ")
+            && (line.ends_with(" ... ok") || line.contains(" ... ignored")))
+        || (line.starts_with(['.', 'i'])
+            && progress().chars().all(|c| c.is_ascii_digit() || c == '/'))
 }
 
 /// `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; ...`
@@ -74,5 +88,27 @@ mod tests {
             0 filtered out; finished in 0.02s";
         assert_eq!(parse_test_result(line), Some([12, 3, 1]));
         assert_eq!(parse_test_result("running 3 tests"), None);
+    }
+
+    #[test]
+    fn in_a_pipe_only_what_is_not_well_is_shown() {
+        let well = [
+            "",
+            "running 2 tests",
+            "test lun::is_spelt ... ok",
+            "test lun::is_old ... ignored, why",
+            "..i. 88/305",
+            ".",
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
+        ];
+        let told = [
+            "test lun::is_spelt ... FAILED",
+            "lun::is_spelt --- FAILED",
+            "thread 'lun::is_spelt' panicked at src/id/lun.rs:1:1:",
+            "...and more",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured",
+        ];
+        assert!(well.into_iter().all(says_that_all_is_well));
+        assert!(!told.into_iter().any(says_that_all_is_well));
     }
 }

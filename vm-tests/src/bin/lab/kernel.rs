@@ -15,7 +15,7 @@ use crate::step::step;
 use crate::{bzimage, modules};
 
 /// A line of kernels that one Debian release follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Series {
     /// bullseye's.
     V5_10,

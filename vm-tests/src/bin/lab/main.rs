@@ -35,6 +35,7 @@ mod step;
 mod summary;
 mod svg;
 
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -68,6 +69,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 #[command(after_help = ENVIRONMENT)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 struct TestArguments {
     /// Only VM tests whose `file::name` contains this.
     filter: Option<String>,
@@ -77,6 +79,9 @@ struct TestArguments {
     /// Leave the host's tests out.
     #[arg(long)]
     vm_only: bool,
+    /// A line for each test that passes, also in a pipe; there each file has one.
+    #[arg(long)]
+    each_test: bool,
     /// Take the kernels and guest packages that Debian has now.
     #[arg(long)]
     refresh: bool,
@@ -110,7 +115,7 @@ fn main() -> ExitCode {
 
 fn test(arguments: &TestArguments) -> Result<bool> {
     let series = Series::wanted(arguments.all_kernels)?;
-    let mut summary = Summary::default();
+    let mut summary = Summary::new(arguments.each_test || stdout().is_terminal());
     if !arguments.vm_only {
         host_suite::run(&mut summary)?;
     }

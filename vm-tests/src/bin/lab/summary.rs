@@ -41,11 +41,14 @@ impl Remains<'_> {
     const LINES: usize = 16;
 
     /// Whoever reads the run may not have the machine that the log is on.
-    fn print(&self) {
+    fn shown(&self) -> String {
+        let mut shown = String::new();
         for line in self.telling() {
-            println!("     | {line}");
+            shown.push_str("     | ");
+            shown.push_str(line);
+            shown.push('\n');
         }
-        println!("     log: {}", self.log.display());
+        format!("{shown}     log: {}", self.log.display())
     }
 
     /// The panic without its backtrace, or the end where there is none.
@@ -61,17 +64,56 @@ impl Remains<'_> {
     }
 }
 
+/// Tests of one file that passed one after the other.
+#[derive(Debug)]
+struct Passing {
+    file: String,
+    number: usize,
+    millis: u64,
+}
+
+impl Passing {
+    fn print(&self, series: Series) {
+        let (number, seconds) = (self.number, seconds(self.millis));
+        println!(
+            "{seconds:7.1} s  {series:<6} {}: {number} passed",
+            self.file
+        );
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a test's seconds, to one place")]
+fn seconds(millis: u64) -> f64 {
+    millis as f64 / 1000.0
+}
+
 /// The counts of a whole run, by where the tests ran.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
+    /// Whether each test that passes has a line, or each file.
+    each_test: bool,
     rows: Vec<(String, BTreeMap<Count, usize>)>,
-    /// The VM tests that failed, to be named again where the run ends.
+    /// The VM tests that failed, with what is left of them, to be shown again
+    /// where the run ends: some keep no more of a run than its end.
     failed: Vec<String>,
+    /// What passed of the file that runs now, by kernel.
+    passing: BTreeMap<Series, Passing>,
     /// Reasons to fail that are no test: a suite that did not build.
     broken: Vec<String>,
 }
 
 impl Summary {
+    pub(crate) fn new(each_test: bool) -> Self {
+        Self {
+            each_test,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn shows_each_test(&self) -> bool {
+        self.each_test
+    }
+
     /// Shows and counts how a VM test ended.
     pub(crate) fn add_vm_test(
         &mut self,
@@ -90,23 +132,46 @@ impl Summary {
             Outcome::TimedOut => (Count::TimedOut, "TIME", Some("killed at its time limit")),
             Outcome::GuestPanicked => (Count::GuestPanicked, "DIED", Some("the kernel panicked")),
         };
-        #[expect(clippy::cast_precision_loss, reason = "a test's seconds, to one place")]
-        let seconds = millis as f64 / 1000.0;
-        print!("{word} {seconds:7.1} s  {series:<6} {test}");
-        if count == Count::UnexpectedSkip {
-            print!(": a skip that is not expected on this kernel");
+        self.count(&format!("VM, {series}"), count, 1);
+        if count == Count::Passed && !self.each_test {
+            return self.add_passing(series, test, millis);
         }
-        match why {
-            Some(why) => println!(": {why}"),
-            None => println!(),
+        let mut shown = format!("{word} {:7.1} s  {series:<6} {test}", seconds(millis));
+        if count == Count::UnexpectedSkip {
+            shown.push_str(": a skip that is not expected on this kernel");
+        }
+        if let Some(why) = why {
+            shown.push_str(": ");
+            shown.push_str(why);
         }
         if let Some(remains) = remains {
-            remains.print();
+            shown.push('\n');
+            shown.push_str(&remains.shown());
         }
+        println!("{shown}");
         if !matches!(count, Count::Passed | Count::Skipped) {
-            self.failed.push(format!("{word} {series} {test}"));
+            self.failed.push(shown);
         }
-        self.count(&format!("VM, {series}"), count, 1);
+    }
+
+    /// A line a file, when the next one begins.
+    fn add_passing(&mut self, series: Series, test: &str, millis: u64) {
+        let file = test.split("::").next().unwrap_or(test);
+        if self
+            .passing
+            .get(&series)
+            .is_some_and(|passing| passing.file != file)
+            && let Some(whole) = self.passing.remove(&series)
+        {
+            whole.print(series);
+        }
+        let passing = self.passing.entry(series).or_insert_with(|| Passing {
+            file: file.to_owned(),
+            number: 0,
+            millis: 0,
+        });
+        passing.number += 1;
+        passing.millis += millis;
     }
 
     /// Counts a suite of cargo's.
@@ -131,6 +196,9 @@ impl Summary {
 
     /// The table, and the one line that ends the run.
     pub(crate) fn print(&self) {
+        for (series, passing) in &self.passing {
+            passing.print(*series);
+        }
         println!();
         for (row, counts) in &self.rows {
             let shown: Vec<String> = Count::ALL
@@ -211,10 +279,9 @@ mod tests {
         add(Outcome::GuestPanicked, false);
         add(Outcome::Failed("panicked".into()), false);
         assert_eq!(summary.last_line(), "41 passed, 4 failed, 1 skipped");
-        assert_eq!(
-            summary.failed,
-            ["FAIL", "TIME", "DIED", "FAIL"].map(|word| format!("{word} 6.1 lab::x"))
-        );
+        let words: Vec<&str> = summary.failed.iter().map(|shown| &shown[..4]).collect();
+        assert_eq!(words, ["FAIL", "TIME", "DIED", "FAIL"]);
+        assert!(summary.failed.iter().all(|shown| shown.contains("lab::x")));
         assert!(!summary.succeeded());
     }
 
