@@ -17,6 +17,8 @@ pub struct Figures {
     pub nbd: Option<Vec<Row>>,
     /// Many NBD devices by one engine.
     pub nbd_at_once: Option<AtOnce>,
+    /// Many NBD volumes that an agent wants.
+    pub volumes: Option<Volumes>,
     /// One LUN of targets of several sizes.
     pub scsi: Option<Scsi>,
     /// One LUN of a target that nobody is logged in to.
@@ -36,6 +38,10 @@ pub struct Row {
     pub whole: Series,
     /// Uevents that the kernel sent for one attach, udevd's own doing included.
     pub uevents: Series,
+    /// Processor time of the whole machine from an attach's call to its return, its
+    /// idle time taken off: kernel, target, udev and all.
+    #[serde(default)]
+    pub attach_cpu: Series,
     /// From the arrival of udev's own event for the disk, as a socket of the
     /// bench's sees it, to the return; negative where the way returned before.
     /// Empty where the way's disk was there before.
@@ -93,6 +99,39 @@ pub struct Burst {
     pub events_read: u64,
     /// How often its socket lost some.
     pub overruns: u64,
+}
+
+/// Many NBD volumes of one server, from nothing to attached and back.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Volumes {
+    /// How many.
+    pub volumes: u32,
+    /// The reconciler first.
+    pub rows: Vec<VolumesRow>,
+}
+
+/// One way to do it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct VolumesRow {
+    /// Its name for a reader.
+    pub way: String,
+    /// All of them.
+    pub attach: Cost,
+    /// All of them.
+    pub detach: Cost,
+}
+
+/// What many volumes cost together.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Cost {
+    /// From the first call to the last one's return.
+    pub wall_ms: f64,
+    /// Of the process and of what it ran, user and system, in the clock's ticks.
+    pub cpu_ms: f64,
+    /// The part of it that is the hub's thread.
+    pub hub_cpu_ms: f64,
+    /// Of the process and of what it ran, counted in a round that is not timed.
+    pub syscalls: u64,
 }
 
 /// One LUN of iSCSI targets of the kernel's own (LIO), over loopback.

@@ -28,7 +28,7 @@ pub const LIMIT_FILE: &str = "/run/lunbd-vm/limit";
 ///
 /// Nothing that passes comes near it on a machine with two free cores: it ends
 /// what hangs, and a machine may be several times slower.
-pub const DEFAULT_LIMIT_SECS: u64 = 300;
+pub const DEFAULT_LIMIT_SECS: u64 = 600;
 /// The story leaves its figures here.
 pub const RESULT_FILE: &str = "/run/lunbd-vm/result.json";
 /// One boot may not last longer than this, whatever its tests ask for.

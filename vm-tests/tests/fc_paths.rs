@@ -175,7 +175,6 @@ fn a_lun_that_is_not_mapped_is_not_found_and_a_port_that_nobody_sees_is_a_missin
 
 #[test]
 fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_works() {
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let store = Store::file("e1", 8 * MIB);
     // So that a flush is a command, which needs the link.

@@ -143,7 +143,6 @@ fn holds_pattern(store: &Store, seed: u64, bytes: u64) {
 /// or has been failed since (`transport-offline`).
 fn with_a_path_that_is(state: &str) {
     IscsiTarget::need_portals_that_go_down();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let store = Store::file("a1", 16 * MIB);
     // So that a delete asks the path to write its cache back.
@@ -197,7 +196,6 @@ fn a_path_whose_time_is_over_goes_with_the_others() {
 #[test]
 fn a_path_whose_session_may_stay_away_for_two_minutes_holds_the_detach_up_for_seconds() {
     IscsiTarget::need_portals_that_go_down();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let store = Store::file("a2", 16 * MIB);
     store.set_write_cache(true);
@@ -350,7 +348,6 @@ fn dirty() -> u64 {
 /// done: the last close would write them back before.
 fn nothing_of_the_cache_is_lost(multipath: Multipath, stage: Stage) {
     const BYTES: u64 = 256 * MIB;
-    guest::time_limit(Duration::from_secs(240));
     let _lazy = LazyWriteback::new();
     let engine = engine();
     let store = Store::file("c1", BYTES);

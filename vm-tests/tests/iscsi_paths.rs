@@ -312,7 +312,6 @@ fn a_detach_that_expects_another_unit_leaves_the_one_that_is_there() {
 #[test]
 fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
     IscsiTarget::need_portals_that_go_down();
-    guest::time_limit(Duration::from_secs(240));
     let engine = engine();
     let store = Store::file("a7", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);

@@ -118,7 +118,6 @@ fn the_only_session() -> Session {
 fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &Store::file("e1", 16 * MIB));
@@ -180,7 +179,6 @@ fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
 fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     for lun in [1, 2] {
@@ -221,7 +219,6 @@ fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
 #[test]
 fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
     iscsi_tcp::prepare();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &Store::file("e6", 16 * MIB));

@@ -64,7 +64,6 @@ fn healed(healings: Vec<Healing>) -> Healing {
 
 #[test]
 fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -85,7 +84,6 @@ fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing(
 
 #[test]
 fn the_healer_heals_as_links_die_over_unix_sockets_too() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::nbdkit(At::unix(), &["file", store.path().to_str().unwrap()]);
@@ -149,7 +147,6 @@ impl Drop for Agent {
 
 #[test]
 fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -192,7 +189,6 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
 
 #[test]
 fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -259,7 +255,6 @@ fn healed_by_another(
 
 #[test]
 fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let store = Store::filled(4 << 20, 7);
     let path = store.path().to_str().unwrap();
@@ -292,7 +287,6 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 
 #[test]
 fn an_export_that_has_grown_is_healed_and_said_to_have() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let (healing, _server, engine, attachment, uri) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
@@ -360,7 +354,6 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 
 #[test]
 fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
-    guest::time_limit(Duration::from_secs(300));
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));

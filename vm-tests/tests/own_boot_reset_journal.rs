@@ -148,7 +148,6 @@ fn a_machine_that_is_reset_at_any_step_of_the_journal_finds_one_that_is_whole() 
     if guest::series() != "6.1" {
         guest::skip("the file system's work and not the kernel's: seen on one kernel");
     }
-    guest::time_limit(Duration::from_secs(300));
     mount_the_disk();
     let target = ScsiDebug::with_luns(2);
     let sources = [unit(&target, 1).to_string()];

@@ -496,121 +496,8 @@ fn next(events: &mut Events, what: &str, is: impl Fn(&Event) -> bool) -> Event {
 }
 
 #[test]
-fn two_hundred_nbd_volumes_converge_beside_each_other() {
-    const VOLUMES: u64 = 200;
-    guest::time_limit(Duration::from_secs(900));
-    if guest::series() != "6.1" {
-        guest::skip("counted on one kernel, for the run's time");
-    }
-    let _module = module(208);
-    let exports = Exports::new(VOLUMES);
-    let place = Place::new("beside");
-    let requests: Vec<_> = (0..VOLUMES).map(|n| request(&exports.source(n))).collect();
-
-    let engine = Arc::new(engine());
-    let (before, start) = (Cost::now(), Instant::now());
-    for request in &requests {
-        engine.attach(request, soon()).unwrap();
-    }
-    let serial = start.elapsed();
-    println!("one after the other: {:.2} s", serial.as_secs_f64());
-    for number in 0..VOLUMES {
-        let source: Source = exports.source(number).parse().unwrap();
-        engine.detach(source, soon()).unwrap();
-    }
-    before.print("one after the other, and detached");
-
-    let journal = engine
-        .open_journal_at(&place.0.join("journal"), soon())
-        .unwrap();
-    let reconciler = Reconciler::new(Arc::clone(&engine), journal, Options::default());
-    let mut desired = Desired::default();
-    for (number, request) in requests.iter().enumerate() {
-        desired
-            .insert(id(&format!("pvc-{number}")), request)
-            .unwrap();
-    }
-    let before = Cost::now();
-    let start = Instant::now();
-    reconciler.set(desired);
-    let left = reconciler.apply(Deadline::after(LIMIT)).unwrap();
-    let took = start.elapsed();
-    assert!(left.is_empty(), "{left}");
-    println!(
-        "beside each other, with the journal: {:.2} s, {:.1} times as fast; {:?}",
-        took.as_secs_f64(),
-        serial.as_secs_f64() / took.as_secs_f64(),
-        reconciler.counters()
-    );
-    reconciler.set(Desired::default());
-    let left = reconciler.apply(Deadline::after(LIMIT)).unwrap();
-    assert!(left.is_empty(), "{left}");
-    before.print("beside each other, and detached");
-    println!("the hub: {:?}", engine.hub().counters());
-    assert!(backends().is_empty());
-}
-
-/// What this process has cost so far.
-struct Cost {
-    start: Instant,
-    hub: u64,
-    all: u64,
-    switches: u64,
-}
-
-impl Cost {
-    fn now() -> Self {
-        let stat = |path: PathBuf| -> (String, u64) {
-            let text = fs::read_to_string(path).unwrap_or_default();
-            let Some((name, rest)) = text.rsplit_once(')') else {
-                return (String::new(), 0);
-            };
-            let field = |at| {
-                rest.split_whitespace()
-                    .nth(at)
-                    .unwrap()
-                    .parse::<u64>()
-                    .unwrap()
-            };
-            (name.to_owned(), field(11) + field(12))
-        };
-        let tasks = guest::entries("/proc/self/task");
-        let hub = tasks
-            .iter()
-            .map(|task| stat(Path::new("/proc/self/task").join(task).join("stat")))
-            .filter(|(name, _)| name.ends_with("(lunbd-uevent"))
-            .map(|(_, ticks)| ticks)
-            .sum();
-        let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
-        let calls = |key: &str| -> u64 {
-            let line = io.lines().find_map(|line| line.strip_prefix(key));
-            line.map_or(0, |number| number.trim().parse().unwrap())
-        };
-        Self {
-            start: Instant::now(),
-            hub,
-            all: stat("/proc/self/stat".into()).1,
-            switches: calls("syscr:") + calls("syscw:"),
-        }
-    }
-
-    fn print(&self, what: &str) {
-        let now = Self::now();
-        println!(
-            "{what}: {:.2} s; CPU of the process {} ms, of the hub's thread {} ms; {} reads and \
-             writes",
-            self.start.elapsed().as_secs_f64(),
-            (now.all - self.all) * 10,
-            (now.hub - self.hub) * 10,
-            now.switches - self.switches
-        );
-    }
-}
-
-#[test]
 fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
     const HUNG: u32 = 5;
-    guest::time_limit(Duration::from_secs(400));
     let _module = module(4);
     let store = Store::sparse(1 << 20);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -682,7 +569,6 @@ fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
 
 #[test]
 fn a_path_that_is_lost_and_comes_back_is_taken_in_again() {
-    guest::time_limit(Duration::from_secs(400));
     let target = ScsiDebug::options().luns(2).paths(2).load();
     let paths: Vec<String> = target
         .hosts()
@@ -730,7 +616,6 @@ fn a_path_that_is_lost_and_comes_back_is_taken_in_again() {
 #[test]
 fn a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody() {
     const GIB: u64 = 1 << 30;
-    guest::time_limit(Duration::from_secs(400));
     let target = ScsiDebug::options().luns(4).load();
     let place = Place::new("grow");
     let retry = Options::default().retry(Duration::from_millis(50), Duration::from_secs(1));

@@ -7,14 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lunbd::{AttachRequest, Engine, Source};
-use nix::unistd::{SysconfVar, sysconf};
 use vm_tests::bench::{AtOnce, Burst};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
 use vm_tests::guest::{self, udevd};
 
 use crate::nbd::is_free;
-use crate::rounds::millis;
+use crate::rounds::{in_ticks, millis};
 
 const DEVICES: u32 = 64;
 
@@ -107,20 +106,16 @@ fn kernel_events() -> u64 {
     number.trim().parse().expect(path)
 }
 
-/// What this process has used so far, user and system (proc(5), fields 14 and
-/// 15 of `stat`).
-fn cpu() -> Duration {
+/// What this process and its children that ended have used so far, user and system
+/// (proc(5), fields 14 to 17 of `stat`).
+pub(crate) fn cpu() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
     let (_, after_name) = stat.rsplit_once(')').expect("a name");
-    let fields = after_name.split_whitespace().skip(11).take(2);
+    let fields = after_name.split_whitespace().skip(11).take(4);
     let ticks: u64 = fields
         .map(|field| field.parse::<u64>().expect("a number of ticks"))
         .sum();
-    let rate = sysconf(SysconfVar::CLK_TCK)
-        .ok()
-        .flatten()
-        .expect("ticks a second");
-    Duration::from_millis(ticks * 1000 / rate.unsigned_abs())
+    in_ticks(ticks)
 }
 
 pub(crate) fn print(at_once: &AtOnce) {

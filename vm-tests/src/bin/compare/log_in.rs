@@ -34,10 +34,11 @@ pub(crate) fn measure(rounds: usize) -> LogIn {
     let engine = engine();
     let mut rows = Rounds::of(rounds).take(&mut [
         &mut InProcess::new(&engine, "lunbd, in the process", &portals[..1]),
-        &mut OpenIscsi::new(&iscsid),
+        &mut OpenIscsi::with_a_record(&iscsid, &portals[0]),
+        &mut OpenIscsi::without(&portals[1]),
         &mut InProcess::new(&engine, "lunbd, 8 portals", &portals),
     ]);
-    let many = rows.pop().expect("the last of three");
+    let many = rows.pop().expect("the last of them");
     table::print("iSCSI, login and one LUN", &rows);
     let ratio = many.attach.median / rows[0].attach.median;
     println!("  by {MANY} portals: {ratio:.2} x the time of one\n");
@@ -106,36 +107,60 @@ impl Way for InProcess<'_> {
     }
 }
 
-/// As a driver does it that has a node record already.
-struct OpenIscsi {
+/// With open-iscsi's commands, as today's drivers do it.
+struct OpenIscsi<'a> {
+    portal: &'a str,
+    /// Whether the node record is there before the attach, or made by it and deleted
+    /// by the detach.
+    has_record: bool,
     session: Option<Session>,
 }
 
-impl OpenIscsi {
+impl<'a> OpenIscsi<'a> {
     /// Logs in once, for the record that the rounds use.
-    fn new(iscsid: &Iscsid) -> Self {
+    fn with_a_record(iscsid: &Iscsid, portal: &'a str) -> Self {
         let patient = Timeouts {
             replacement: 120,
             noop_interval: 0,
             noop_timeout: 0,
         };
-        iscsid.login(PORTALS[0], IQN, patient).logout();
-        Self { session: None }
+        iscsid.login(portal, IQN, patient).logout();
+        Self {
+            portal,
+            has_record: true,
+            session: None,
+        }
     }
 
-    fn node(operation: &str) {
-        let node = ["iscsiadm", "-m", "node", "-T", IQN, "-p", PORTALS[0]];
-        guest::run(&[&node[..], &[operation]].concat());
+    fn without(portal: &'a str) -> Self {
+        Self {
+            portal,
+            has_record: false,
+            session: None,
+        }
+    }
+
+    fn node(&self, operation: &[&str]) {
+        let node = ["iscsiadm", "-m", "node", "-T", IQN, "-p", self.portal];
+        guest::run(&[&node[..], operation].concat());
     }
 }
 
-impl Way for OpenIscsi {
+impl Way for OpenIscsi<'_> {
     fn name(&self) -> &'static str {
-        "iscsiadm --login; echo C T L > scan; udevadm settle"
+        if self.has_record {
+            "iscsiadm --login; echo C T L > scan; udevadm settle"
+        } else {
+            "the same, and iscsiadm -o new, update, delete"
+        }
     }
 
     fn attach(&mut self) -> Vec<Phase> {
-        Self::node("--login");
+        if !self.has_record {
+            self.node(&["-o", "new"]);
+            self.node(&["-o", "update", "-n", "node.session.scan", "-v", "manual"]);
+        }
+        self.node(&["--login"]);
         let session = sessions().pop().expect("a session");
         session.scan(LUN);
         udevd::settle();
@@ -152,7 +177,10 @@ impl Way for OpenIscsi {
         let delete = session.device_dir(LUN).join("delete");
         std::fs::write(&delete, "1").expect("the delete attribute");
         udevd::settle();
-        Self::node("--logout");
+        self.node(&["--logout"]);
+        if !self.has_record {
+            self.node(&["-o", "delete"]);
+        }
         Vec::new()
     }
 

@@ -15,7 +15,9 @@ mod log_in;
 mod nbd;
 mod rounds;
 mod sizes;
+mod syscalls;
 mod table;
+mod volumes;
 mod ways;
 
 use std::env;
@@ -53,6 +55,11 @@ fn main() {
         let at_once = at_once::measure();
         at_once::print(&at_once);
         figures.nbd_at_once = Some(at_once);
+    }
+    if is_wanted("nbd-volumes") {
+        let volumes = volumes::measure();
+        volumes::print(&volumes);
+        figures.volumes = Some(volumes);
     }
     if is_wanted("iscsi") {
         figures.scsi = Some(sizes::measure(rounds));

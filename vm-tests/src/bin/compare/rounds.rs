@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use lunbd::engine::Phase;
+use nix::unistd::{SysconfVar, sysconf};
 use vm_tests::bench::{Row, Series};
 use vm_tests::guest::udev_arrivals::UdevArrivals;
 use vm_tests::guest::{self, UeventCounter, udevd};
@@ -96,6 +97,7 @@ impl<'a> Rounds<'a> {
 struct Run {
     attach: Vec<f64>,
     detach: Vec<f64>,
+    attach_cpu: Vec<f64>,
     uevents: Vec<f64>,
     after_own_event: Vec<f64>,
     attached_early: usize,
@@ -112,9 +114,11 @@ impl Run {
         let arrivals = UdevArrivals::start();
         let flowing = flood.map(Flood::begin);
         let since = SystemTime::now();
-        let start = Instant::now();
+        let (used, start) = (machine_cpu(), Instant::now());
         let phases = way.attach();
         let returned = Instant::now();
+        self.attach_cpu
+            .push(millis(machine_cpu().saturating_sub(used)));
         self.attach.push(millis(returned - start));
         self.attach_stages.add(&phases);
         let is_ready = || way.disk().filter(|disk| udev_handled(disk, since));
@@ -149,6 +153,7 @@ impl Run {
             whole: Series::of(whole),
             attach: Series::of(self.attach),
             detach: Series::of(self.detach),
+            attach_cpu: Series::of(self.attach_cpu),
             uevents: Series::of(self.uevents),
             after_own_event: Series::of(self.after_own_event),
             attached_early: self.attached_early,
@@ -196,6 +201,27 @@ fn udev_handled(disk: &str, since: SystemTime) -> bool {
     let record = devno.map(|devno| format!("/run/udev/data/b{}", devno.trim()));
     let written = record.and_then(|record| fs::metadata(record)?.modified());
     written.is_ok_and(|written| written >= since)
+}
+
+/// What all processors have done so far, by the kernel's ticks (proc(5), `stat`).
+fn machine_cpu() -> Duration {
+    let stat = fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let line = stat.lines().next().expect("a line for all processors");
+    let fields = line.split_whitespace().skip(1).enumerate();
+    // Neither idle (4th) nor waiting for I/O (5th); guests (9th and after) are in user.
+    let ticks = fields
+        .filter(|(at, _)| *at < 8 && !matches!(at, 3 | 4))
+        .map(|(_, field)| field.parse::<u64>().expect("a number of ticks"));
+    in_ticks(ticks.sum())
+}
+
+/// A number of the clock's ticks, as `/proc` counts.
+pub(crate) fn in_ticks(ticks: u64) -> Duration {
+    let rate = sysconf(SysconfVar::CLK_TCK)
+        .ok()
+        .flatten()
+        .expect("ticks a second");
+    Duration::from_millis(ticks * 1000 / rate.unsigned_abs())
 }
 
 pub(crate) fn millis(duration: Duration) -> f64 {

@@ -40,6 +40,8 @@ pub(crate) enum Part {
     Host,
     /// One NBD export, and many at once.
     Nbd,
+    /// Two hundred NBD volumes, by a reconciler and one after the other.
+    NbdVolumes,
     /// One LUN of iSCSI targets of several sizes.
     Iscsi,
     /// One LUN of an iSCSI target, login and logout with it.
@@ -52,6 +54,7 @@ impl Part {
         match self {
             Self::Host => "host",
             Self::Nbd => "nbd",
+            Self::NbdVolumes => "nbd-volumes",
             Self::Iscsi => "iscsi",
             Self::IscsiLogin => "iscsi-login",
         }
@@ -142,10 +145,17 @@ fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
     let mut files = Vec::new();
     let figures = &mut results.figures;
     let (scsi, log_in) = (figures.scsi.take(), figures.log_in.take());
+    let volumes = figures.volumes.take();
     if results.figures.nbd.is_some() {
         files.push(("nbd.json", serde_json::to_string_pretty(&results)?));
         results.figures.nbd = None;
         results.figures.nbd_at_once = None;
+    }
+    if let Some(volumes) = volumes {
+        files.push(("volumes.md", results::write_volumes(&results, &volumes)));
+        results.figures.volumes = Some(volumes);
+        files.push(("volumes.json", serde_json::to_string_pretty(&results)?));
+        results.figures.volumes = None;
     }
     if let Some(scsi) = scsi {
         files.push(("README.md", results::write(&results, &scsi)));

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use vm_tests::bench::{Figures, LogIn, Row, Scsi};
+use vm_tests::bench::{Figures, LogIn, Row, Scsi, Volumes};
 
 /// The figures and what they were taken under.
 #[derive(Debug, Serialize)]
@@ -48,7 +48,8 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
          {}\
          One boot, one LIO iSCSI target a size over loopback, the same for every way; nothing \
          else of the target is attached unless a table says so. \"After udev\" is the time from the arrival of udev's own event \
-         for the disk to the return of the way.\n\n\
+         for the disk to the return of the way; \"processors\" is what all of them did during the attach, \
+         kernel, target and udev too.\n\n\
          ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
         conditions(results, "attach.json")
     );
@@ -89,7 +90,8 @@ pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
          {}\
          One LIO iSCSI target over loopback, to which nobody is logged in before a round or after \
          it. An attach logs in, scans for one LUN and waits for udev; a detach deletes the device \
-         and logs out.\n\n",
+         and logs out. \"Processors\" is what all of them did during an attach, kernel, target and udev \
+         too.\n\n",
         conditions(results, "login.json")
     );
     table(&mut text, "By one portal", &log_in.rows);
@@ -101,12 +103,51 @@ pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
             &mut text,
             &format!(
                 "Attach and detach by lunbd are {:.1} times as quick; by {} portals the attach \
-                 takes {:.2} times as long as by one.",
+                 takes {:.2} times as long as by one, in which the machine's processors do {:.2} times \
+                 as much.",
                 ratio(open_iscsi, lunbd),
                 log_in.portals,
-                log_in.many.attach.median / lunbd.attach.median
+                log_in.many.attach.median / lunbd.attach.median,
+                log_in.many.attach_cpu.median / lunbd.attach_cpu.median
             ),
         );
+    }
+    text
+}
+
+/// The volumes as Markdown.
+pub(crate) fn write_volumes(results: &Results, volumes: &Volumes) -> String {
+    let mut text = format!(
+        "# {} NBD volumes, from nothing to attached and back\n\n\
+         {}\
+         One nbdkit server over a unix socket. Each way is taken once for its times and once more \
+         for its system calls (those of the programs it runs, too), which the kernel's tracepoint \
+         counts.\n\n\
+         | way | | wall | of lunbd's | CPU | of it the hub's | system calls |\n\
+         |---|---|--:|--:|--:|--:|--:|\n",
+        volumes.volumes,
+        conditions(results, "volumes.json"),
+    );
+    for row in &volumes.rows {
+        let first = volumes.rows.first().unwrap_or(row);
+        let verbs = [
+            ("attach", &row.attach, &first.attach),
+            ("detach", &row.detach, &first.detach),
+        ];
+        for (verb, cost, base) in verbs {
+            line(
+                &mut text,
+                &format!(
+                    "| `{}` | {verb} | {:.2} s | {:.1} | {:.2} s | {:.0} ms | {} |",
+                    row.way,
+                    cost.wall_ms / 1000.0,
+                    cost.wall_ms / base.wall_ms,
+                    cost.cpu_ms / 1000.0,
+                    cost.hub_cpu_ms,
+                    cost.syscalls
+                ),
+            );
+        }
     }
     text
 }
@@ -125,18 +166,19 @@ fn table(text: &mut String, title: &str, rows: &[Row]) {
     line(text, &format!("## {title}\n"));
     line(
         text,
-        "| way | attach | of lunbd's | detach | uevents | after udev | rounds | done too early |\n\
-         |---|--:|--:|--:|--:|--:|--:|--:|",
+        "| way | attach | of lunbd's | processors | detach | uevents | after udev | rounds | done too early |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|--:|",
     );
     let base = rows.first().map_or(1.0, |row| row.attach.median);
     for row in rows {
         line(
             text,
             &format!(
-                "| `{}` | {:.0} ms | {:.2} | {:.0} ms | {:.0} | {:.1} ms | {} | {} |",
+                "| `{}` | {:.0} ms | {:.2} | {:.0} ms | {:.0} ms | {:.0} | {:.1} ms | {} | {} |",
                 row.way,
                 row.attach.median,
                 row.attach.median / base,
+                row.attach_cpu.median,
                 row.detach.median,
                 row.uevents.median,
                 row.after_own_event.median,
@@ -154,7 +196,7 @@ fn line(text: &mut String, content: &str) {
 
 #[cfg(test)]
 mod tests {
-    use vm_tests::bench::{Among, Busy, Series, Size};
+    use vm_tests::bench::{Among, Busy, Cost, Series, Size, VolumesRow};
 
     use super::*;
 
@@ -202,6 +244,32 @@ mod tests {
         let text = write(&results(), &scsi);
         assert!(text.contains("| `by hand` | 1500 ms | 1.50 |"), "{text}");
         assert!(text.contains("From 16 to 1024 LUNs lunbd's slowest median is 10 % above"));
+    }
+
+    #[test]
+    fn many_volumes_are_compared_with_the_first_way_verb_by_verb() {
+        let cost = |wall_ms| Cost {
+            wall_ms,
+            cpu_ms: 500.0,
+            hub_cpu_ms: 30.0,
+            syscalls: 4000,
+        };
+        let row = |way: &str, attach, detach| VolumesRow {
+            way: way.to_owned(),
+            attach: cost(attach),
+            detach: cost(detach),
+        };
+        let volumes = Volumes {
+            volumes: 200,
+            rows: vec![row("beside", 2000.0, 1000.0), row("serial", 9000.0, 1500.0)],
+        };
+        let text = write_volumes(&results(), &volumes);
+        for line in [
+            "| `serial` | attach | 9.00 s | 4.5 | 0.50 s | 30 ms | 4000 |",
+            "| `serial` | detach | 1.50 s | 1.5 |",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]
