@@ -5,6 +5,8 @@
 mod machine;
 
 use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -178,6 +180,56 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
         .collect();
     let expected = [("1:0:0:4", true), ("2:0:0:4", false)];
     assert_eq!(gone, expected.map(|(hctl, gone)| (hctl.to_owned(), gone)));
+}
+
+#[test]
+fn a_delete_that_the_kernel_does_not_take_is_written_again_while_the_device_stands() {
+    let machine = Machine::new();
+    machine.write("proc/self/mountinfo", "");
+    machine.disk("1:0:0:4", "sdb");
+    let device = machine.path("sys/devices/fake/1:0:0:4");
+    // Nothing to claim and to flush.
+    fs::remove_dir_all(device.join("block")).unwrap();
+    let (delete, state) = (device.join("delete"), device.join("state"));
+    let engine = Engine::start(machine.roots()).unwrap();
+    let (deleting, at_delete) = mpsc::channel();
+    let observer = {
+        let (delete, state) = (delete.clone(), state.clone());
+        StageObserver::new(move |stage| {
+            if stage == Stage::Delete {
+                // An open of a socket fails with ENXIO.
+                fs::remove_file(&delete).unwrap();
+                drop(UnixListener::bind(&delete).unwrap());
+                // The look at the state that follows waits for us.
+                fs::remove_file(&state).unwrap();
+                nix::unistd::mkfifo(&state, nix::sys::stat::Mode::S_IRWXU).unwrap();
+                deleting.send(()).unwrap();
+            }
+        })
+    };
+    thread::scope(|scope| {
+        let detach = scope.spawn(|| {
+            let source: Source = "scsi:1:0:0:4".parse().unwrap();
+            let request = DetachRequest::new(source).observe(observer);
+            engine.detach(request, Deadline::after(LIMIT))
+        });
+        at_delete.recv().unwrap();
+        let mut looked_at = File::options().write(true).open(&state).unwrap();
+        for (attribute, text) in [(&delete, ""), (&state, "running\n")] {
+            let new = device.join("new");
+            fs::write(&new, text).unwrap();
+            fs::rename(&new, attribute).unwrap();
+        }
+        looked_at.write_all(b"running\n").unwrap();
+        drop(looked_at);
+        while fs::read_to_string(&delete).unwrap() != "1" {
+            assert!(!detach.is_finished(), "{:?}", detach.join());
+            thread::yield_now();
+        }
+        fs::remove_file(machine.path("sys/bus/scsi/devices/1:0:0:4")).unwrap();
+        fs::remove_dir_all(&device).unwrap();
+        assert!(detach.join().unwrap().unwrap().changed);
+    });
 }
 
 #[test]

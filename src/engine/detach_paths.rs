@@ -226,10 +226,12 @@ impl Way<'_> {
         first
     }
 
-    /// multipathd would take the path into a map again.
+    /// multipathd would take the path into a map again. One that hangs has half of
+    /// the time.
     fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
+        let limit = Deadline::after(deadline.remaining() / 2);
         if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
-            && let Err(error) = daemon.delete_path(disk.name(), deadline)
+            && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
             // The path's own removal tells it too; it is asked in the end.
             tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");

@@ -174,9 +174,11 @@ impl Engine {
         let disk = map.disk();
         let lost = Lost::of(roots, disk)?;
         let devpath = uevent::devpath(roots, disk.dir())?;
-        // So that it is not made again when a path's event comes.
+        // So that it is not made again when a path's event comes. A daemon that hangs
+        // has half of the time: the kernel does it without.
+        let limit = Deadline::after(deadline.remaining() / 2);
         if let Some(daemon) = daemon
-            && let Err(error) = daemon.delete_map(map.name(), deadline)
+            && let Err(error) = daemon.delete_map(map.name(), limit)
         {
             tracing::debug!(%error, "multipathd does not remove the map");
         }

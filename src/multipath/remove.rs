@@ -24,6 +24,28 @@ use crate::uevent::Watch;
 /// `InUse`, and the map stays; `NotPermitted`; `TimedOut` at stage
 /// `remove_map`.
 pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -> Result<()> {
+    // The removal's event comes before the directory goes.
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    let mut refusal = ask_in_time(roots, map, deadline)?;
+    while map.is_there() {
+        if deadline.has_passed() {
+            let what = format!("{map} to be gone from sysfs");
+            let error = Error::timed_out(Stage::RemoveMap, deadline.elapsed(), &what);
+            let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));
+            return Err(error.with_last_seen(map.describe() + &refusal));
+        }
+        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        let _looked_at_again_whatever_came = watch.next(turn);
+        if refusal.is_some() && map.is_there() && !deadline.has_passed() {
+            refusal = ask_in_time(roots, map, deadline)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the kernel says where it has not removed it: somebody else does, or it
+/// knows no such map, and the look into sysfs decides.
+fn ask_in_time(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Error>> {
     let (own_map, own_roots) = (map.clone(), roots.clone());
     let removed = worker::run(
         Stage::RemoveMap,
@@ -33,22 +55,12 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
         move || ask(&own_roots, &own_map),
     );
     match removed {
-        // Somebody else removes it, or has done so: the look below decides.
-        Err(error) if error.kind() == ErrorKind::Vanished => {}
-        result => result?,
-    }
-    // The removal's event comes before the directory goes.
-    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-    while map.is_there() {
-        if deadline.has_passed() {
-            let what = format!("{map} to be gone from sysfs");
-            let error = Error::timed_out(Stage::RemoveMap, deadline.elapsed(), &what);
-            return Err(error.with_last_seen(map.describe()));
+        Err(error) if error.kind() == ErrorKind::Vanished => {
+            tracing::debug!(%map, %error, "not removed");
+            Ok(Some(error))
         }
-        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
-        let _looked_at_again_whatever_came = watch.next(turn);
+        result => result.map(|()| None),
     }
-    Ok(())
 }
 
 fn ask(roots: &Roots, map: &Map) -> Result<()> {

@@ -1,9 +1,12 @@
 //! Taking one SCSI device down.
 
+use std::time::Duration;
+
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
+use super::state::State;
 use crate::crash::point;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
 use crate::uevent::Watch;
@@ -16,6 +19,11 @@ use crate::uevent::Watch;
 /// an exclusive claim and has flushed. That the node is gone would prove
 /// nothing, since the kernel takes it away before it writes the device's cache
 /// back; the write's return comes after both.
+///
+/// The kernel refuses it (`ENODEV`, `scsi_sysfs.c`, `sdev_store_delete`) also while
+/// the driver of the host is being unloaded, which may fail; and the attribute is
+/// gone a moment before somebody else's delete begins. So it is written again for
+/// as long as the device stands and is not seen to be deleted.
 ///
 /// After a timeout the kernel may still be deleting; the device then goes away
 /// by itself, or stays in state `cancel` until its I/O ends.
@@ -30,6 +38,27 @@ pub(crate) fn delete(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut refusal = write(device, lanes, deadline)?;
+    while device.is_there() {
+        if deadline.has_passed() {
+            return Err(stands(device, refusal.as_ref(), deadline));
+        }
+        if refusal.is_none() || is_being_deleted(device)? {
+            watch.next(deadline);
+            continue;
+        }
+        watch.next(Deadline::after(pauses.pause().min(deadline.remaining())));
+        if device.is_there() && !deadline.has_passed() {
+            refusal = write(device, lanes, deadline)?;
+        }
+    }
+    Ok(())
+}
+
+/// Has the kernel delete it. What it says where it has not done so because
+/// somebody else does or has done, or because it could not get hold of it.
+fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Option<Error>> {
     let attribute = device.dir().join("delete");
     let ours = device.clone();
     let hctl = device.hctl();
@@ -42,18 +71,28 @@ pub(crate) fn delete(
         || device.describe(),
         move || sysfs::write_if(&attribute, "1", || ours.is_there()),
     );
-    match written {
-        // Somebody else deletes it, or has done so: the look below decides.
-        Err(error) if error.kind() == ErrorKind::Vanished => {}
-        result => result?,
-    }
-    point!(DeleteWritten);
-    while device.is_there() {
-        if watch.next(deadline).is_none() {
-            let what = format!("{hctl} to be gone from sysfs");
-            let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
-            return Err(error.with_last_seen(device.describe()));
+    let refusal = match written {
+        Err(error) if error.kind() == ErrorKind::Vanished => {
+            tracing::debug!(%hctl, %error, "not deleted");
+            Some(error)
         }
-    }
-    Ok(())
+        result => {
+            result?;
+            None
+        }
+    };
+    point!(DeleteWritten);
+    Ok(refusal)
+}
+
+fn is_being_deleted(device: &ScsiDevice) -> Result<bool> {
+    let state = device.state()?;
+    Ok(state.is_none_or(|state| matches!(state, State::Cancel | State::Deleted)))
+}
+
+fn stands(device: &ScsiDevice, refusal: Option<&Error>, deadline: Deadline) -> Error {
+    let what = format!("{} to be gone from sysfs", device.hctl());
+    let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
+    let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));
+    error.with_last_seen(device.describe() + &refusal)
 }
