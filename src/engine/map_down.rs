@@ -9,7 +9,7 @@ use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt};
 use super::{detach::DetachRequest, in_use};
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
@@ -159,6 +159,46 @@ impl Engine {
                 receipt.told_to_fail = true;
             }
         }
+    }
+
+    /// Removes a map whose last path was taken out from below it, which multipathd
+    /// leaves where udev looks at it just then: again, for as long as only they have
+    /// it open who let go. One that has a path stays.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom; `TimedOut`.
+    pub(super) fn remove_bare_map(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut watch = self.hub().watch(map.disk().name());
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        while map.is_there() {
+            match map.paths() {
+                Ok(paths) if paths.is_empty() => {}
+                Err(error) if map.is_there() => return Err(error),
+                _ => return Ok(()),
+            }
+            match self.remove_map(map, daemon, &mut watch, deadline) {
+                Err(error) if error.kind() == ErrorKind::InUse && self.will_be_let_go(map)? => {
+                    if deadline.has_passed() {
+                        return Err(error);
+                    }
+                    let pause = pauses.pause().min(deadline.remaining());
+                    watch.next(Deadline::after(pause));
+                }
+                done => return done,
+            }
+        }
+        Ok(())
+    }
+
+    fn will_be_let_go(&self, map: &Map) -> Result<bool> {
+        let openers = in_use::find_openers(self.roots(), map.disk())?;
+        Ok(in_use::find_holders(self.roots(), map.disk())?.is_empty()
+            && openers.iter().all(in_use::looks_at_disks))
     }
 
     /// Removes the map and returns when sysfs shows it no more and udev has

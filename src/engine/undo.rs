@@ -34,7 +34,8 @@ pub(super) fn device(
 }
 
 /// multipathd hears of a path from udev and makes a map of it at once, whatever
-/// we think of it: it is told to let go, again where it took the path meanwhile.
+/// we think of it: it is told to let go, again where it took the path meanwhile. A
+/// map that has no path then goes too.
 fn take_down(
     engine: &Engine,
     device: &ScsiDevice,
@@ -44,8 +45,11 @@ fn take_down(
 ) -> Result<()> {
     let daemon = Daemon::find(engine.roots())?;
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut above = None;
     loop {
         let disk = device.disk()?;
+        let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
+        above = map.or(above);
         if let (Some(daemon), Some(disk)) = (&daemon, &disk)
             && let Err(error) = daemon.delete_path(disk.name(), deadline)
         {
@@ -60,7 +64,17 @@ fn take_down(
                 let pause = pauses.pause().min(deadline.remaining());
                 watch.next(Deadline::after(pause));
             }
-            done => return done.map(drop),
+            Ok(_) => break,
+            Err(error) => return Err(error),
         }
+    }
+    match above {
+        Some(map) => engine
+            .remove_bare_map(&map, daemon.as_ref(), deadline)
+            .map_err(|error| {
+                let message = format!("its map {} has no path left and stands", map.name());
+                Error::new(error.kind(), message).caused_by(error)
+            }),
+        None => Ok(()),
     }
 }
