@@ -1,6 +1,7 @@
 //! Kernel calls that may block for minutes, each on a thread of its own.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -57,10 +58,16 @@ pub(crate) fn start<T: Send + 'static>(
             // Nobody listens any more after a timeout.
             let _ = done.send(call());
         })
-        .map_err(|error| {
-            Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
-        })?;
+        .map_err(|error| not_started(stage, &error))?;
     Ok(Pending { stage, result })
+}
+
+fn not_started(stage: Stage, error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
+}
+
+fn died(stage: Stage) -> Error {
+    Error::new(ErrorKind::Io, "the thread of a kernel call died").at(stage)
 }
 
 /// As [`start`], for a call that the kernel may hold for minutes after the process
@@ -72,10 +79,30 @@ pub(crate) fn start_apart<T: Send + 'static>(
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
     start(stage, move || {
-        if let Err(errno) = lunbd_sys::files::leave_those_of_the_process() {
-            tracing::debug!(%errno, "the files are those of the process");
-        }
+        leave_the_files();
         call()
+    })
+}
+
+fn leave_the_files() {
+    if let Err(errno) = lunbd_sys::files::leave_those_of_the_process() {
+        tracing::debug!(%errno, "the files are those of the process");
+    }
+}
+
+/// Runs `call` on a thread of its own that has no part in the open files of the
+/// process, as [`start_apart`], for a thread that needs them afterwards: it waits
+/// for the call, and can be killed meanwhile.
+pub(crate) fn apart<T: Send>(stage: Stage, call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name(format!("lunbd-{stage}"))
+            .spawn_scoped(scope, || {
+                leave_the_files();
+                call()
+            })
+            .map_err(|error| not_started(stage, &error))?;
+        thread.join().unwrap_or_else(|_| Err(died(stage)))
     })
 }
 
@@ -123,10 +150,7 @@ impl<T> Pending<T> {
         match self.result.recv_timeout(deadline.remaining()) {
             Ok(result) => Some(result.map_err(|error| error.at(stage))),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                let error = Error::new(ErrorKind::Io, "the thread of a kernel call died");
-                Some(Err(error.at(stage)))
-            }
+            Err(RecvTimeoutError::Disconnected) => Some(Err(died(stage))),
         }
     }
 }
@@ -159,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_file_that_a_thread_apart_has_is_closed_when_its_call_has_ended() {
-        let pipe = std::io::pipe().unwrap();
+        let pipe = io::pipe().unwrap();
         let file = Arc::new(File::from(std::os::fd::OwnedFd::from(pipe.1)));
         let pending = start(Stage::Flush, {
             let file = Arc::clone(&file);

@@ -54,7 +54,8 @@ impl Lanes {
     ///
     /// A call that is not back by `deadline` goes on by itself, and its host is
     /// quarantined until it returns. `last_seen` is asked for the error of a
-    /// timeout.
+    /// timeout. It has none of the open files of the process, and must open what it
+    /// uses: where the process is killed meanwhile, its locks are gone.
     ///
     /// # Errors
     /// Those of `call`; `Quarantined`, and nothing was begun; `TimedOut` at
@@ -101,11 +102,11 @@ impl Lanes {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(register);
-        slot.run(stage, what, deadline, last_seen, call)
+        slot.run_apart(stage, what, deadline, last_seen, call)
     }
 
-    /// Runs what the kernel does not serialise: an open, a command, a rescan, a
-    /// flush. Nothing waits here for anything else.
+    /// Runs what the kernel does not serialise: an open, a command, a flush. Nothing
+    /// waits here for anything else.
     ///
     /// A call that is not back by `deadline` goes on by itself, and its device
     /// is quarantined until it returns. `last_seen` is asked for the error of a
@@ -123,14 +124,33 @@ impl Lanes {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        let slot = self.beside_others(hctl, stage, what)?;
+        slot.run(stage, what, deadline, last_seen, call)
+    }
+
+    /// As [`on_device`](Self::on_device), with none of the open files of the process,
+    /// as [`on_host`](Self::on_host): a rescan, which the kernel may hold as long as a
+    /// scan.
+    pub(crate) fn on_device_apart<T: Send + 'static>(
+        &self,
+        hctl: Hctl,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let slot = self.beside_others(hctl, stage, what)?;
+        slot.run_apart(stage, what, deadline, last_seen, call)
+    }
+
+    fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<Slot> {
         let mut register = self.register();
         if let Some(stuck) = register.against_device(hctl).cloned() {
             drop(register);
             return Err(refusal(&stuck, stage));
         }
-        let slot = self.enter(&mut register, hctl, false, stage, what);
-        drop(register);
-        slot.run(stage, what, deadline, last_seen, call)
+        Ok(self.enter(&mut register, hctl, false, stage, what))
     }
 
     /// What has not come back.
@@ -227,6 +247,24 @@ impl Slot {
             let slot = self;
             slot.lanes.begin(slot.ticket);
             call()
+        })
+    }
+
+    fn run_apart<T: Send + 'static>(
+        self,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (lanes, ticket) = (self.lanes.clone(), self.ticket);
+        self.run(stage, what, deadline, last_seen, move || {
+            worker::apart(stage, || {
+                // The one that the kernel has.
+                lanes.begin(ticket);
+                call()
+            })
         })
     }
 }

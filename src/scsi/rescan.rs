@@ -26,7 +26,7 @@ pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> 
     let attribute = device.dir().join("rescan");
     let hctl = device.hctl();
     point!(RescanToWrite);
-    lanes.on_device(
+    lanes.on_device_apart(
         hctl,
         Stage::Rescan,
         &format!("the kernel to rescan {hctl}"),

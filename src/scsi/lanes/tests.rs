@@ -1,5 +1,8 @@
 //! A call that hangs is one that waits for a channel.
 
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
@@ -217,4 +220,28 @@ fn nothing_is_begun_after_the_deadline_and_the_place_is_free_again() {
     assert_eq!(result.unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(seen.recv().is_err());
     assert!(is_idle(&lanes));
+}
+
+#[test]
+fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process() {
+    let lanes = lanes();
+    let file = File::open("/dev/null").unwrap();
+    let own = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let call = || {
+        let own = own.clone();
+        move || Ok(Path::new(&own).exists())
+    };
+    assert!(!on_host(&lanes, "1:0:0:1", LONG, call()).unwrap());
+    let (deadline, what) = (Deadline::after(LONG), "the rescan");
+    let rescan = lanes.on_device_apart(
+        at("1:0:0:1"),
+        Stage::Rescan,
+        what,
+        deadline,
+        String::new,
+        call(),
+    );
+    assert!(!rescan.unwrap());
+    // What opens a file for its caller.
+    assert!(on_device(&lanes, "1:0:0:1", LONG, call()).unwrap());
 }
