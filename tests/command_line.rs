@@ -258,4 +258,18 @@ fn where_no_portal_listens_discover_says_so_and_a_broken_file_of_secrets_is_not_
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("line 2") && text.contains(path), "{text}");
     assert!(!text.contains("hush"), "{text}");
+
+    for algorithms in ["", "SHA512", "SHA256,SHA256"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_lunbd"))
+            .args(["discover", &portal])
+            .args(me)
+            .env("LUNBD_CHAP_USER", "me")
+            .env("LUNBD_CHAP_SECRET", "hush-hush")
+            .env("LUNBD_CHAP_ALGORITHMS", algorithms)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("one or more of MD5, SHA1,"), "{text}");
+    }
 }

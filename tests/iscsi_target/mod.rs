@@ -184,7 +184,7 @@ impl Talk {
         self.login(STAY_IN_SECURITY, "AuthMethod=CHAP\0")?;
         self.take(0x43)?;
         let offered = self.value("CHAP_A");
-        self.must(offered.as_deref() == Some("8,7,6,5"), "all algorithms")?;
+        self.must(offered.as_deref() == Some("8,6,5,7"), "all algorithms")?;
         let text = format!("CHAP_A=7\0CHAP_I=9\0CHAP_C={challenge}\0");
         self.login(STAY_IN_SECURITY, &text)
     }

@@ -246,9 +246,11 @@ pub(crate) struct Who {
     initiator: Option<Iqn>,
 
     /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
-    /// CHAP target_secret=SECRET and, to check it, target_user=NAME. Without it the
-    /// same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET, LUNBD_CHAP_TARGET_SECRET and
-    /// LUNBD_CHAP_TARGET_USER, where they are set.
+    /// CHAP target_secret=SECRET and, to check it, target_user=NAME; and, to offer
+    /// others than all, algorithms=SHA3-256,SHA1,MD5,SHA256, the most wanted first.
+    /// Without it the same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET,
+    /// LUNBD_CHAP_TARGET_SECRET, LUNBD_CHAP_TARGET_USER and LUNBD_CHAP_ALGORITHMS,
+    /// where they are set.
     #[arg(long, value_name = "FILE")]
     chap_file: Option<PathBuf>,
 }

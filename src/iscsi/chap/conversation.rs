@@ -63,7 +63,7 @@ impl<'a> Conversation<'a> {
     pub(in crate::iscsi) fn request(&mut self, text: &mut Text) -> Result<bool> {
         match &self.state {
             State::New => {
-                text.push("CHAP_A", Algorithm::OFFER);
+                text.push("CHAP_A", self.credentials.algorithms.offer());
                 self.state = State::Offered;
                 Ok(false)
             }
@@ -118,10 +118,14 @@ impl<'a> Conversation<'a> {
 
     fn challenge(&self, keys: &[Pair<'_>]) -> Result<Challenge> {
         let algorithm = key(keys, "CHAP_A")?;
-        let picked = Algorithm::of(algorithm.number(0..=u32::MAX)?);
+        let offered = &self.credentials.algorithms;
+        let picked = offered.picked(algorithm.number(0..=u32::MAX)?);
         let identifier = key(keys, "CHAP_I")?.number(0..=255)?;
         let challenge = Challenge {
-            algorithm: picked.ok_or_else(|| algorithm.broken("one of 8, 7, 6 and 5"))?,
+            algorithm: picked.ok_or_else(|| {
+                let expected = format!("one of {}, which are offered", offered.offer());
+                algorithm.broken(&expected)
+            })?,
             identifier: u8::try_from(identifier).unwrap_or(u8::MAX),
             bytes: decode_binary(key(keys, "CHAP_C")?, LONGEST_CHALLENGE)?,
         };
@@ -279,6 +283,24 @@ mod tests {
         let reflected = keys(&[("CHAP_A", "5"), ("CHAP_I", "1"), ("CHAP_C", "0bAQI=")]);
         let error = ours.take(&reflected).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
+    }
+
+    #[test]
+    fn an_algorithm_that_is_known_and_was_not_offered_is_refused() {
+        let credentials = credentials().algorithms("SHA3-256,SHA256".parse().unwrap());
+        for (picked, is_taken) in [("8", true), ("7", true), ("6", false), ("5", false)] {
+            let mut sent = Vec::new();
+            let mut ours = Conversation::new(&credentials, &mut sent);
+            let mut text = Text::default();
+            ours.request(&mut text).unwrap();
+            assert_eq!(text.as_bytes(), b"CHAP_A=8,7\0");
+            let said = [("CHAP_A", picked), ("CHAP_I", "1"), ("CHAP_C", "0x01")];
+            let taken = ours.take(&keys(&said));
+            assert_eq!(taken.is_ok(), is_taken, "{picked}: {taken:?}");
+            if let Err(error) = taken {
+                assert!(error.to_string().contains("one of 8,7"), "{error}");
+            }
+        }
     }
 
     #[test]

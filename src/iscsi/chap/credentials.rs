@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use crate::error::{Error, ErrorKind, Result};
+use super::{Algorithms, invalid};
+use crate::error::{Error, Result};
 
 /// Of a name or a secret, in bytes.
 const LONGEST: usize = 255;
@@ -16,7 +17,13 @@ const LONGEST: usize = 255;
 const LONGEST_FILE: u64 = 8 << 10;
 /// What a file calls them; in the environment they are in capitals, behind a
 /// prefix.
-const FIELDS: [&str; 4] = ["user", "secret", "target_user", "target_secret"];
+const FIELDS: [&str; 5] = [
+    "user",
+    "secret",
+    "target_user",
+    "target_secret",
+    "algorithms",
+];
 
 /// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
 /// when it is dropped.
@@ -56,6 +63,7 @@ pub struct Credentials {
     pub(super) user: String,
     pub(super) secret: Secret,
     pub(super) target: Option<(Option<String>, Secret)>,
+    pub(super) algorithms: Algorithms,
 }
 
 impl Credentials {
@@ -70,6 +78,7 @@ impl Credentials {
             user: checked(user.into())?,
             secret,
             target: None,
+            algorithms: Algorithms::default(),
         })
     }
 
@@ -87,6 +96,14 @@ impl Credentials {
         Ok(self)
     }
 
+    /// Offers these alone, and not [all](Algorithms::default). A target that knows none
+    /// of them refuses the login, or picks another and is refused.
+    #[must_use]
+    pub fn algorithms(mut self, algorithms: Algorithms) -> Self {
+        self.algorithms = algorithms;
+        self
+    }
+
     /// Whether the target must prove itself.
     #[must_use]
     pub fn is_mutual(&self) -> bool {
@@ -94,9 +111,10 @@ impl Credentials {
     }
 
     /// From a file of lines `user=`, `secret=`, and for mutual CHAP
-    /// `target_secret=` and, where it is to be checked, `target_user=`. Lines
-    /// that begin with `#` and empty lines say nothing; a value is all behind the
-    /// first equals sign.
+    /// `target_secret=` and, where it is to be checked, `target_user=`. A line
+    /// `algorithms=` is for [`Algorithms`]: it stands with the secret, so that each
+    /// login heeds it, also one of the recovery of a session. Lines that begin with
+    /// `#` and empty lines say nothing; a value is all behind the first equals sign.
     ///
     /// # Errors
     /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and
@@ -113,7 +131,7 @@ impl Credentials {
     }
 
     fn parse(text: &[u8]) -> Result<Self> {
-        let mut values: [Option<&[u8]>; 4] = [None; 4];
+        let mut values = [None; FIELDS.len()];
         for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if line.is_empty() || line.starts_with(b"#") {
@@ -125,8 +143,8 @@ impl Credentials {
             let slot = field.and_then(|field| values.get_mut(field));
             let (Some(slot @ None), Some(value)) = (slot, value.get(1..)) else {
                 let number = number + 1;
-                let expected = "expected each of user=, secret=, target_user= and target_secret= \
-                                at most once";
+                let expected = "expected each of user=, secret=, target_user=, target_secret= and \
+                                algorithms= at most once";
                 return Err(invalid(&format!("line {number}: {expected}")));
             };
             *slot = Some(value);
@@ -134,9 +152,10 @@ impl Credentials {
         Self::of(values)?.ok_or_else(|| invalid("no line user=NAME and no line secret=SECRET"))
     }
 
-    /// From `LUNBD_CHAP_USER`, `LUNBD_CHAP_SECRET`, and for mutual CHAP
-    /// `LUNBD_CHAP_TARGET_SECRET` and `LUNBD_CHAP_TARGET_USER`; `None` where none
-    /// of them is set. The environment itself cannot be wiped.
+    /// From `LUNBD_CHAP_USER`, `LUNBD_CHAP_SECRET`, for mutual CHAP
+    /// `LUNBD_CHAP_TARGET_SECRET` and `LUNBD_CHAP_TARGET_USER`, and for
+    /// [`Algorithms`] `LUNBD_CHAP_ALGORITHMS`; `None` where none of them is set. The
+    /// environment itself cannot be wiped.
     ///
     /// # Errors
     /// `InvalidInput` where one is missing or none.
@@ -162,23 +181,40 @@ impl Credentials {
         )
     }
 
-    fn of([user, secret, target_user, target_secret]: [Option<&[u8]>; 4]) -> Result<Option<Self>> {
+    fn of(values: [Option<&[u8]>; FIELDS.len()]) -> Result<Option<Self>> {
+        let [user, secret, target_user, target_secret, algorithms] = values;
         let name = |bytes: &[u8]| {
             String::from_utf8(bytes.to_vec()).map_err(|_| invalid("a CHAP name is no UTF-8"))
         };
         let one_way = match (user, secret) {
             (Some(user), Some(secret)) => Self::new(name(user)?, Secret::new(secret)?)?,
-            (None, None) if target_user.is_none() && target_secret.is_none() => return Ok(None),
+            _ if values == [None; FIELDS.len()] => return Ok(None),
             _ => return Err(invalid("a user and a secret are needed, both")),
         };
-        match (target_user, target_secret) {
+        let all = match (target_user, target_secret) {
             (user, Some(secret)) => {
                 let user = user.map(name).transpose()?;
-                one_way.mutual(user, Secret::new(secret)?).map(Some)
+                one_way.mutual(user, Secret::new(secret)?)?
             }
-            (None, None) => Ok(Some(one_way)),
-            (Some(_), None) => Err(invalid("a target_user is nothing without a target_secret")),
-        }
+            (None, None) => one_way,
+            (Some(_), None) => {
+                return Err(invalid("a target_user is nothing without a target_secret"));
+            }
+        };
+        Ok(Some(match algorithms {
+            // What is in the wrong place may be a secret, so it is not shown.
+            Some(list) => {
+                let list = std::str::from_utf8(list).ok();
+                let list = list.and_then(|list| list.parse().ok()).ok_or_else(|| {
+                    invalid(
+                        "algorithms are one or more of MD5, SHA1, SHA256 and SHA3-256, each once, \
+                         with commas between them",
+                    )
+                })?;
+                all.algorithms(list)
+            }
+            None => all,
+        }))
     }
 }
 
@@ -222,13 +258,10 @@ fn checked(name: String) -> Result<String> {
     Ok(name)
 }
 
-fn invalid(message: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_file_gives_one_way_and_mutual_credentials() {
@@ -236,6 +269,10 @@ mod tests {
         assert_eq!(one_way.user, "joe");
         assert_eq!(one_way.secret.bytes(), b" a=b ");
         assert!(one_way.target.is_none());
+        assert_eq!(one_way.algorithms, Algorithms::default());
+        let chosen = b"user=joe\nsecret=a\nalgorithms=SHA3-256,SHA256\n";
+        let chosen = Credentials::parse(chosen).unwrap().algorithms;
+        assert_eq!(chosen.to_string(), "SHA3-256,SHA256");
         let mutual = b"user=joe\nsecret=a\ntarget_user=array\ntarget_secret=b";
         let (user, secret) = Credentials::parse(mutual).unwrap().target.unwrap();
         assert_eq!(
@@ -255,6 +292,11 @@ mod tests {
             "user=joe\nsecret=hush\npassword=hush",
             "user=joe\nsecret=hush\ntarget_secret=hush",
             "user=joe\nsecret=hush\ntarget_user=x",
+            "algorithms=MD5",
+            "user=joe\nsecret=hush\nalgorithms=",
+            "user=joe\nsecret=hush\nalgorithms=hush",
+            "user=joe\nsecret=hush\nalgorithms=MD5,MD5",
+            "user=joe\nsecret=hush\nalgorithms=MD5\nalgorithms=MD5",
             "user=\nsecret=hush",
             "user=joe\nsecret=",
         ] {
