@@ -245,7 +245,7 @@ impl SessionKeeper {
             let mut known = self.known.remove(&id).unwrap_or_default();
             match session.plight()? {
                 Some(Plight::Stands) => known.digests = Some(session.digests()?),
-                Some(plight) if plight.is_lost() => self.admit(&session, &known, false)?,
+                Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
                 _ => {}
             }
             there.insert(id, known);
@@ -260,14 +260,14 @@ impl SessionKeeper {
                 let session = StandingSession::new(&self.roots, id);
                 if session.is_ours()? {
                     let known = self.known.remove(&id).unwrap_or_default();
-                    self.admit(&session, &known, true)?;
+                    self.admit(&session, &known, true);
                     self.known.insert(id, known);
                 }
             }
             SessionNotice::Said(id, message) => {
                 let session = StandingSession::new(&self.roots, id);
                 if session.is_ours()? {
-                    self.obey(&session, message)?;
+                    self.obey(&session, message);
                 }
             }
             SessionNotice::Created(_) => {
@@ -278,35 +278,33 @@ impl SessionKeeper {
         Ok(())
     }
 
-    fn admit(&mut self, session: &StandingSession, known: &Known, heard: bool) -> Result<()> {
+    fn admit(&mut self, session: &StandingSession, known: &Known, heard: bool) {
         let now = Instant::now();
         if let Some(loss) = self.losses.get_mut(&session.id()) {
             loss.look_again_at(now);
             if heard {
                 loss.heard(now);
             }
-            return Ok(());
+            return;
         }
         let mut loss = Loss::new(session.clone(), now);
-        loss.note_offline(&self.roots)?;
         if heard {
             loss.heard(now);
         }
         loss.not_before(known.recovered.map(|at| at + STEADY));
         loss.not_before(known.not_before);
         self.losses.insert(session.id(), loss);
-        Ok(())
     }
 
     /// What a target may ask for (RFC 7143, 11.9.1). As iscsid has it, a wish to
     /// negotiate is met by another login.
-    fn obey(&mut self, session: &StandingSession, message: AsyncMessage) -> Result<()> {
+    fn obey(&mut self, session: &StandingSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
         tracing::info!(session = %id, ?message, "the target speaks");
         match message.event {
             1 | 4 => {
-                self.admit(session, &Known::default(), false)?;
+                self.admit(session, &Known::default(), false);
                 if let Some(loss) = self.losses.get_mut(&id) {
                     loss.ask_to_leave();
                 }
@@ -321,7 +319,6 @@ impl SessionKeeper {
             }
             _ => {}
         }
-        Ok(())
     }
 
     /// Looks at one whose turn it is, and has it logged in again where it is lost.
@@ -356,7 +353,6 @@ impl SessionKeeper {
             ask: self.options.ask.clone(),
             digests: known.unwrap_or(self.options.digests),
             leaves: loss.is_asked_to_leave(),
-            stays_offline: loss.offline().clone(),
         };
         loss.begin();
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {

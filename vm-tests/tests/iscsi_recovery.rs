@@ -8,28 +8,33 @@
     reason = "a test panics to fail"
 )]
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession};
+use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, Multipath};
 use lunbd::id::SessionId;
 use lunbd::iscsi::{SessionOptions, StandingSession, log_out};
-use lunbd::transport::Via;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Roots, Source};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use vm_tests::guest;
-use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::agent::{engine, session_of, soon};
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts, sessions};
 use vm_tests::guest::lio::Store;
+use vm_tests::guest::multipathd::{Multipathd, NoPath};
 use vm_tests::guest::writer::Writer;
 
 const IQN: &str = "iqn.2026-01.example:recovery";
+const USER: (&str, &str) = ("keeper", "what-the-keeper-knows");
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -44,15 +49,6 @@ fn options() -> SessionOptions {
 fn attach(engine: &Engine, target: &IscsiTarget, lun: u64, options: SessionOptions) -> Attachment {
     let request = AttachRequest::new(source(target, 0, lun)).log_in(options);
     engine.attach(&request, soon()).unwrap()
-}
-
-fn session_of(attachment: &Attachment) -> u32 {
-    match &attachment.paths()[0].via {
-        Via::Iscsi {
-            session: Some(id), ..
-        } => id.0,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn detach(engine: &Engine, target: &IscsiTarget, lun: u64) -> Vec<u32> {
@@ -95,6 +91,10 @@ impl Keeping {
         self.count(|kept| matches!(kept.outcome, KeepOutcome::Recovered))
     }
 
+    fn wait_until(&self, what: &str, is_it: impl Fn(&KeptSession) -> bool) {
+        guest::wait_until(what, LIMIT, || (self.count(&is_it) > 0).then_some(()));
+    }
+
     fn wait_until_recovered(&self, times: usize) {
         let what = format!("{times} recoveries");
         guest::wait_until(&what, LIMIT, || (self.recovered() >= times).then_some(()));
@@ -105,6 +105,62 @@ impl Keeping {
         self.thread.join().unwrap();
         std::mem::take(&mut self.news.lock().unwrap())
     }
+}
+
+/// An agent that is a process of its own, and is killed.
+struct Agent {
+    child: Child,
+    news: Arc<Mutex<Vec<String>>>,
+}
+
+impl Agent {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new("lunbd")
+            .args(["heal", "--watch", "--json"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let news: Arc<Mutex<Vec<String>>> = Arc::default();
+        let list = Arc::clone(&news);
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                println!("{line}");
+                list.lock().unwrap().push(line);
+            }
+        });
+        Self { child, news }
+    }
+
+    fn wait_until_recovered(&self, session: u32) {
+        let what = format!("session {session} to be logged in again");
+        let is_it = |line: &String| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            let number = line["session"].as_str().and_then(|id| id.parse().ok());
+            number == Some(session) && line["outcome"] == "recovered"
+        };
+        guest::wait_until(&what, LIMIT, || {
+            let news = self.news.lock().unwrap();
+            news.iter().any(is_it).then_some(())
+        });
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// One block, past the page cache.
+fn reads(node: &Path) -> std::io::Result<()> {
+    let mut page = memmap2::MmapMut::map_anon(4096)?;
+    let direct = nix::libc::O_DIRECT;
+    let disk = OpenOptions::new()
+        .read(true)
+        .custom_flags(direct)
+        .open(node);
+    disk?.read_exact(&mut page)
 }
 
 fn the_only_session() -> Session {
@@ -173,6 +229,161 @@ fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
     keeping.end();
     assert_eq!(detach(&engine, &target, 1), [session.id]);
     nothing_is_left();
+}
+
+#[test]
+fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+    /// Time enough to see it lost.
+    const BUDGET: Duration = Duration::from_secs(10);
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(300));
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    let options = options().recovery_timeout(BUDGET);
+    let mut units = Vec::new();
+    for lun in [1, 2] {
+        target.map(lun, &Store::ramdisk(&format!("{lun}e3"), 8 * MIB));
+        units.push(attach(&engine, &target, lun, options.clone()));
+    }
+    let session = the_only_session();
+    let state = |lun| session.device_dir(lun).join("state");
+    let is = |lun| fs::read_to_string(state(lun)).unwrap().trim().to_owned();
+    // The kernel takes this with a newline alone, as it does `running`.
+    fs::write(state(2), "offline").unwrap_err();
+    fs::write(state(2), "offline\n").unwrap();
+    let keeping = Keeping::start(&engine);
+    target.portal_down(0);
+    keeping.wait_until("a portal that is gone", |kept| {
+        matches!(kept.outcome, KeepOutcome::Failed(_))
+            && kept.budget_left.is_none_or(|left| left <= BUDGET)
+    });
+    keeping.wait_until("the recovery timeout", |kept| {
+        matches!(kept.outcome, KeepOutcome::BudgetSpent)
+    });
+    assert_eq!(session.state(), "FREE");
+    guest::wait_until("the device to be given up", LIMIT, || {
+        (is(1) == "transport-offline").then_some(())
+    });
+    reads(&units[0].node).unwrap_err();
+    assert_eq!(keeping.recovered(), 0);
+    target.portal_up(0);
+    keeping.wait_until_recovered(1);
+    assert_eq!(session.state(), "LOGGED_IN");
+    // Also one that was offline before: the kernel blocks it with the others, and forgets
+    // that. So who has sessions kept has no use for `offline`.
+    guest::wait_until("the devices to run", LIMIT, || {
+        (is(1) == "running" && is(2) == "running").then_some(())
+    });
+    for unit in &units {
+        reads(&unit.node).unwrap();
+    }
+    keeping.end();
+    assert_eq!(detach(&engine, &target, 1), [] as [u32; 0]);
+    assert_eq!(detach(&engine, &target, 2), [session.id]);
+    nothing_is_left();
+}
+
+#[test]
+fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(600));
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::file("e7", 16 * MIB));
+    // It gives the sessions its own recovery timeout.
+    let multipathd = Multipathd::start_with(NoPath::Queue, 3);
+    let uri: Source = target.uri(&[0, 1], 1).parse().unwrap();
+    let request = AttachRequest::new(uri.clone())
+        .log_in(options())
+        .min_paths(2)
+        .multipath(Multipath::Require);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let both = sessions();
+    assert_eq!(both.len(), 2, "{both:?}");
+    let keeping = Keeping::start(&engine);
+    let spent = || keeping.count(|kept| matches!(kept.outcome, KeepOutcome::BudgetSpent));
+    let wait_until_spent = |times: usize| {
+        let what = format!("{times} recovery timeouts");
+        guest::wait_until(&what, LIMIT, || (spent() >= times).then_some(()));
+    };
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    target.portal_down(0);
+    wait_until_spent(1);
+    writer.goes_on();
+    target.portal_up(0);
+    keeping.wait_until_recovered(1);
+    // By the path that is back alone.
+    target.portal_down(1);
+    wait_until_spent(2);
+    writer.goes_on();
+    target.portal_down(0);
+    wait_until_spent(3);
+    for session in &both {
+        assert_eq!(session.state(), "FREE");
+    }
+    assert_eq!(keeping.recovered(), 1);
+    target.portal_up(1);
+    keeping.wait_until_recovered(2);
+    writer.goes_on();
+    target.portal_up(0);
+    keeping.wait_until_recovered(3);
+    writer.end();
+    for session in &both {
+        assert_eq!(session.state(), "LOGGED_IN");
+        assert_eq!(attribute(session.id, "recovery_tmo"), "3");
+    }
+    keeping.end();
+    let detachment = engine.detach(uri, soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(detachment.logged_out.len(), 2, "{detachment:?}");
+    nothing_is_left();
+    drop(multipathd);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    guest::time_limit(Duration::from_secs(300));
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::file("e4", 16 * MIB));
+    target.ask_for_chap(USER, None);
+    let file = "/tmp/recovery-chap";
+    fs::write(file, format!("user={}\nsecret={}\n", USER.0, USER.1)).unwrap();
+    let uri = target.uri(&[0], 1);
+    let chap = ["--chap-file", file, "--digests"];
+    let attached = guest::lunbd(&[&["attach", &uri, "--log-in", "--json"], &chap[..]].concat());
+    let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
+    let node = attached["node"].as_str().unwrap();
+    let session = the_only_session();
+    let first = Agent::start(&chap);
+    let writer = Writer::start(Path::new(node));
+    writer.goes_on();
+    target.cut(0);
+    first.wait_until_recovered(session.id);
+    first.kill();
+    // The session needs no process.
+    writer.goes_on();
+    let second = Agent::start(&chap);
+    writer.goes_on();
+    target.cut(0);
+    second.wait_until_recovered(session.id);
+    writer.goes_on();
+    second.kill();
+    target.cut(0);
+    session.wait_for_state("FAILED", LIMIT);
+    let third = Agent::start(&chap);
+    third.wait_until_recovered(session.id);
+    writer.goes_on();
+    assert_eq!(attribute(session.id, "data_digest"), "1");
+    writer.end();
+    third.kill();
+    assert_eq!(detach(&engine(), &target, 1), [session.id]);
+    nothing_is_left();
+    fs::remove_file(file).unwrap();
 }
 
 #[test]

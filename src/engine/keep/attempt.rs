@@ -1,6 +1,5 @@
 //! One try to have a session back.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::engine::lease::Lease;
 use crate::engine::sessions::{login_lease_of, share};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{Hctl, SessionId};
+use crate::id::SessionId;
 use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
 use crate::kernel::Roots;
 use crate::scsi::{self, Lanes, ScsiDevice, State};
@@ -28,7 +27,6 @@ pub(super) struct Attempt {
     pub(super) digests: (bool, bool),
     /// The target is to be left first.
     pub(super) leaves: bool,
-    pub(super) stays_offline: BTreeSet<Hctl>,
 }
 
 /// How one ended.
@@ -135,15 +133,17 @@ impl Attempt {
     }
 
     /// A command that could not be sent for too long may have had the kernel give its
-    /// device up, and then nobody but us takes that back; devices whose transport
-    /// alone was given up run already.
+    /// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
+    /// given up where the command's own end comes before that of the recovery timeout);
+    /// devices whose transport alone was given up run already. Nobody else's will is
+    /// overruled: what was offline before, the kernel itself has run again.
     fn bring_back_devices(&self, deadline: Deadline) {
         let bring = || -> Result<()> {
             for hctl in self.session.devices()? {
                 let Some(device) = ScsiDevice::find(&self.roots, hctl)? else {
                     continue;
                 };
-                if device.state()? == Some(State::Offline) && !self.stays_offline.contains(&hctl) {
+                if device.state()? == Some(State::Offline) {
                     scsi::set_running(&device, &self.lanes, deadline)?;
                     tracing::info!(%hctl, "runs again");
                 }

@@ -1,15 +1,11 @@
 //! What is known of a session that was lost, and when it is looked at next.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Backoff;
 use crate::engine::patient::jittered;
-use crate::error::{ErrorKind, Result};
-use crate::id::Hctl;
+use crate::error::ErrorKind;
 use crate::iscsi::StandingSession;
-use crate::kernel::Roots;
-use crate::scsi::{ScsiDevice, State};
 
 /// How often one of which the kernel said that it is lost, and sysfs does not yet, is
 /// looked at again: for some two seconds.
@@ -33,8 +29,6 @@ pub(super) struct Loss {
     said_spent: bool,
     /// The target asks for it.
     leaves: bool,
-    /// Devices that were given up before, by somebody.
-    offline: BTreeSet<Hctl>,
 }
 
 impl Loss {
@@ -51,7 +45,6 @@ impl Loss {
             failure: None,
             said_spent: false,
             leaves: false,
-            offline: BTreeSet::new(),
         }
     }
 
@@ -143,29 +136,13 @@ impl Loss {
         }
         !std::mem::replace(&mut self.said_spent, true)
     }
-
-    /// Takes down which of its devices are offline already: that is somebody's will,
-    /// or it was for another reason.
-    pub(super) fn note_offline(&mut self, roots: &Roots) -> Result<()> {
-        for hctl in self.session.devices()? {
-            let device = ScsiDevice::find(roots, hctl)?;
-            let state = device.map(|device| device.state()).transpose()?;
-            if state.flatten() == Some(State::Offline) {
-                self.offline.insert(hctl);
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn offline(&self) -> &BTreeSet<Hctl> {
-        &self.offline
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::SessionId;
+    use crate::kernel::Roots;
 
     fn loss(now: Instant) -> Loss {
         let roots = Roots::below("/nowhere");

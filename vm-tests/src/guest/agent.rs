@@ -1,9 +1,12 @@
 //! What an agent that links `lunbd` does, on the target of a test.
 
+use std::fs::OpenOptions;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::time::Duration;
 
 use lunbd::engine::DetachFailure;
 use lunbd::id::{Hctl, HostNo, Lun};
+use lunbd::transport::Via;
 use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Roots, Source};
 
 use super::ScsiDebug;
@@ -51,4 +54,36 @@ pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
 /// Detaches it.
 pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachment, DetachFailure> {
     engine.detach(unit(target, lun), soon())
+}
+
+/// The session of its first path, by its number; panics where that is none of iSCSI's.
+#[must_use]
+pub fn session_of(attachment: &Attachment) -> u32 {
+    let path = attachment.paths().first().expect("a path");
+    match &path.via {
+        Via::Iscsi {
+            session: Some(id), ..
+        } => id.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Panics unless what is written is there when it is read from the device again.
+pub fn writes_and_reads(attachment: &Attachment) {
+    let data: Vec<u8> = (0..256 * 1024_u32)
+        .map(|at| at.to_le_bytes()[0] ^ 0x5a)
+        .collect();
+    let disk = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&attachment.node);
+    let mut disk = disk.expect("the node");
+    disk.write_all(&data).expect("a write");
+    disk.sync_all().expect("a flush");
+    let node = attachment.node.to_str().expect("UTF-8");
+    super::run(&["blockdev", "--flushbufs", node]);
+    disk.rewind().expect("its beginning");
+    let mut found = vec![0; data.len()];
+    disk.read_exact(&mut found).expect("a read");
+    assert!(found == data, "other data came back");
 }
