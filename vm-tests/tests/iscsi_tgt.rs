@@ -8,21 +8,20 @@
     reason = "a test panics to fail"
 )]
 
-use std::fs::OpenOptions;
-use std::io::{Read as _, Seek as _, Write as _};
 use std::time::Duration;
 
-use lunbd::iscsi::{DiscoveryOptions, SessionOptions, discover};
-use lunbd::transport::Via;
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, Result, Source};
+use lunbd::iscsi::{Credentials, DiscoveryOptions, Secret, SessionOptions, discover};
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Result, Source};
 use vm_tests::guest;
-use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::agent::{engine, session_of, soon, writes_and_reads};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::INITIATOR;
 use vm_tests::guest::tgt::Tgt;
 
 const IQN: &str = "iqn.2026-01.example:process";
 const BYTES: u64 = 8 << 20;
+const USER: (&str, &str) = ("asker", "the-askers-own-secret");
+const TARGET: (&str, &str) = ("array", "what-the-array-knows");
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn options() -> SessionOptions {
@@ -38,29 +37,14 @@ fn attach(engine: &Engine, portal: &str, options: SessionOptions) -> Result<Atta
     engine.attach(&request, soon())
 }
 
-fn session_of(attachment: &Attachment) -> u32 {
-    match &attachment.paths()[0].via {
-        Via::Iscsi {
-            session: Some(id), ..
-        } => id.0,
-        other => panic!("{other:?}"),
-    }
+fn one_way(secret: &str) -> Credentials {
+    Credentials::new(USER.0, Secret::new(secret).unwrap()).unwrap()
 }
 
-fn writes_and_reads(attachment: &Attachment) {
-    let data: Vec<u8> = (0..200_000_u32).map(|at| at.to_le_bytes()[0]).collect();
-    let mut disk = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&attachment.node)
-        .unwrap();
-    disk.write_all(&data).unwrap();
-    disk.sync_all().unwrap();
-    guest::run(&["blockdev", "--flushbufs", attachment.node.to_str().unwrap()]);
-    disk.rewind().unwrap();
-    let mut found = vec![0; data.len()];
-    disk.read_exact(&mut found).unwrap();
-    assert!(found == data, "other data came back");
+fn mutual(secret: &str) -> Credentials {
+    let secret = Secret::new(secret).unwrap();
+    let target = Some(TARGET.0.to_owned());
+    one_way(USER.1).mutual(target, secret).unwrap()
 }
 
 /// Detaches and looks whether anything stayed, here or there.
@@ -115,4 +99,73 @@ fn a_login_that_is_sent_on_is_a_session_there_and_is_left_there() {
     assert_eq!((sends_on.connections(), takes.connections()), (0, 1));
     writes_and_reads(&attachment);
     leaves_nothing(&engine, first, &takes);
+}
+
+#[test]
+fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let portal = "127.0.0.1:3260";
+    let attach = |who: Credentials| attach(&engine, portal, options().credentials(who));
+    let is_refused = |who: Credentials, kind| {
+        let error = attach(who).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        nothing_is_left();
+    };
+    let comes_in = |who: Credentials, target: &Tgt| {
+        writes_and_reads(&attach(who).unwrap());
+        leaves_nothing(&engine, portal, target);
+    };
+    let only = |names: &str| one_way(USER.1).algorithms(names.parse().unwrap());
+
+    let target = Tgt::start("0", portal, IQN, BYTES);
+    target.ask_for_chap(USER, None);
+    comes_in(one_way(USER.1), &target);
+    comes_in(only("MD5"), &target);
+    comes_in(only("SHA3-256,MD5,SHA256"), &target);
+    is_refused(one_way("another-secret-than-it"), ErrorKind::NotPermitted);
+    // It has nothing to prove itself with.
+    is_refused(mutual(TARGET.1), ErrorKind::NotPermitted);
+    // It takes the number of the first for SHA-1, and knows that of the second not.
+    is_refused(only("SHA256,MD5"), ErrorKind::Refused);
+    is_refused(only("SHA3-256"), ErrorKind::Refused);
+    drop(target);
+
+    let target = Tgt::start("0", portal, IQN, BYTES);
+    target.ask_for_chap(USER, Some(TARGET));
+    comes_in(mutual(TARGET.1), &target);
+    is_refused(mutual("not-what-the-array-knows"), ErrorKind::NotPermitted);
+}
+
+/// tgt sends nobody on to the address that he has himself (`target_redirected`), so
+/// two that send on to each other are a loop for all but one of these two addresses:
+/// from the loopback interface one speaks as 127.0.0.1.
+#[test]
+fn two_that_send_on_to_each_other_are_refused_unless_one_takes_who_is_at_home_there() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    for (addresses, goes_round) in [
+        (["127.0.0.2", "127.0.0.3"], true),
+        (["127.0.0.1", "127.0.0.2"], false),
+    ] {
+        let [first, second] = addresses;
+        let portals = addresses.map(|address| format!("{address}:3260"));
+        let there = Tgt::start("0", &portals[0], IQN, BYTES);
+        let back = Tgt::start("1", &portals[1], IQN, BYTES);
+        there.redirect(second, "3260");
+        back.redirect(first, "3260");
+        let attached = attach(&engine, &portals[0], options());
+        if goes_round {
+            let error = attached.unwrap_err();
+            let [there, back] = &portals;
+            let way = format!("in a loop: {there} to {back} to {there}");
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+            assert!(error.to_string().contains(&way), "{error}");
+            nothing_is_left();
+        } else {
+            let session = session_of(&attached.unwrap());
+            assert_eq!(attribute(session, "address"), second);
+            leaves_nothing(&engine, &portals[0], &back);
+        }
+    }
 }

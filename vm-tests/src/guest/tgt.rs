@@ -69,6 +69,20 @@ impl Tgt {
         }
     }
 
+    /// Asks everybody for CHAP with this name and secret; and proves itself with
+    /// `mutual`.
+    pub fn ask_for_chap(&self, user: (&str, &str), mutual: Option<(&str, &str)>) {
+        let accounts = [
+            Some((user, &[][..])),
+            mutual.map(|own| (own, &["--outgoing"][..])),
+        ];
+        for ((name, secret), direction) in accounts.into_iter().flatten() {
+            let account = ["--user", name, "--password", secret];
+            super::run(&[&self.command("new", "account")[..], &account].concat());
+            self.admin("bind", "account", &[&account[..2], direction].concat());
+        }
+    }
+
     fn update(&self, name: &str, value: &str) {
         self.admin("update", "target", &["--name", name, "--value", value]);
     }
