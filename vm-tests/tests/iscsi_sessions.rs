@@ -18,6 +18,7 @@ use lunbd::iscsi::{
 use lunbd::{Deadline, ErrorKind, Result, Roots};
 use vm_tests::guest;
 use vm_tests::guest::agent::soon;
+use vm_tests::guest::iscsi_proxy::{IscsiProxy, Wish};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, Session};
@@ -202,4 +203,39 @@ fn a_session_whose_target_is_gone_is_ended_all_the_same() {
     println!("a dead one: logout {:?}", start.elapsed());
     nothing_is_left();
     target.portal_up(0);
+}
+
+#[test]
+fn a_living_target_hears_the_last_flush_and_then_goodbye_and_a_dead_one_is_not_waited_for() {
+    iscsi_tcp::prepare();
+    // What the kernel does with a disk that it takes away.
+    let store = Store::file("e3", 8 * MIB);
+    store.set_write_cache(true);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    let proxy = IscsiProxy::start("127.0.0.9:3260", PORTALS[0]);
+    let name = SessionName {
+        portal: "127.0.0.9:3260".parse().unwrap(),
+        ..name(0)
+    };
+    for lives in [true, false] {
+        let session = log_in(&name, &options()).unwrap();
+        let (id, host) = (session.id.0, session.host.0);
+        let seen = Session { id, host };
+        seen.scanned_disk(1);
+        let before = proxy.wishes().len();
+        if !lives {
+            proxy.cut();
+            seen.wait_for_state("FAILED", Duration::from_secs(60));
+        }
+        // A flush on a dead path waits for the recovery timeout, which is longer.
+        log_out(&Roots::default(), &standing(session), soon()).unwrap();
+        let expected: &[Wish] = if lives {
+            &[Wish::Flush, Wish::Logout]
+        } else {
+            &[]
+        };
+        assert_eq!(&proxy.wishes()[before..], expected, "alive: {lives}");
+        nothing_is_left();
+    }
 }

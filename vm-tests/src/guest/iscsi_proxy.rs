@@ -2,14 +2,26 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 const HEADER: usize = 48;
+const SCSI_COMMAND: u8 = 0x01;
 const LOGOUT_REQUEST: u8 = 0x06;
 const ASYNC_MESSAGE: u8 = 0x32;
 const NO_TAG: [u8; 4] = [0xff; 4];
+/// SYNCHRONIZE CACHE (10) and (16).
+const FLUSHES: [u8; 2] = [0x35, 0x91];
+
+/// What an initiator wants that is taken note of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// To have a unit's cache written back.
+    Flush,
+    /// To log out.
+    Logout,
+}
 
 /// Carries PDUs between initiators and a target, as long as it is not dropped.
 /// Sessions over it must have no digests.
@@ -22,7 +34,7 @@ pub struct IscsiProxy {
 #[derive(Debug, Default)]
 struct Shared {
     ends: AtomicBool,
-    logouts: AtomicUsize,
+    wishes: Mutex<Vec<Wish>>,
     /// The connection that came last.
     last: Mutex<Option<Way>>,
 }
@@ -57,10 +69,17 @@ impl IscsiProxy {
         Self { address, shared }
     }
 
+    /// What initiators wanted, in its order.
+    #[must_use]
+    pub fn wishes(&self) -> Vec<Wish> {
+        self.shared.wishes.lock().expect("the wishes").clone()
+    }
+
     /// How often an initiator wanted to log out.
     #[must_use]
     pub fn logouts(&self) -> usize {
-        self.shared.logouts.load(Ordering::Relaxed)
+        let wishes = self.wishes().into_iter();
+        wishes.filter(|wish| *wish == Wish::Logout).count()
     }
 
     /// Says an asynchronous message over the last connection, in the target's name.
@@ -111,8 +130,8 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
     let mine = Arc::clone(shared);
     thread::spawn(move || {
         while let Ok((header, pdu)) = read(&mut from) {
-            if header[0] & 0x3f == LOGOUT_REQUEST {
-                mine.logouts.fetch_add(1, Ordering::Relaxed);
+            if let Some(wish) = wish(&header) {
+                mine.wishes.lock().expect("the wishes").push(wish);
             }
             if to.write_all(&pdu).is_err() {
                 break;
@@ -139,6 +158,14 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
         let _gone_already = to.shutdown(Shutdown::Both);
     });
     Ok(())
+}
+
+fn wish(header: &[u8; HEADER]) -> Option<Wish> {
+    match header[0] & 0x3f {
+        SCSI_COMMAND if FLUSHES.contains(&header[32]) => Some(Wish::Flush),
+        LOGOUT_REQUEST => Some(Wish::Logout),
+        _ => None,
+    }
 }
 
 /// One PDU.
