@@ -26,3 +26,29 @@ pub(crate) fn set_running(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline
     )?;
     device.require_usable(Stage::Session)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn the_kernels_word_is_written_as_it_takes_it_and_read_back() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/bus/scsi/devices/2:0:0:1");
+        fs::create_dir_all(&dir).unwrap();
+        // A file keeps what is not written over; so without a newline of its own.
+        fs::write(dir.join("state"), "offline").unwrap();
+        let roots = Roots::below(root.path());
+        let device = ScsiDevice::find(&roots, "2:0:0:1".parse().unwrap());
+        let device = device.unwrap().unwrap();
+        let lanes = Lanes::new(&roots);
+        let deadline = Deadline::after(Duration::from_secs(60));
+        set_running(&device, &lanes, deadline).unwrap();
+        let written = fs::read_to_string(dir.join("state")).unwrap();
+        assert_eq!(written, "running\n");
+    }
+}

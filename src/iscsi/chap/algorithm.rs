@@ -128,7 +128,8 @@ impl Default for Algorithms {
     /// weakened: whoever offers MD5 lets the target, or who speaks in its place, pick
     /// it, wherever it stands. CHAP asks of a hash only that its input cannot be found,
     /// which is still so of MD5; what a faster one makes cheaper is guessing at a
-    /// secret, so that one counts.
+    /// secret, so that one counts. For a target that has SHA-256 and not SHA3-256 a list
+    /// of one's own is better.
     fn default() -> Self {
         use Algorithm::{Md5, Sha1, Sha3, Sha256};
         Self(vec![Sha3, Sha1, Md5, Sha256])
