@@ -21,6 +21,7 @@ use lunbd::iscsi::{
 use lunbd::{Deadline, ErrorKind, Result};
 use vm_tests::guest;
 use vm_tests::guest::iscsi_target::{DiscoveryAuth, IscsiTarget, PORTALS};
+use vm_tests::guest::iscsi_tcp::{connections, iscsid_runs};
 
 const IQN: &str = "iqn.2026-01.example:discovered";
 const INITIATOR: &str = "iqn.2026-01.example:asker";
@@ -69,23 +70,6 @@ fn refused(credentials: Option<Credentials>) -> String {
     error.to_string()
 }
 
-/// Connections of port 3260 that are neither listening nor only remembered
-/// (`TIME_WAIT`).
-fn connections() -> Vec<String> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap());
-    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
-    lines
-        .filter(|line| {
-            let fields: Vec<_> = line.split_whitespace().collect();
-            let at_port = fields[1..3]
-                .iter()
-                .any(|address| address.ends_with(":0CBC"));
-            at_port && !matches!(fields[3], "0A" | "06")
-        })
-        .map(str::to_owned)
-        .collect()
-}
-
 fn no_connection_is_left() {
     guest::wait_until("no connection", LIMIT, || {
         connections().is_empty().then_some(())
@@ -95,11 +79,7 @@ fn no_connection_is_left() {
 #[test]
 fn without_a_daemon_each_portal_names_the_target_and_all_its_portals() {
     let _target = IscsiTarget::new(IQN);
-    let daemons = guest::entries("/proc").into_iter().filter(|process| {
-        let name = fs::read_to_string(format!("/proc/{process}/comm"));
-        name.is_ok_and(|name| name.trim() == "iscsid")
-    });
-    assert_eq!(daemons.count(), 0, "iscsid runs");
+    assert!(!iscsid_runs());
     for portal in PORTALS {
         assert_is_the_target(&ask(portal, None).unwrap());
     }

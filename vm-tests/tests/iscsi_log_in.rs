@@ -9,8 +9,6 @@
     reason = "a test panics to fail"
 )]
 
-use std::fs::OpenOptions;
-use std::io::{Read as _, Seek as _, Write as _};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -18,10 +16,9 @@ use std::time::{Duration, Instant};
 use lunbd::engine::{Multipath, StageObserver, Unit};
 use lunbd::error::Stage;
 use lunbd::iscsi::{Credentials, Secret, SessionOptions};
-use lunbd::transport::Via;
-use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 use vm_tests::guest;
-use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::agent::{engine, session_of, soon, writes_and_reads};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Timeouts, sessions};
@@ -54,34 +51,6 @@ fn mutual(secret: &str) -> Credentials {
     let secret = Secret::new(secret).unwrap();
     let target = Some(TARGET.0.to_owned());
     one_way(USER.1).mutual(target, secret).unwrap()
-}
-
-/// What is written is there when it is read from the device again.
-fn writes_and_reads(attachment: &Attachment) {
-    let data: Vec<u8> = (0..256 * 1024_u32)
-        .map(|at| at.to_le_bytes()[0] ^ 0x5a)
-        .collect();
-    let mut disk = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&attachment.node)
-        .unwrap();
-    disk.write_all(&data).unwrap();
-    disk.sync_all().unwrap();
-    guest::run(&["blockdev", "--flushbufs", attachment.node.to_str().unwrap()]);
-    disk.rewind().unwrap();
-    let mut found = vec![0; data.len()];
-    disk.read_exact(&mut found).unwrap();
-    assert!(found == data, "other data came back");
-}
-
-fn session_of(attachment: &Attachment) -> u32 {
-    match &attachment.paths()[0].via {
-        Via::Iscsi {
-            session: Some(id), ..
-        } => id.0,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn detach(engine: &Engine, source: Source) -> Vec<u32> {
