@@ -202,7 +202,9 @@ impl Tracer<'_> {
     fn act(&self, thread: Pid, registers: &libc::user_regs_struct) -> Option<String> {
         let call = i64::try_from(registers.orig_rax).ok()?;
         let fd = i32::try_from(registers.rdi).ok()?;
-        let target = || fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok();
+        // A thread may have open files of its own.
+        let files = format!("/proc/{}/task/{thread}/fd", self.pid);
+        let target = || fs::read_link(format!("{files}/{fd}")).ok();
         match call {
             libc::SYS_write => {
                 let path = target()?;
