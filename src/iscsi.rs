@@ -27,8 +27,8 @@ pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, hal
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;
 pub use session::{
-    KernelSession, Plight, SessionFacts, SessionName, SessionOptions, StandingSession, connect,
-    hand_over, has_driver, log_out,
+    KernelSession, NobodyMakes, Plight, SessionFacts, SessionName, SessionOptions, StandingSession,
+    connect, end_unnamed, hand_over, has_driver, hold_off_makers, log_out,
 };
 
 use crate::error::{Error, ErrorKind, Result};

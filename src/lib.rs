@@ -71,6 +71,12 @@
 //!  attach      as above: that one LUN is scanned, and no other
 //! ```
 //!
+//! A process that is killed in the hand over leaves a session that carries nothing.
+//! One with its names the next attach, detach or recovery of the volume finds by
+//! them. One without is ended by the next login or recovery, with proof: the lock of
+//! a login is left whose holder died, and nobody makes sessions right now, which the
+//! kernel lets one socket of the machine do at a time.
+//!
 //! The session then needs no process: the kernel carries the I/O and answers the
 //! target's pings. Its `creator` is -1 and its interface `lunbd`, in sysfs: by the
 //! first an iscsid that starts leaves it alone, by both it is known for ours. The

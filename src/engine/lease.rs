@@ -23,6 +23,8 @@ pub(super) struct Lease {
     file: Flock<File>,
     /// With others.
     shared: bool,
+    was_left: bool,
+    stays: bool,
 }
 
 impl Lease {
@@ -85,17 +87,43 @@ impl Lease {
         Self::try_at(&Self::path(roots, name)?, false)
     }
 
-    /// Takes away the files that processes have left which died with a lease.
+    /// Whether its last holder died with it, or [left](Self::leave) it so.
+    pub(super) fn was_left(&self) -> bool {
+        self.was_left
+    }
+
+    /// Drops it as a process does that dies with it: who takes it next sees that what
+    /// was done under it has not come to its end.
+    pub(super) fn leave(mut self) {
+        self.stays = true;
+    }
+
+    /// Takes away the files that processes have left which died with a lease, but for
+    /// those whose names begin with `but`.
     #[cfg(feature = "journal")]
-    pub(super) fn sweep(roots: &Roots) {
+    pub(super) fn sweep(roots: &Roots, but: &str) {
         let folder = roots.run.join("lunbd");
         for name in sysfs::names(&folder).unwrap_or_default() {
-            let path = folder.join(name);
-            if path.extension() == Some("lock".as_ref()) {
+            let path = folder.join(&name);
+            if path.extension() == Some("lock".as_ref()) && !name.starts_with(but) {
                 // Had, it is dropped at once, and its file with it.
                 let _another_has_it = Self::try_at(&path, false);
             }
         }
+    }
+
+    /// Takes those whose names begin with `kind` and whose holders died with them.
+    #[cfg(feature = "journal")]
+    pub(super) fn take_left(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
+        let folder = roots.run.join("lunbd");
+        let mut left = Vec::new();
+        for name in sysfs::names(&folder)? {
+            if name.starts_with(kind) {
+                let lease = Self::try_at(&folder.join(name), false)?;
+                left.extend(lease.filter(Self::was_left));
+            }
+        }
+        Ok(left)
     }
 
     fn path(roots: &Roots, name: &str) -> Result<PathBuf> {
@@ -135,6 +163,7 @@ impl Lease {
         if !is_at(path, &file).map_err(|error| failed(&error))? {
             return Ok(None);
         }
+        let was_left = file.metadata().is_ok_and(|file| file.len() > 0);
         // For the error of those who wait; the lock itself is the flock.
         let _ = file
             .set_len(0)
@@ -145,6 +174,8 @@ impl Lease {
             path: path.to_owned(),
             file,
             shared: matches!(how, FlockArg::LockShared | FlockArg::LockSharedNonblock),
+            was_left,
+            stays: false,
         }))
     }
 }
@@ -157,6 +188,9 @@ fn is_at(path: &Path, file: &File) -> std::io::Result<bool> {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
         point!(LeaseToDrop);
         // The last that shares it removes it. On the way from one lock to the
         // other it may be another's for a moment.
@@ -240,9 +274,26 @@ mod tests {
         let roots = Roots::below(root.path());
         let _held = Lease::take(&roots, "nbd0", soon()).unwrap();
         fs::write(roots.run.join("lunbd/nbd1.lock"), "1").unwrap();
-        Lease::sweep(&roots);
+        Lease::sweep(&roots, "login-");
         let left = sysfs::names(&roots.run.join("lunbd")).unwrap();
         assert_eq!(left, ["nbd0.lock"]);
         assert!(Lease::try_take(&roots, "nbd0").unwrap().is_none());
+    }
+
+    #[cfg(feature = "journal")]
+    #[test]
+    fn who_takes_what_another_died_with_is_told_so_and_who_takes_what_was_dropped_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let lease = Lease::take(&roots, "login-1", soon()).unwrap();
+        assert!(!lease.was_left());
+        assert_eq!(Lease::take_left(&roots, "login-").unwrap().len(), 0);
+        lease.leave();
+        Lease::sweep(&roots, "login-");
+        let mut left = Lease::take_left(&roots, "login-").unwrap();
+        assert!(left.pop().unwrap().was_left());
+        assert_eq!(left.len(), 0);
+        leaves_no_file(&roots);
+        assert!(!Lease::take(&roots, "login-1", soon()).unwrap().was_left());
     }
 }

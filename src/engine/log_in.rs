@@ -10,7 +10,7 @@ use super::Engine;
 use super::attach::{AttachRequest, Multipath};
 use super::lease::Lease;
 use super::phases::Phases;
-use super::sessions::{end_if_unused, login_lease_of, share};
+use super::sessions::{after_the_dead, end_if_unused, login_lease_of, share};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
@@ -178,8 +178,8 @@ impl Engine {
     }
 
     /// Shares the right to each session of ours. `false` where one was ended
-    /// before we had it, or is in our way: a logout that was not finished, or,
-    /// where there is to be a login, a lost session that has no devices.
+    /// before we had it, or was just started, or is in our way: a logout that was not
+    /// finished, or, where there is to be a login, a lost session that has no devices.
     fn share_all(
         &self,
         routes: &[Route],
@@ -206,7 +206,14 @@ impl Engine {
                         MissingReason::SessionDown { .. } => request.log_in.is_some(),
                         _ => false,
                     };
-                    all_stand &= !(is_down && end_if_unused(roots, &session, deadline)?);
+                    let stands = || {
+                        let state = session.state()?;
+                        Ok::<_, Error>(state.as_deref() == Some(StandingSession::LOGGED_IN))
+                    };
+                    // Another may have been at its login when it was looked at.
+                    let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
+                    all_stand &= !(is_down
+                        && (end_if_unused(roots, &session, deadline)? || was_down && stands()?));
                 }
             }
         }
@@ -337,12 +344,20 @@ fn log_in(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Option<Fresh>> {
-    let _alone = Lease::take(roots, &login_lease_of(name), deadline)?;
+    let alone = Lease::take(roots, &login_lease_of(name), deadline)?;
+    let alone = after_the_dead(roots, alone, deadline)?;
     if find(roots, name)? {
         return Ok(None);
     }
     let connection = iscsi::connect(name, options, deadline)?;
-    let made = iscsi::hand_over(roots, name, connection, options, deadline)?;
+    let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
+        // The kernel is at it still, and nobody may be there to see its end.
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            alone.leave();
+            return Err(error);
+        }
+        made => made?,
+    };
     Ok(Some(Fresh {
         roots: roots.clone(),
         session: StandingSession::new(roots, made.id),

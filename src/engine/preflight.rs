@@ -198,10 +198,11 @@ impl Engine {
         };
         let seen = format!("{ours} sessions of ours, {others} of others; {daemon}");
         if !nameless.is_empty() {
-            // Nothing says whose it is: it is left.
+            // Of one of ours the next login or recovery knows, by what its maker left.
             let numbers = nameless.join(", ");
             let seen = format!("{seen}; made and not named by some program: {numbers}");
-            let remedy = "if it stays, its maker was killed in the middle: it holds no device,                           and goes with the next boot";
+            let remedy = "if it stays, its maker was killed in the middle: it holds no device; \
+                          one of ours goes with `lunbd recover`, another with the next boot";
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         Ok(Check::good("iscsi", seen))

@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::Engine;
 use super::journal::{Journal, Operation, Problem, Record, Turn};
 use super::lease::Lease;
+use super::sessions::{LOGIN, end_unnamed};
 use super::telemetry::{self, Call};
 use super::volume::DetachVolume;
 use crate::deadline::Deadline;
@@ -143,7 +144,8 @@ impl Engine {
     /// | a resize was begun | the unit answers | `HalfAttached` | resized |
     ///
     /// A detach that is finished loses nothing that a detach would not lose, and
-    /// abandons unwritten data only where the caller had said so. Volumes do not
+    /// abandons unwritten data only where the caller had said so. An iSCSI session
+    /// that a login of ours made and died before it had named it is ended. Volumes do not
     /// wait for each other. What goes wrong with one is its
     /// [`Action::Failed`]. Minimum kernel: 5.10, for NBD 5.14.
     ///
@@ -165,7 +167,11 @@ impl Engine {
             let ended = begun.into_iter().filter_map(|thread| thread.join().ok());
             ended.flatten().collect()
         });
-        Lease::sweep(self.roots());
+        if let Err(error) = end_unnamed(self.roots(), deadline) {
+            // Its lease stays, and the next recovery finds it.
+            tracing::warn!(%error, "a session that was never named is left");
+        }
+        Lease::sweep(self.roots(), LOGIN);
         // A volume that was attached meanwhile is known as well.
         let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
         Ok(Recovery {

@@ -15,17 +15,49 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{HostNo, SessionId};
 #[cfg(feature = "journal")]
-use crate::id::{Iqn, Source};
-use crate::iscsi::{SessionName, StandingSession, log_out};
+use crate::id::{Iqn, Portal, Source};
+use crate::iscsi::{self, SessionName, StandingSession, hold_off_makers, log_out};
 use crate::kernel::Roots;
 
 fn lease_of(id: SessionId) -> String {
     format!("iscsi-session-{id}")
 }
 
+/// What the names of the rights to log in begin with.
+pub(super) const LOGIN: &str = "iscsi-login-";
+
 /// Of the right to log in under this name, alone.
 pub(super) fn login_lease_of(name: &SessionName) -> String {
-    format!("iscsi-login-{:?}", name.isid())
+    format!("{LOGIN}{:?}", name.isid())
+}
+
+/// After the right to log in was taken. Where its last holder died with it, that was
+/// in the middle of a login: it may have left a session without its names, which
+/// nobody finds by them, and which is ended first.
+pub(super) fn after_the_dead(roots: &Roots, right: Lease, deadline: Deadline) -> Result<Lease> {
+    if right.was_left()
+        && let Err(error) = iscsi::end_unnamed(roots, deadline)
+    {
+        // The next is to know of it as well.
+        right.leave();
+        return Err(error);
+    }
+    Ok(right)
+}
+
+/// Ends the sessions without their names that logins have left whose processes
+/// died.
+#[cfg(feature = "journal")]
+pub(super) fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
+    let left = Lease::take_left(roots, LOGIN)?;
+    if left.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ended = iscsi::end_unnamed(roots, deadline);
+    if ended.is_err() {
+        left.into_iter().for_each(Lease::leave);
+    }
+    ended
 }
 
 /// The right to use a session of ours, with others; `None` where it is not ours,
@@ -62,6 +94,17 @@ pub(super) fn end_if_unused(
         }
         lease => lease?,
     };
+    // A login may be about to start it.
+    let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
+    let _nobody_makes = if is_free()? {
+        let nobody = hold_off_makers(deadline).map_err(|error| error.at(Stage::Logout))?;
+        if !is_free()? {
+            return Ok(false);
+        }
+        Some(nobody)
+    } else {
+        None
+    };
     if !session.is_there() || is_used()? {
         return Ok(false);
     }
@@ -85,7 +128,8 @@ impl Engine {
 
     /// Logs out those of our sessions through which these sources were to be
     /// reached, where nothing is on them: who made one may have died before there
-    /// was a device, or after the last one went. Says which.
+    /// was a device, or after the last one went. Ends those as well that died
+    /// before they had names. Says which.
     ///
     /// # Errors
     /// The first failure, at stage `logout`.
@@ -96,20 +140,29 @@ impl Engine {
         initiator: &Iqn,
         deadline: Deadline,
     ) -> Result<Vec<SessionId>> {
-        let mut ended = Vec::new();
-        for session in StandingSession::all(self.roots())? {
-            let Some(name) = session.name()? else {
-                continue;
+        let roots = self.roots();
+        let mut ended = end_unnamed(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
+        for session in StandingSession::all(roots)? {
+            let leads_to = |target: &Iqn, portal: Option<&Portal>| {
+                sources.iter().any(|source| match source {
+                    Source::Iscsi(uri) => {
+                        *uri.target() == *target
+                            && portal.is_none_or(|portal| uri.portals().contains(portal))
+                    }
+                    _ => false,
+                })
             };
-            let leads_to = |source: &Source| match source {
-                Source::Iscsi(uri) => {
-                    *uri.target() == name.target && uri.portals().contains(&name.portal)
+            let was_for_it = match session.name()? {
+                Some(name) => {
+                    name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
                 }
-                _ => false,
+                // Who was at its logout may have died before the last step.
+                None => session
+                    .parties_of_ended()?
+                    .is_some_and(|(who, target)| who == *initiator && leads_to(&target, None)),
             };
-            let was_for_it = name.initiator == *initiator && sources.iter().any(leads_to);
             if was_for_it
-                && end_if_unused(self.roots(), &session, deadline)
+                && end_if_unused(roots, &session, deadline)
                     .map_err(|error| error.at(Stage::Logout))?
             {
                 ended.push(session.id());

@@ -15,6 +15,7 @@ use super::pdu::Isid;
 use super::text::Pair;
 use super::wire::Wire;
 use super::{PEER, broken};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, PortalHost};
@@ -144,6 +145,7 @@ pub(super) fn log_in_from(
         match outcome.map_err(|error| error.at(Stage::Login))? {
             Outcome::LoggedIn(session) => {
                 tracing::debug!(%portal, ?session, "logged in");
+                point!(IscsiLoggedIn);
                 return Ok(Connection {
                     stream,
                     portal,
@@ -175,7 +177,10 @@ fn dial(portal: &Portal, deadline: Deadline) -> Result<OwnedFd> {
         PortalHost::Ip(address) => address.to_string(),
         PortalHost::Name(name) => name.clone(),
     };
-    tcp::connect(&host, portal.port(), PEER, deadline)
+    point!(IscsiToDial);
+    let stream = tcp::connect(&host, portal.port(), PEER, deadline)?;
+    point!(IscsiDialled);
+    Ok(stream)
 }
 
 fn refuse_loop(visited: &[Portal], to: &Portal) -> Result<()> {

@@ -15,6 +15,7 @@ mod hand_over;
 pub(super) mod logout;
 pub(super) mod settings;
 mod standing;
+mod unfinished;
 
 use std::fmt;
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub use facts::SessionFacts;
 pub use hand_over::hand_over;
 pub use logout::log_out;
 pub use standing::{Plight, StandingSession};
+pub use unfinished::{NobodyMakes, end_unnamed, hold_off_makers};
 
 use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};

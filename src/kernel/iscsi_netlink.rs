@@ -22,6 +22,7 @@ use nix::errno::Errno;
 
 use super::Roots;
 use super::sysfs;
+use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{HostNo, SessionId};
@@ -40,6 +41,38 @@ pub(crate) struct Control {
     socket: Socket,
     /// The driver: an address in the kernel, so it is as the kernel is.
     transport: u64,
+}
+
+/// The right to make sessions, which one socket of the whole machine has at a time:
+/// it has the port number -1, and a session's `creator` is that of the socket which
+/// asked for it (`iscsi_if_create_session`). Kept from before a session is made until
+/// it is started, so that who has it knows that of those which were never started
+/// nobody is at work on any. The kernel takes it back when the process dies.
+#[derive(Debug)]
+pub(crate) struct Maker(Socket);
+
+impl Maker {
+    /// Waits for it. **Blocks**, for as long as another has it and no longer.
+    ///
+    /// # Errors
+    /// `InUse` where another had it all the time, until `deadline`.
+    pub(crate) fn wait(deadline: Deadline) -> Result<Self> {
+        /// As a signed number: -1.
+        const NOBODY: u32 = u32::MAX;
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
+        loop {
+            match open_as(NOBODY) {
+                Err(error) if is(&error, Errno::EADDRINUSE) && !deadline.has_passed() => {
+                    thread::park_timeout(pauses.pause().min(deadline.remaining()));
+                }
+                Err(error) if is(&error, Errno::EADDRINUSE) => {
+                    let what = "another process makes a session all the time";
+                    return Err(error.with_kind(ErrorKind::InUse).with_last_seen(what));
+                }
+                opened => return opened.map(Self),
+            }
+        }
+    }
 }
 
 impl Control {
@@ -64,41 +97,23 @@ impl Control {
     /// host. `cmd_sn` must be the number that its login had, or its commands hang.
     ///
     /// Its `creator` is -1, so that an iscsid that starts leaves it alone: that
-    /// takes up all others. The creator is the port number of the socket
-    /// (`iscsi_if_create_session`), and only one socket of the machine at a time
-    /// has this one.
-    ///
-    /// # Errors
-    /// `InUse` where another had the number all the time, until `deadline`.
+    /// takes up all others.
     pub(crate) fn create_session(
         &mut self,
+        maker: &Maker,
         cmd_sn: u32,
-        deadline: Deadline,
     ) -> Result<(SessionId, HostNo)> {
-        /// As a signed number: -1.
-        const NOBODY: u32 = u32::MAX;
         /// As iscsid has them.
         const CMDS_MAX: u16 = 128;
         const QUEUE_DEPTH: u16 = 32;
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-        let socket = loop {
-            match open_as(NOBODY) {
-                // Each has it for one message.
-                Err(error) if is(&error, Errno::EADDRINUSE) && !deadline.has_passed() => {
-                    thread::park_timeout(pauses.pause().min(deadline.remaining()));
-                }
-                Err(error) if is(&error, Errno::EADDRINUSE) => {
-                    return Err(error.with_kind(ErrorKind::InUse));
-                }
-                opened => break opened?,
-            }
-        };
         let create = Down::CreateSession {
             initial_cmdsn: cmd_sn,
             cmds_max: CMDS_MAX,
             queue_depth: QUEUE_DEPTH,
         };
-        let answer = ask(&socket, self.transport, &create, "make a session")?;
+        point!(IscsiToCreateSession);
+        let answer = ask(&maker.0, self.transport, &create, "make a session")?;
+        point!(IscsiSessionCreated);
         let [sid, host] = answer.result;
         Ok((SessionId(sid), HostNo(host)))
     }
@@ -109,7 +124,10 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        self.ask(&create, "make a connection")
+        point!(IscsiToCreateConnection);
+        self.ask(&create, "make a connection")?;
+        point!(IscsiConnectionCreated);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_BIND_CONN`: gives the connection its socket, which the kernel
@@ -124,7 +142,10 @@ impl Control {
             cid: CID,
             fd: socket.as_raw_fd(),
         };
-        self.ask(&bind, "take the socket")
+        point!(IscsiToBind);
+        self.ask(&bind, "take the socket")?;
+        point!(IscsiBound);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_SET_PARAM`: of the session or of its connection, which must
@@ -136,7 +157,10 @@ impl Control {
             param,
             value,
         };
-        self.ask(&set, &format!("set {param:?} to {value}"))
+        point!(IscsiToSet);
+        self.ask(&set, &format!("set {param:?} to {value}"))?;
+        point!(IscsiSet);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_START_CONN`: the session is logged in and I/O may begin or go
@@ -146,7 +170,10 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        self.ask(&start, "start the connection")
+        point!(IscsiToStart);
+        self.ask(&start, "start the connection")?;
+        point!(IscsiStarted);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_STOP_CONN`: lets go of the socket.
@@ -156,7 +183,10 @@ impl Control {
             cid: CID,
             stop,
         };
-        self.ask(&stop, "stop the connection")
+        point!(IscsiToStop);
+        self.ask(&stop, "stop the connection")?;
+        point!(IscsiStopped);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_SEND_PDU`: a whole PDU, header, data and padding. The kernel
@@ -175,14 +205,20 @@ impl Control {
             header,
             data,
         };
-        self.ask(&send, "send a PDU")
+        point!(IscsiToSend);
+        self.ask(&send, "send a PDU")?;
+        point!(IscsiSent);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_UNBIND_SESSION`: begins to take the target and its devices
     /// away. [`Heard::Unbound`] comes when it is done, once in a session's life.
     pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
         let unbind = Down::UnbindSession { sid: session.0 };
-        self.ask(&unbind, "take the target away")
+        point!(IscsiToUnbind);
+        self.ask(&unbind, "take the target away")?;
+        point!(IscsiUnbound);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_DESTROY_CONN`: of one that is stopped.
@@ -191,7 +227,10 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        self.ask(&destroy, "destroy the connection")
+        point!(IscsiToDestroyConnection);
+        self.ask(&destroy, "destroy the connection")?;
+        point!(IscsiConnectionDestroyed);
+        Ok(())
     }
 
     /// `ISCSI_UEVENT_DESTROY_SESSION_ASYNC`: the session is not found any more by
@@ -202,7 +241,10 @@ impl Control {
     /// `InUse` while it has a connection.
     pub(crate) fn destroy_session(&mut self, session: SessionId) -> Result<()> {
         let destroy = Down::DestroySessionAsync { sid: session.0 };
-        self.ask(&destroy, "destroy the session")
+        point!(IscsiToDestroySession);
+        self.ask(&destroy, "destroy the session")?;
+        point!(IscsiSessionDestroyed);
+        Ok(())
     }
 
     fn ask(&mut self, request: &Down<'_>, what: &str) -> Result<()> {

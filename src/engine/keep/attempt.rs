@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Ask, beside};
 use crate::deadline::Deadline;
 use crate::engine::lease::Lease;
-use crate::engine::sessions::{login_lease_of, share};
+use crate::engine::sessions::{after_the_dead, login_lease_of, share};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::SessionId;
 use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
@@ -65,9 +65,10 @@ impl Attempt {
         };
         // As for a login: of one in the middle of it, and of two that keep sessions,
         // one is at work.
-        let Some(_alone) = Lease::try_take(roots, &login_lease_of(&name))? else {
+        let Some(alone) = Lease::try_take(roots, &login_lease_of(&name))? else {
             return Ok(Ended::NotOurs);
         };
+        let _alone = after_the_dead(roots, alone, deadline)?;
         if self.leaves && !self.is_lost()? {
             let Some(_right) = self.share(deadline)? else {
                 return Ok(Ended::NotOurs);

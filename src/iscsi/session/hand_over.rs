@@ -1,21 +1,29 @@
 //! From a login to a session of the kernel's.
 
 use std::os::fd::AsFd as _;
-use std::thread;
 use std::time::Duration;
 
 use super::super::login::Connection;
 use super::settings::{RECOVERY, Settings};
+use super::unfinished::take_away;
 use super::{KernelSession, SessionName, SessionOptions, StandingSession};
-use crate::deadline::{Backoff, Deadline};
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::iscsi_netlink::{Control, Stop};
+use crate::kernel::iscsi_netlink::{Control, Maker};
 use crate::kernel::{Roots, worker};
+
+/// What was made of a session that fails is waited for this long: longer than the
+/// kernel takes to take it away, and not for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Hands a connection that has logged in as `name` to the kernel, with all that
 /// was negotiated, and reads back that the session stands. Nothing is scanned: no
 /// device comes by this alone.
+///
+/// One at a time on the whole machine does it: see
+/// [`hold_off_makers`](super::hold_off_makers). A process that is killed meanwhile
+/// leaves a session that [`end_unnamed`](super::end_unnamed) ends, or, once it has its
+/// names, [`log_out`](super::log_out).
 ///
 /// Minimum kernel: 5.10 with the module `iscsi_tcp`; needs root in the initial
 /// network namespace. A failure in the middle is undone, also after a timeout, as
@@ -24,7 +32,8 @@ use crate::kernel::{Roots, worker};
 ///
 /// # Errors
 /// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
-/// closed the connection meanwhile; `TimedOut` at stage `session`.
+/// closed the connection meanwhile; `InUse` where another makes a session all the
+/// time; `TimedOut` at stage `session`.
 pub fn hand_over(
     roots: &Roots,
     name: &SessionName,
@@ -45,12 +54,17 @@ pub fn hand_over(
         || "not returned".to_owned(),
         move || {
             let mut control = Control::open(&roots)?;
-            let (id, host) = control.create_session(connection.session.cmd_sn, deadline)?;
+            // Until it is started, or gone again.
+            let maker = Maker::wait(deadline)?;
+            let (id, host) = control.create_session(&maker, connection.session.cmd_sn)?;
             let standing = StandingSession::new(&roots, id);
             match begin(&mut control, &standing, &connection, &settings, deadline) {
                 Ok(()) => Ok(KernelSession { id, host }),
                 Err(error) => {
-                    undo(&mut control, &standing);
+                    let patience = Deadline::after(PATIENCE);
+                    if let Err(left) = take_away(&mut control, &standing, patience) {
+                        tracing::warn!(%id, error = %left, "a session that failed is left");
+                    }
                     Err(error)
                 }
             }
@@ -82,32 +96,4 @@ fn begin(
         return Err(Error::timed_out(Stage::Session, deadline.elapsed(), &what));
     }
     Ok(())
-}
-
-/// Takes away what there is of a session that has no devices, and waits until it is
-/// gone with its host, which the kernel does by itself after its answer
-/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). **Blocks.**
-fn undo(control: &mut Control, standing: &StandingSession) {
-    /// Longer than the kernel takes, and not for ever.
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let id = standing.id();
-    let path = standing.host_dir().ok().flatten();
-    let host = path.as_deref().map(DeviceDir::open).transpose();
-    let host = host.ok().flatten().flatten();
-    // A connection that was never bound is not stopped.
-    let stopped = control.stop(id, Stop::Terminate);
-    let connection = control.destroy_connection(id);
-    if let Err(error) = control.destroy_session(id) {
-        tracing::warn!(%id, %error, ?stopped, ?connection, "a session that failed is left");
-        return;
-    }
-    let host_is_there = || {
-        let read = host.as_ref().map(|host| host.text("uevent"));
-        matches!(read, Some(Ok(Some(_))))
-    };
-    let patience = Deadline::after(PATIENCE);
-    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
-    while (standing.is_there() || host_is_there()) && !patience.has_passed() {
-        thread::park_timeout(pauses.pause());
-    }
 }

@@ -34,6 +34,7 @@ impl Settings {
             PortalHost::Name(name) => name.clone(),
         };
         let mut all = vec![
+            // First, so that one that has any of its names shows that it is ours.
             (Param::InterfaceName, INTERFACE.to_owned()),
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::SessionName;
 use super::settings::INTERFACE;
 use crate::error::{Error, Result};
-use crate::id::{Hctl, HostNo, Portal, SessionId};
+use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
 use crate::kernel::{Roots, sysfs};
 
 /// A session: `/sys/class/iscsi_session/sessionN`. A number is not used twice
@@ -43,9 +43,9 @@ impl Plight {
 impl StandingSession {
     /// The state of one that serves I/O (`iscsi_session_state_names`).
     pub const LOGGED_IN: &str = "LOGGED_IN";
-    /// Of one whose connection was lost for too long, and of one that never had
-    /// one.
-    const FREE: &str = "FREE";
+    /// Of one whose connection was lost for too long, and of one that was never
+    /// started.
+    pub const FREE: &str = "FREE";
 
     /// The session of this number, be it there or not.
     #[must_use]
@@ -153,6 +153,25 @@ impl StandingSession {
         Ok(!has_name("targetname")? && !has_name("ifacename")?)
     }
 
+    /// Whether it is one of `iscsi_tcp`'s that was made as ours are, or has our mark,
+    /// and does not have all of its names: it is being made, or its maker was killed
+    /// at that.
+    pub(super) fn is_unnamed(&self, roots: &Roots) -> Result<bool> {
+        let is_free = self.state()?.as_deref() == Some(Self::FREE);
+        let is_made_so = is_free && (self.is_nameless()? || self.is_ours()?);
+        if !is_made_so || self.name()?.is_some() {
+            return Ok(false);
+        }
+        let Some(host) = self.host()? else {
+            return Ok(false);
+        };
+        let driver = roots
+            .sysfs
+            .join(format!("class/scsi_host/host{host}/proc_name"));
+        let driver = sysfs::read_if_there(&driver)?;
+        Ok(driver.as_deref() == Some("iscsi_tcp") && self.devices()?.is_empty())
+    }
+
     /// Who has logged in, to whom and through which portal; `None` where sysfs
     /// does not say all of it, as in the middle of a login.
     ///
@@ -173,6 +192,23 @@ impl StandingSession {
             target,
             portal,
         }))
+    }
+
+    /// Who has logged in, and to whom, of one of ours that has no connection any more,
+    /// with which its portal has gone: its logout was begun. `None` of any other, and
+    /// of one that is being made, which has its names only when it has a connection.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn parties_of_ended(&self) -> Result<Option<(Iqn, Iqn)>> {
+        if self.has_connection() || !self.is_ours()? {
+            return Ok(None);
+        }
+        let name = |attribute| {
+            let name = self.attribute(attribute)?;
+            Ok::<Option<Iqn>, Error>(name.and_then(|name| name.parse().ok()))
+        };
+        Ok(name("initiatorname")?.zip(name("targetname")?))
     }
 
     /// The SCSI devices on it.
