@@ -25,6 +25,14 @@ use lunbd::{AttachRequest, Attachment, Deadline, Engine, Roots, Source};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, session_of, soon};
+use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession};
+use lunbd::iscsi::SessionOptions;
+use lunbd::transport::Via;
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, Source};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::crash::Place;
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
@@ -467,12 +475,11 @@ fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time
     nothing_is_left();
 }
 
-#[test]
-fn a_session_whose_maker_was_killed_before_it_named_it_is_left_and_told_of() {
-    iscsi_tcp::prepare();
+/// `ISCSI_UEVENT_CREATE_SESSION` as the engine sends it, and no more: what makes it
+/// stays until what is returned is dropped.
+fn make_a_session_without_names() -> Socket {
     let handle = fs::read_to_string("/sys/class/iscsi_transport/tcp/handle").unwrap();
     let handle: u64 = handle.trim().parse().unwrap();
-    // `ISCSI_UEVENT_CREATE_SESSION` as the engine sends it, and no more.
     let mut message = vec![0; 72];
     message[..4].copy_from_slice(&72_u32.to_ne_bytes());
     message[4..6].copy_from_slice(&11_u16.to_ne_bytes());
@@ -483,17 +490,42 @@ fn a_session_whose_maker_was_killed_before_it_named_it_is_left_and_told_of() {
     let mut socket = Socket::new(NETLINK_ISCSI).unwrap();
     socket.bind(&SocketAddr::new(u32::MAX, 0)).unwrap();
     socket.send_to(&message, &SocketAddr::new(0, 0), 0).unwrap();
-    drop(socket);
+    socket
+}
+
+#[test]
+fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_one() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let place = Place::new();
+    let journal = place.open(&engine);
+    let maker = make_a_session_without_names();
     let session = the_only_session();
-    let keeping = Keeping::start(&engine());
+    let recover = |limit| {
+        let recovery = engine.recover(&journal, Deadline::after(limit)).unwrap();
+        assert!(recovery.is_whole(), "{recovery:?}");
+        sessions().len()
+    };
+    // Nobody of ours has died: it is another program's.
+    let keeping = Keeping::start(&engine);
     let doctor = guest::lunbd(&["doctor"]);
     let doctor = String::from_utf8(doctor.stdout).unwrap();
     let words = format!("not named by some program: {}", session.id);
     assert!(doctor.contains(&words), "{doctor}");
+    assert_eq!(recover(LIMIT), 1);
     assert!(keeping.end().is_empty());
+    // What a process leaves that dies in a login; and another is at one right now.
+    let left = "/run/lunbd/iscsi-login-800000000001.lock";
+    fs::create_dir_all("/run/lunbd").unwrap();
+    fs::write(left, "1").unwrap();
+    assert_eq!(recover(Duration::from_secs(2)), 1);
     assert_eq!(session.state(), "FREE");
-    let roots = Roots::default();
-    let session = StandingSession::new(&roots, SessionId(session.id));
-    log_out(&roots, &session, soon()).unwrap();
+    assert!(
+        fs::exists(left).unwrap(),
+        "the next recovery is to know of it"
+    );
+    drop(maker);
+    assert_eq!(recover(LIMIT), 0);
+    place.require_clean("ended");
     nothing_is_left();
 }

@@ -13,9 +13,8 @@
     reason = "a test panics to fail"
 )]
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,46 +22,13 @@ use lunbd::engine::{Action, Condition, DetachVolume, Recovered};
 use lunbd::error::Stage;
 use lunbd::{Attachment, ErrorKind};
 use vm_tests::guest::agent::{engine, soon, unit};
-use vm_tests::guest::crash::{Place, Run, Sweep, is_before_intent, request, volume};
+use vm_tests::guest::crash::{Data, Place, Run, Sweep, is_before_intent, request, volume};
 use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
 /// What a slow machine may take.
 const LIMIT: Duration = Duration::from_secs(38 * 60);
-
-/// What is on the volume: written anew in each turn.
-struct Data(u8);
-
-impl Data {
-    const LENGTH: usize = 64 << 10;
-
-    fn bytes(&self) -> Vec<u8> {
-        let seed = usize::from(self.0);
-        let byte = |place: usize| (place / 512 + place + seed * 31) % 251;
-        (0..Self::LENGTH)
-            .map(|place| u8::try_from(byte(place)).unwrap())
-            .collect()
-    }
-
-    #[track_caller]
-    fn compare(&self, node: &Path, when: &str) {
-        let mut found = vec![0; Self::LENGTH];
-        let file = File::open(node).unwrap_or_else(|error| panic!("{when}: {error}"));
-        file.read_exact_at(&mut found, 0).unwrap();
-        assert!(found == self.bytes(), "{when}: {} differs", node.display());
-    }
-
-    /// Writes other data to the page cache. The last close would write it to the
-    /// device.
-    #[must_use]
-    fn write_anew(&mut self, node: &Path) -> File {
-        self.0 = self.0.wrapping_add(1);
-        let file = OpenOptions::new().write(true).open(node).unwrap();
-        file.write_all_at(&self.bytes(), 0).unwrap();
-        file
-    }
-}
 
 /// A volume and what is below it.
 struct Rig {
@@ -358,7 +324,7 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     let mut rig = Rig {
         place: Place::new(),
         sources: vec![unit(&target, 1).to_string()],
-        data: Data(0),
+        data: Data::default(),
         target,
         gigabytes: 0,
         multipathd: None,
@@ -399,7 +365,7 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     let mut rig = Rig {
         place: Place::new(),
         sources,
-        data: Data(0),
+        data: Data::default(),
         target,
         gigabytes: 0,
         multipathd: Some(multipathd),
@@ -558,7 +524,7 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     let mut rig = NbdRig {
         place: Place::new(),
         sources: vec![server.uri("")],
-        data: Data(0),
+        data: Data::default(),
         server,
     };
     let node = rig.attach().node;

@@ -1,8 +1,9 @@
 //! A process that ends at a named step of its work, and what is found after it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use lunbd::engine::{Action, Condition, Journal, Multipath, NbdOptions, Recovered};
 use lunbd::id::VolumeId;
+use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Engine, Source};
 use serde_json::Value;
 
 use super::agent::{engine, soon};
+use super::iscsid::INITIATOR;
 
 /// What the agent says when its attach has come to its end.
 pub const ATTACHED: &str = "attached";
@@ -34,7 +37,13 @@ pub fn request(sources: &[String]) -> AttachRequest {
         let parsed = source.parse();
         parsed.unwrap_or_else(|error| panic!("{source}: {error}"))
     });
-    let request = AttachRequest::new(sources.next().expect("a source")).nbd(options());
+    let first = sources.next().expect("a source");
+    let logs_in = matches!(first, Source::Iscsi(_));
+    let mut request = AttachRequest::new(first).nbd(options());
+    if logs_in {
+        let initiator = INITIATOR.parse().expect("a name");
+        request = request.log_in(SessionOptions::new(initiator));
+    }
     let more: Vec<Source> = sources.collect();
     if more.is_empty() {
         return request;
@@ -48,6 +57,42 @@ pub fn request(sources: &[String]) -> AttachRequest {
 #[must_use]
 pub fn options() -> NbdOptions {
     NbdOptions::default().io_timeout(Duration::from_secs(2))
+}
+
+/// What is on the volume: written anew in each turn.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Data(pub u8);
+
+impl Data {
+    const LENGTH: usize = 64 << 10;
+
+    fn bytes(self) -> Vec<u8> {
+        let seed = usize::from(self.0);
+        let byte = |place: usize| (place / 512 + place + seed * 31) % 251;
+        (0..Self::LENGTH)
+            .map(|place| u8::try_from(byte(place)).expect("less than 251"))
+            .collect()
+    }
+
+    /// Panics unless it is there.
+    #[track_caller]
+    pub fn compare(&self, node: &Path, when: &str) {
+        let mut found = vec![0; Self::LENGTH];
+        let file = File::open(node).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let read = file.read_exact_at(&mut found, 0);
+        read.unwrap_or_else(|error| panic!("{when}: {error}"));
+        assert!(found == self.bytes(), "{when}: {} differs", node.display());
+    }
+
+    /// Writes other data to the page cache. The last close would write it to the
+    /// device.
+    #[must_use]
+    pub fn write_anew(&mut self, node: &Path) -> File {
+        self.0 = self.0.wrapping_add(1);
+        let file = OpenOptions::new().write(true).open(node).expect("the node");
+        file.write_all_at(&self.bytes(), 0).expect("a write");
+        file
+    }
 }
 
 /// A journal's directory, which is not made here; removed on drop.

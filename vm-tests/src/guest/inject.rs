@@ -226,28 +226,51 @@ impl Tracer<'_> {
                     other => format!("ioctl {other:#x} {}", name_of(&path)),
                 })
             }
+            libc::SYS_connect => {
+                // The family, and the port in the network's order.
+                let head = word_at(thread, registers.rsi)?.to_ne_bytes();
+                let to = u16::from_be_bytes([head[2], head[3]]);
+                let family = i32::from(u16::from_ne_bytes([head[0], head[1]]));
+                let is_tcp = matches!(family, libc::AF_INET | libc::AF_INET6);
+                (is_tcp && to == ISCSI_PORT).then(|| "iscsi connect".to_owned())
+            }
             libc::SYS_sendto => {
                 let socket = target()?.to_string_lossy().into_owned();
                 let inode = socket.strip_prefix("socket:[")?.strip_suffix(']')?;
-                is_generic_netlink(inode).then_some(())?;
-                let word = |offset: u64| {
-                    let address = registers.rsi.checked_add(offset)?;
-                    let address =
-                        std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
-                    ptrace::read(thread, address).ok()
-                };
-                let family = (word(0)? >> 32) & 0xffff;
-                let command = word(16)? & 0xff;
-                let controller = family == i64::from(libc::GENL_ID_CTRL);
-                Some(if controller {
-                    "netlink family".to_owned()
-                } else {
-                    format!("netlink command {command}")
-                })
+                let word = |offset: u64| word_at(thread, registers.rsi.checked_add(offset)?);
+                match netlink_protocol(inode).as_deref() {
+                    Some(GENERIC) => {
+                        let family = (word(0)? >> 32) & 0xffff;
+                        let command = word(16)? & 0xff;
+                        let controller = family == i64::from(libc::GENL_ID_CTRL);
+                        Some(if controller {
+                            "netlink family".to_owned()
+                        } else {
+                            format!("netlink command {command}")
+                        })
+                    }
+                    Some(ISCSI) => {
+                        let event = (word(0)? >> 32) & 0xffff;
+                        let param = word(40)? & 0xffff_ffff;
+                        Some(if event == SET_PARAM {
+                            format!("iscsi set {param}")
+                        } else {
+                            format!("iscsi event {event}")
+                        })
+                    }
+                    Some(_) => None,
+                    None => is_to_port(inode, ISCSI_PORT).then(|| "iscsi send".to_owned()),
+                }
             }
             _ => None,
         }
     }
+}
+
+/// Eight bytes of the program's.
+fn word_at(thread: Pid, address: u64) -> Option<i64> {
+    let address = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+    ptrace::read(thread, address).ok()
 }
 
 fn go_on(thread: Pid, signal: Option<Signal>) {
@@ -261,11 +284,29 @@ fn name_of(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-fn is_generic_netlink(inode: &str) -> bool {
-    const GENERIC: &str = "16";
+/// Protocols of netlink, as the kernel's table has them.
+const GENERIC: &str = "16";
+const ISCSI: &str = "8";
+/// `ISCSI_UEVENT_SET_PARAM`.
+const SET_PARAM: i64 = 16;
+const ISCSI_PORT: u16 = 3260;
+
+fn netlink_protocol(inode: &str) -> Option<String> {
     let table = fs::read_to_string("/proc/net/netlink").unwrap_or_default();
-    table.lines().any(|line| {
+    table.lines().find_map(|line| {
         let mut fields = line.split_whitespace();
-        fields.nth(1) == Some(GENERIC) && fields.next_back() == Some(inode)
+        let protocol = fields.nth(1)?;
+        (fields.next_back() == Some(inode)).then(|| protocol.to_owned())
+    })
+}
+
+fn is_to_port(inode: &str, port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let tables = tables.map(|path| fs::read_to_string(path).unwrap_or_default());
+    tables.iter().flat_map(|table| table.lines()).any(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let to = fields.get(2).is_some_and(|to| to.ends_with(&end));
+        to && fields.get(9) == Some(&inode)
     })
 }

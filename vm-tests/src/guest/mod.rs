@@ -5,6 +5,8 @@ pub mod agent;
 #[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
+#[cfg(feature = "guest")]
+pub mod faults;
 pub mod fcoe;
 pub mod inject;
 pub mod iscsi_proxy;

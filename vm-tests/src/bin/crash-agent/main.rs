@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use lunbd::engine::DetachVolume;
+use lunbd::engine::{DetachVolume, KeepOptions};
 use lunbd::{CrashPoint, Deadline, Engine};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -57,6 +57,15 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
             // When the server has been killed and started again.
             stdin().lock().read_line(&mut String::new())?;
             engine.heal_source(&attachment.source, &options(), soon())?;
+        }
+        "recover-session" => {
+            let mut keeper = engine.keep_sessions(KeepOptions::new())?;
+            let limit = soon();
+            while !keeper.next(limit)?.iter().any(|kept| kept.outcome.serves()) {
+                if limit.has_passed() {
+                    bail!("no session came back");
+                }
+            }
         }
         _ => bail!("{operation}: no such operation"),
     }
