@@ -19,19 +19,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, Multipath};
-use lunbd::id::SessionId;
-use lunbd::iscsi::{SessionOptions, StandingSession, log_out};
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, Roots, Source};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
-use vm_tests::guest;
-use vm_tests::guest::agent::{engine, session_of, soon};
-use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession};
 use lunbd::iscsi::SessionOptions;
-use lunbd::transport::Via;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Source};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use vm_tests::guest;
-use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::agent::{engine, session_of, soon};
 use vm_tests::guest::crash::Place;
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
@@ -245,7 +237,6 @@ fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_ru
     const BUDGET: Duration = Duration::from_secs(10);
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    guest::time_limit(Duration::from_secs(300));
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     let options = options().recovery_timeout(BUDGET);
@@ -355,7 +346,6 @@ fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_eno
 fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    guest::time_limit(Duration::from_secs(300));
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &Store::file("e4", 16 * MIB));
     target.ask_for_chap(USER, None);
