@@ -47,7 +47,7 @@ mod served;
 mod wait;
 
 pub use block_size::{BlockSizes, Geometry};
-pub use command::{Connect, Reconfigure, Timeouts, disconnect, status};
+pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub use device::{Facts, Knowledge, NbdDevice, State};
 pub use dial::{Connection, dial, list_exports};
 pub use difference::Difference;

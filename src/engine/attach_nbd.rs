@@ -78,7 +78,7 @@ impl Engine {
             .limit_requests(export.maximum_payload(), deadline)
             .and_then(|()| self.prove_nbd(&device, request, &mut watch, phases, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
-        let timeouts = request.nbd.timeouts;
+        let timeouts = request.nbd.timeouts().into();
         let link = Link::new(uri.clone(), backend.clone(), offer.sockets, timeouts);
         match proven {
             Ok(attachment) => {
@@ -302,7 +302,7 @@ impl Offer<'_> {
     /// keep our end of them to be able to shut them down.
     fn connect(&self, index: NbdIndex) -> Result<Connect> {
         let sockets = nbd::duplicate(&self.sockets)?;
-        let timeouts = self.request.nbd.timeouts;
+        let timeouts = self.request.nbd.timeouts();
         Ok(Connect::new(sockets, self.geometry.size, timeouts)
             .index(index)
             .block_size(self.geometry.block_size)

@@ -10,7 +10,7 @@ use super::{Engine, NbdOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice};
+use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 /// How the healing of one device came out.
 #[derive(Debug)]
@@ -65,8 +65,9 @@ pub struct Healing {
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub outcome: HealOutcome,
     /// How long requests still wait before they fail with `EIO`, at the least;
-    /// `None` where the device serves I/O, or where nobody saw when its link
-    /// died. `seconds` when serialised.
+    /// `None` where the device serves I/O, where nobody saw when its link died, or
+    /// where another process has said how long that may be, which the kernel shows
+    /// to nobody. `seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -100,7 +101,8 @@ impl Engine {
         })
     }
 
-    /// Heals the device of one source, attached with these options.
+    /// Heals the device of one source, attached with these options. Of the timeouts
+    /// it gets those that they say, and keeps the others.
     ///
     /// # Errors
     /// `NotFound` where no device has its backend id; `InvalidInput` where it is
@@ -188,9 +190,10 @@ impl Engine {
             let (uri, timeouts) = (link.uri.clone(), link.timeouts);
             return Ok(Some(Patient::new(device, uri, backend, timeouts)));
         }
-        let timeouts = NbdOptions::default().timeouts;
+        // Another process has connected it: it keeps what that has said.
+        let unknown = NewTimeouts::default();
         let uri = backend.as_str().parse::<NbdUri>().ok();
-        Ok(uri.map(|uri| Patient::new(device, uri, backend, timeouts)))
+        Ok(uri.map(|uri| Patient::new(device, uri, backend, unknown)))
     }
 
     /// Treats all at once, each on a thread of its own.

@@ -4,17 +4,19 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use crate::id::{BackendId, NbdIndex, Source};
-use crate::nbd::Timeouts;
+use crate::nbd::{NewTimeouts, Timeouts};
 
-/// How an NBD source is attached and healed. The defaults heal: a server that
-/// hangs or restarts causes no I/O error for five minutes.
+/// How an NBD source is attached and healed. The defaults of an attach heal: a
+/// server that hangs or restarts causes no I/O error for five minutes. A heal leaves
+/// the device the timeouts that it has, but for those that are said here.
 #[derive(Debug, Clone)]
 pub struct NbdOptions {
     pub(super) index: Option<NbdIndex>,
     pub(super) backend: Option<BackendId>,
     pub(super) connections: NonZeroU16,
     pub(super) read_only: bool,
-    pub(super) timeouts: Timeouts,
+    /// Those that were said.
+    pub(super) timeouts: NewTimeouts,
 }
 
 impl Default for NbdOptions {
@@ -24,10 +26,7 @@ impl Default for NbdOptions {
             backend: None,
             connections: NonZeroU16::MIN,
             read_only: false,
-            timeouts: Timeouts {
-                request: Duration::from_secs(30),
-                dead_connection: Duration::from_secs(300),
-            },
+            timeouts: NewTimeouts::default(),
         }
     }
 }
@@ -70,7 +69,7 @@ impl NbdOptions {
     /// end, so that a server that hangs is never noticed.
     #[must_use]
     pub fn io_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.request = limit;
+        self.timeouts.request = Some(limit);
         self
     }
 
@@ -79,8 +78,19 @@ impl NbdOptions {
     /// fail with `EIO`. With zero they fail at once and nothing can heal them.
     #[must_use]
     pub fn dead_connection_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.dead_connection = limit;
+        self.timeouts.dead_connection = Some(limit);
         self
+    }
+
+    /// Those of an attach.
+    pub(super) fn timeouts(&self) -> Timeouts {
+        const REQUEST: Duration = Duration::from_secs(30);
+        const DEAD_CONNECTION: Duration = Duration::from_secs(300);
+        let said = self.timeouts;
+        Timeouts {
+            request: said.request.unwrap_or(REQUEST),
+            dead_connection: said.dead_connection.unwrap_or(DEAD_CONNECTION),
+        }
     }
 
     /// The id of a device of this source.

@@ -11,7 +11,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::{self, Pending};
-use crate::nbd::{self, Difference, Link, NbdDevice, Reconfigure, Timeouts};
+use crate::nbd::{self, Difference, Link, NbdDevice, NewTimeouts, Reconfigure};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
@@ -19,7 +19,8 @@ pub(super) struct Patient {
     device: NbdDevice,
     uri: NbdUri,
     backend: BackendId,
-    timeouts: Timeouts,
+    /// What it is to have, and has where it was attached here.
+    timeouts: NewTimeouts,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
@@ -35,7 +36,7 @@ impl Patient {
         device: NbdDevice,
         uri: NbdUri,
         backend: BackendId,
-        timeouts: Timeouts,
+        timeouts: NewTimeouts,
     ) -> Self {
         Self {
             device,
@@ -70,12 +71,12 @@ impl Patient {
             self.died = None;
             self.spent = false;
         }
-        let budget = self.timeouts.dead_connection;
+        let budget = self.died.zip(self.timeouts.dead_connection);
         Healing {
             index: self.index(),
             source: Source::Nbd(self.uri.clone()),
             backend: self.backend.clone(),
-            budget_left: self.died.map(|died| budget.saturating_sub(died.elapsed())),
+            budget_left: budget.map(|(died, budget)| budget.saturating_sub(died.elapsed())),
             outcome,
             dials: self.dials,
         }

@@ -22,8 +22,8 @@ use crate::kernel::{Roots, genl};
 pub use connect::Connect;
 pub use reconfigure::Reconfigure;
 
-/// How long the kernel waits for a server. Both are always sent: a queue keeps
-/// the last device's timeout when its index is used again.
+/// How long the kernel waits for a server. A connect always sends both: a queue
+/// keeps the last device's timeout when its index is used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// How long one request may take. Then its connection is taken for dead
@@ -41,6 +41,26 @@ pub struct Timeouts {
     pub dead_connection: Duration,
 }
 
+/// Which timeouts a connected device is to have from now on. What is not said stays
+/// as the kernel has it (`drivers/block/nbd.c`, `nbd_genl_reconfigure`), which shows
+/// it to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NewTimeouts {
+    /// As [`Timeouts::request`].
+    pub request: Option<Duration>,
+    /// As [`Timeouts::dead_connection`].
+    pub dead_connection: Option<Duration>,
+}
+
+impl From<Timeouts> for NewTimeouts {
+    fn from(both: Timeouts) -> Self {
+        Self {
+            request: Some(both.request),
+            dead_connection: Some(both.dead_connection),
+        }
+    }
+}
+
 /// The kernel multiplies by its tick rate, of at most 1,000 a second, and keeps
 /// the product in 32 bits (`drivers/block/nbd.c`, `nbd_set_cmd_timeout`).
 const LONGEST_TIMEOUT: u64 = (u32::MAX / 1000) as u64;
@@ -54,12 +74,13 @@ fn seconds(timeout: Duration) -> u64 {
         .min(LONGEST_TIMEOUT)
 }
 
-impl Timeouts {
-    fn attributes(self) -> [Attribute; 2] {
-        [
-            Attribute::Timeout(seconds(self.request)),
-            Attribute::DeadConnTimeout(seconds(self.dead_connection)),
-        ]
+impl NewTimeouts {
+    fn attributes(self) -> impl Iterator<Item = Attribute> {
+        let request = self.request.map(seconds).map(Attribute::Timeout);
+        let dead = self.dead_connection.map(seconds);
+        request
+            .into_iter()
+            .chain(dead.map(Attribute::DeadConnTimeout))
     }
 }
 
@@ -187,7 +208,7 @@ mod tests {
 
     #[test]
     fn timeouts_are_whole_seconds_that_the_kernel_can_multiply_and_never_zero_by_rounding() {
-        let sent = HEALING.attributes();
+        let sent: Vec<Attribute> = NewTimeouts::from(HEALING).attributes().collect();
         let expected = [
             Attribute::Timeout(2),
             Attribute::DeadConnTimeout(LONGEST_TIMEOUT),

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::command::Timeouts;
+use super::command::NewTimeouts;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdUri};
@@ -18,7 +18,8 @@ use crate::id::{BackendId, NbdUri};
 pub(crate) struct Link {
     pub(crate) uri: NbdUri,
     pub(crate) backend: BackendId,
-    pub(crate) timeouts: Timeouts,
+    /// What is known of them: another process may have connected the device.
+    pub(crate) timeouts: NewTimeouts,
     sockets: Vec<OwnedFd>,
 }
 
@@ -27,7 +28,7 @@ impl Link {
         uri: NbdUri,
         backend: BackendId,
         sockets: Vec<OwnedFd>,
-        timeouts: Timeouts,
+        timeouts: NewTimeouts,
     ) -> Self {
         Self {
             uri,
@@ -77,7 +78,6 @@ pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     use super::*;
 
@@ -85,15 +85,11 @@ mod tests {
     fn a_link_is_dead_when_every_connection_has_ended() {
         let (one, peer_of_one) = UnixStream::pair().unwrap();
         let (two, _peer_of_two) = UnixStream::pair().unwrap();
-        let timeouts = Timeouts {
-            request: Duration::ZERO,
-            dead_connection: Duration::ZERO,
-        };
         let link = Link::new(
             "nbd://h/x".parse().unwrap(),
             BackendId::derived("x"),
             vec![one.into(), two.into()],
-            timeouts,
+            NewTimeouts::default(),
         );
         assert!(!link.is_dead());
         drop(peer_of_one);

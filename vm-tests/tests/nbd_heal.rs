@@ -116,13 +116,24 @@ fn the_healer_heals_as_links_die_over_unix_sockets_too() {
     detach(&engine, &uri);
 }
 
+/// In the kernel's ticks, as `nbd.c` shows it in debugfs.
+fn io_timeout_of(node: &Path) -> u64 {
+    let name = node.file_name().unwrap();
+    let path = Path::new("/sys/kernel/debug/nbd")
+        .join(name)
+        .join("timeout");
+    let ticks: u64 = fs::read_to_string(path).unwrap().trim().parse().unwrap();
+    assert!(ticks > 0);
+    ticks
+}
+
 struct Agent(Child);
 
 impl Agent {
     /// An agent of another process: it heals as links die.
     fn start() -> Self {
         let child = Command::new("lunbd")
-            .args(["heal", "--watch", "--json", "--io-timeout", "3s"])
+            .args(["heal", "--watch", "--json"])
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -162,6 +173,7 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
     ]);
     let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
     let node = PathBuf::from(attached["node"].as_str().unwrap());
+    let io_timeout = io_timeout_of(&node);
     let writer = Writer::start(&node);
     for _ in 0..2 {
         let mut agent = Agent::start();
@@ -169,19 +181,14 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
         server.kill();
         agent.kill();
         server.start();
-        let output = guest::lunbd(&[
-            "heal",
-            "--json",
-            "--dead-timeout",
-            "60s",
-            "--io-timeout",
-            "3s",
-        ]);
+        let output = guest::lunbd(&["heal", "--json"]);
         assert!(output.status.success(), "{output:?}");
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["devices"][0]["outcome"], "adopted", "{report}");
         drop(agent);
         writer.goes_on();
+        // Nobody but who attached it knew: it was left to the kernel.
+        assert_eq!(io_timeout_of(&node), io_timeout);
     }
     writer.end();
     detach(&engine(), &uri);

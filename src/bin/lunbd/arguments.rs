@@ -276,7 +276,7 @@ impl Who {
     }
 }
 
-/// How an NBD source is attached and healed.
+/// How an NBD source is attached.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "NBD")]
 pub(crate) struct Nbd {
@@ -330,8 +330,19 @@ pub(crate) struct Heal {
     /// attached by its URI.
     pub(crate) source: Option<Source>,
 
-    #[command(flatten)]
-    pub(crate) nbd: Nbd,
+    /// The id under which the kernel keeps the device; without it the URI.
+    #[arg(long, value_name = "ID", requires = "source", help_heading = "NBD")]
+    backend: Option<BackendId>,
+
+    /// From now on: how long one request may take before its connection is taken for
+    /// dead. Without it what the device was attached with.
+    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "source", help_heading = "NBD")]
+    io_timeout: Option<Duration>,
+
+    /// From now on: how long requests wait for a server that is gone before they
+    /// fail. Without it what the device was attached with.
+    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "source", help_heading = "NBD")]
+    dead_timeout: Option<Duration>,
 
     /// Stay, and heal links as they die, until interrupted; iSCSI sessions that
     /// `attach --log-in` made are logged in again when they are lost.
@@ -354,6 +365,21 @@ pub(crate) struct Heal {
 }
 
 impl Heal {
+    /// How the device of one source is healed.
+    pub(crate) fn nbd_options(&self) -> NbdOptions {
+        let mut options = NbdOptions::default();
+        if let Some(id) = &self.backend {
+            options = options.backend(id.clone());
+        }
+        if let Some(limit) = self.io_timeout {
+            options = options.io_timeout(limit);
+        }
+        if let Some(limit) = self.dead_timeout {
+            options = options.dead_connection_timeout(limit);
+        }
+        options
+    }
+
     /// How sessions are logged in again.
     pub(crate) fn keep_options(&self) -> KeepOptions {
         let file = self.chap_file.clone();

@@ -18,14 +18,14 @@ struct Report<'a> {
 }
 
 /// Exits with 1 where a device is left that serves no I/O.
-pub(crate) fn run(engine: Engine, what: arguments::Heal, json: bool) -> Result<ExitCode> {
+pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
         return watch(engine, what.keep_options(), json);
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
     let healings = match &what.source {
-        Some(source) => vec![engine.heal_source(source, &what.nbd.options(), deadline)?],
+        Some(source) => vec![engine.heal_source(source, &what.nbd_options(), deadline)?],
         None => engine.heal(deadline)?,
     };
     drop(progress);

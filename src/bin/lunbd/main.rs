@@ -55,7 +55,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Detach(what) => detach::run(&start()?, what, json),
         Command::Apply(what) => apply::run(start()?, &what, json),
         Command::Status(what) => status::run(&start()?, &what, json),
-        Command::Heal(what) => heal::run(start()?, what, json),
+        Command::Heal(what) => heal::run(start()?, &what, json),
         Command::Recover(what) => recover::run(&start()?, &what, json),
         Command::Reap(what) => reap::run(&start()?, &what, json),
         Command::Resize(what) => resize::run(&start()?, what, json),

@@ -168,8 +168,8 @@ impl VolumeSpec {
                 index: options.index,
                 connections: options.connections,
                 read_only: options.read_only,
-                io_timeout_ms: milliseconds(options.timeouts.request),
-                dead_connection_timeout_ms: milliseconds(options.timeouts.dead_connection),
+                io_timeout_ms: milliseconds(options.timeouts().request),
+                dead_connection_timeout_ms: milliseconds(options.timeouts().dead_connection),
             }),
             log_in: log_in
                 .filter(|_| request.sources().any(is_iscsi))

@@ -7,7 +7,9 @@ use lunbd_sys::nbd as abi;
 use super::super::export::ExportFlags;
 use super::super::message::{Attribute, ClientFlags, Message};
 use super::super::refusal::Attempt;
-use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use super::{
+    NewTimeouts, Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute,
+};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -95,7 +97,7 @@ impl Connect {
             self.block_size
                 .map(|size| Attribute::BlockSize(size.into())),
         );
-        attributes.extend(self.timeouts.attributes());
+        attributes.extend(NewTimeouts::from(self.timeouts).attributes());
         attributes.push(Attribute::ServerFlags(self.server_flags.bits().into()));
         attributes.push(Attribute::ClientFlags(self.client_flags));
         attributes.extend(self.backend.as_ref().map(backend_attribute));
@@ -171,7 +173,7 @@ mod tests {
             Attribute::Size(1 << 30),
             Attribute::BlockSize(4096),
         ];
-        expected.extend(HEALING.attributes());
+        expected.extend(NewTimeouts::from(HEALING).attributes());
         expected.extend([
             Attribute::ServerFlags(5),
             Attribute::ClientFlags(ClientFlags::empty()),

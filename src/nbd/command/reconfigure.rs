@@ -6,7 +6,7 @@ use lunbd_sys::nbd as abi;
 
 use super::super::message::{Attribute, ClientFlags, Message};
 use super::super::refusal::Attempt;
-use super::{Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
+use super::{NewTimeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
@@ -25,19 +25,19 @@ use crate::kernel::Roots;
 pub struct Reconfigure {
     index: NbdIndex,
     sockets: Vec<OwnedFd>,
-    timeouts: Timeouts,
+    timeouts: NewTimeouts,
     client_flags: Option<ClientFlags>,
     backend: Option<BackendId>,
 }
 
 impl Reconfigure {
-    /// Sets the timeouts of a device, and nothing else yet.
+    /// Sets these timeouts of a device, and nothing else yet.
     #[must_use]
-    pub fn new(index: NbdIndex, timeouts: Timeouts) -> Self {
+    pub fn new(index: NbdIndex, timeouts: impl Into<NewTimeouts>) -> Self {
         Self {
             index,
             sockets: Vec::new(),
-            timeouts,
+            timeouts: timeouts.into(),
             client_flags: None,
             backend: None,
         }
@@ -108,6 +108,8 @@ impl Reconfigure {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::tests::HEALING;
     use super::*;
 
@@ -116,6 +118,7 @@ mod tests {
         let reconfigure = Reconfigure::new(NbdIndex::new(0).unwrap(), HEALING)
             .client_flags(ClientFlags::DISCONNECT_ON_CLOSE);
         let message = reconfigure.message();
+        assert_eq!(message.attributes.len(), 4, "{message:?}");
         let size = |attribute: &Attribute| {
             matches!(attribute, Attribute::Size(_) | Attribute::BlockSize(_))
         };
@@ -125,6 +128,24 @@ mod tests {
                 .attributes
                 .iter()
                 .any(|a| matches!(a, Attribute::Sockets(_)))
+        );
+    }
+
+    #[test]
+    fn a_timeout_that_is_not_said_stays_as_the_kernel_has_it() {
+        let message = |timeouts: NewTimeouts| {
+            let reconfigure = Reconfigure::new(NbdIndex::new(3).unwrap(), timeouts);
+            reconfigure.message().attributes
+        };
+        assert_eq!(message(NewTimeouts::default()), [Attribute::Index(3)]);
+        let dead_connection = Some(Duration::from_secs(60));
+        let timeouts = NewTimeouts {
+            dead_connection,
+            ..NewTimeouts::default()
+        };
+        assert_eq!(
+            message(timeouts),
+            [Attribute::Index(3), Attribute::DeadConnTimeout(60)]
         );
     }
 }

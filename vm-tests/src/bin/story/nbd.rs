@@ -28,7 +28,7 @@ pub(crate) fn survives_its_server() {
 
     println!("\n$ lunbd heal --watch &");
     let mut healer = Command::new("lunbd")
-        .args(["heal", "--watch", "--json", "--io-timeout", "2s"])
+        .args(["heal", "--watch", "--json"])
         .stdout(Stdio::piped())
         .spawn()
         .expect("lunbd");
