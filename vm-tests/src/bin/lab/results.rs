@@ -27,7 +27,7 @@ fn conditions(results: &Results, json: &str) -> String {
     format!(
         "Written by `{}` on {}: Linux {}, systemd-udevd {}, {} virtual CPUs, QEMU ({}) on a host \
          with {} CPUs whose load average was {:.1} before and {:.1} after. Every round is in \
-         [{json}]({json}). Medians, of {} rounds where nothing else is said.\n\n",
+         [{json}]({json}).",
         results.command,
         results.date,
         figures.kernel,
@@ -36,9 +36,13 @@ fn conditions(results: &Results, json: &str) -> String {
         results.accelerator,
         results.host_processors,
         results.load_average[0],
-        results.load_average[1],
-        figures.rounds
+        results.load_average[1]
     )
+}
+
+fn medians(results: &Results) -> String {
+    let rounds = results.figures.rounds;
+    format!(" Medians, of {rounds} rounds where nothing else is said.\n\n")
 }
 
 /// The SCSI part as Markdown, and what it says of the goals.
@@ -51,7 +55,7 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
          for the disk to the return of the way; \"processors\" is what all of them did during the attach, \
          kernel, target and udev too.\n\n\
          ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
-        conditions(results, "attach.json")
+        conditions(results, "attach.json") + &medians(results)
     );
     for size in &scsi.sizes {
         table(&mut text, &format!("One LUN of {}", size.luns), &size.rows);
@@ -92,7 +96,7 @@ pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
          it. An attach logs in, scans for one LUN and waits for udev; a detach deletes the device \
          and logs out. \"Processors\" is what all of them did during an attach, kernel, target and udev \
          too.\n\n",
-        conditions(results, "login.json")
+        conditions(results, "login.json") + &medians(results)
     );
     table(&mut text, "By one portal", &log_in.rows);
     let title = format!("By {} portals at once", log_in.portals);
@@ -126,7 +130,7 @@ pub(crate) fn write_volumes(results: &Results, volumes: &Volumes) -> String {
          | way | | wall | of lunbd's | CPU | of it the hub's | system calls |\n\
          |---|---|--:|--:|--:|--:|--:|\n",
         volumes.volumes,
-        conditions(results, "volumes.json"),
+        conditions(results, "volumes.json") + "\n\n",
     );
     for row in &volumes.rows {
         let first = volumes.rows.first().unwrap_or(row);
