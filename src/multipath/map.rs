@@ -81,13 +81,13 @@ impl Map {
         let Some(inode) = inode_of(dir) else {
             return Ok(None);
         };
-        let Some(uuid) = sysfs::read_if_there(&dir.join("dm/uuid"))? else {
+        let Some(uuid) = attribute(dir, "uuid")? else {
             return Ok(None);
         };
         if !is_it(&uuid) {
             return Ok(None);
         }
-        let Some(name) = sysfs::read_if_there(&dir.join("dm/name"))? else {
+        let Some(name) = attribute(dir, "name")? else {
             return Ok(None);
         };
         let disk = BlockDevice::at(dir)?;
@@ -188,6 +188,16 @@ impl Map {
 impl std::fmt::Display for Map {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({})", self.disk.name(), self.uuid)
+    }
+}
+
+/// What device-mapper says of the map in `dir`; `None` where it is gone, and where
+/// it is being removed: its attributes answer `EINVAL` then for as long as they
+/// are still there (`drivers/md/dm-sysfs.c`, `dm_attr_show`).
+fn attribute(dir: &Path, name: &str) -> Result<Option<String>> {
+    match sysfs::read_if_there(&dir.join("dm").join(name)) {
+        Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+        answer => answer,
     }
 }
 

@@ -12,6 +12,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -325,6 +326,34 @@ fn a_map_that_is_open_is_in_use_and_stays_and_a_closed_one_is_removed() {
     assert_eq!(error.kind(), ErrorKind::Vanished);
 }
 
+/// The kernel answers `EINVAL` to whoever reads of a map that is being removed.
+#[test]
+fn a_map_that_is_being_removed_is_there_or_not_and_never_an_error() {
+    let (engine, target) = (engine(), two_hosts());
+    let paths = scan(&target);
+    let _held = udevd::stopped();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let (mut seen, mut missing) = (0, 0);
+            while !over.load(Ordering::Relaxed) {
+                match Map::of_path(&paths[0]).unwrap() {
+                    Some(_) => seen += 1,
+                    None => missing += 1,
+                }
+            }
+            (seen, missing)
+        });
+        for _ in 0..30 {
+            let map = Cleaned(bare_map(&paths, "0"));
+            remove(&engine, &map.0).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        let (seen, missing) = looks.join().unwrap();
+        assert!(seen > 0 && missing > 0, "{seen} {missing}");
+    });
+}
+
 #[test]
 fn another_map_of_the_same_uuid_is_not_removed_for_the_one_that_is_gone() {
     let (engine, target) = (engine(), two_hosts());
@@ -371,7 +400,9 @@ fn a_map_grows_with_its_paths_while_it_is_read_and_with_io_that_waits() {
     let error = grow(1 << 30).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady);
     assert_eq!(error.stage(), Some(Stage::Resize));
-    assert!(error.to_string().contains(paths[0].name()), "{error}");
+    // The disks of two hosts get their names in any order.
+    let names_a_path = |path: &BlockDevice| error.to_string().contains(path.name());
+    assert!(paths.iter().any(names_a_path), "{error}");
     assert_eq!(map.disk().size().unwrap(), size);
 
     let mut disk = File::open(map.disk().node(&roots())).unwrap();
