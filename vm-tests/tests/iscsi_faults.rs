@@ -10,17 +10,12 @@
     reason = "a test panics to fail"
 )]
 
-use std::time::Duration;
-
 use vm_tests::guest;
 use vm_tests::guest::faults::FaultSweep;
 use vm_tests::guest::iscsi_target::IscsiTarget;
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
 use vm_tests::guest::iscsid::sessions;
 use vm_tests::guest::lio::Store;
-
-/// What a slow machine may take.
-const LIMIT: Duration = Duration::from_secs(38 * 60);
 
 /// All but those settings that come after the names: one stands for them.
 fn is_tried(act: &str) -> bool {
@@ -34,16 +29,15 @@ fn is_tried(act: &str) -> bool {
 
 #[test]
 fn each_step_of_a_login_and_a_logout_fails_once_in_every_way() {
-    guest::time_limit(LIMIT);
+    guest::sweep_time_limit();
     iscsi_tcp::prepare();
     let mut target = IscsiTarget::new("iqn.2026-01.example:faults");
     target.map(1, &Store::ramdisk("f1", 8 << 20));
     let source = target.uri(&[0], 1);
-    let mut sweep = FaultSweep::new("iSCSI", &source, || !sessions().is_empty())
+    let stands = || !sessions().is_empty();
+    FaultSweep::new("iSCSI", vec![source], 21, stands)
         .attach_options(&["--log-in"])
-        .every_fifth_of(is_tried);
-    sweep.run();
-    // The first of each: the connection and the end of the target.
-    sweep.conclude(&["attach iscsi connect:1", "detach iscsi event 27:1"]);
+        .only(is_tried)
+        .run(&["attach iscsi connect:1", "detach iscsi event 27:1"]);
     nothing_is_left();
 }

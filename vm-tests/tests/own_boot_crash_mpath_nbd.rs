@@ -16,7 +16,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use lunbd::engine::{Action, Condition, DetachVolume, Recovered};
 use lunbd::error::Stage;
@@ -25,10 +24,7 @@ use vm_tests::guest::agent::{engine, soon, unit};
 use vm_tests::guest::crash::{Data, Place, Run, Sweep, is_before_intent, request, volume};
 use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
-use vm_tests::guest::{self, ScsiDebug, udevd};
-
-/// What a slow machine may take.
-const LIMIT: Duration = Duration::from_secs(38 * 60);
+use vm_tests::guest::{self, ScsiDebug};
 
 /// A volume and what is below it.
 struct Rig {
@@ -119,7 +115,7 @@ impl Rig {
         }
         self.data.compare(&node, "resized");
         if self.multipathd.is_some() {
-            make_a_partition(&node);
+            multipathd::make_a_partition(&node);
         }
         passed.detach = self.detach_killed_at(sweep, &all.detach, detach);
         drop(written);
@@ -202,18 +198,6 @@ impl Rig {
             };
         }
     }
-}
-
-/// A map of a partition, as kpartx makes it, on the map of the volume.
-fn make_a_partition(map: &Path) {
-    let map = map.canonicalize().unwrap();
-    let name = map.file_name().unwrap().to_str().unwrap();
-    let uuid = fs::read_to_string(format!("/sys/block/{name}/dm/uuid")).unwrap();
-    let uuid = format!("part1-{}", uuid.trim());
-    let table = format!("0 2048 linear {} 2048", map.display());
-    let made = ["dmsetup", "create", "part", "--noudevsync"];
-    guest::run(&[&made[..], &["--uuid", &uuid, "--table", &table]].concat());
-    udevd::settle();
 }
 
 fn size_of(node: &Path) -> u64 {
@@ -317,7 +301,7 @@ fn set_write_protect(on: bool) {
 
 #[test]
 fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_every_step() {
-    guest::time_limit(LIMIT);
+    guest::sweep_time_limit();
     let target = ScsiDebug::with_luns(2);
     let mut sweep = Sweep::new("SCSI");
     sweep_the_opening(&mut sweep);
@@ -338,16 +322,6 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     sweep.conclude(&["journal", "lease", "lost", "block", "scsi"]);
 }
 
-/// Two hosts that serve one unit, LUN 1; `scsi_debug` gives the third the state
-/// standby.
-fn two_paths() -> (ScsiDebug, Vec<String>) {
-    let target = ScsiDebug::options().paths(3).luns(2).load();
-    let serves = |host: &&u32| **host % 3 != 2;
-    let source = |host: &u32| format!("scsi:{host}:0:0:1");
-    let sources = target.hosts().iter().filter(serves).map(source).collect();
-    (target, sources)
-}
-
 /// On one kernel all but the fourth pass of a point, which is the second path's
 /// turn at what was the first one's. On the others, for the run's time, what is
 /// multipath's own: the rest is a SCSI volume's too.
@@ -358,9 +332,9 @@ fn is_tried(step: &str) -> bool {
 
 #[test]
 fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_every_step() {
-    guest::time_limit(LIMIT);
+    guest::sweep_time_limit();
     let multipathd = Multipathd::start(NoPath::Fail);
-    let (target, sources) = two_paths();
+    let (target, sources) = ScsiDebug::two_paths();
     let mut sweep = Sweep::new("multipath");
     let mut rig = Rig {
         place: Place::new(),
@@ -507,7 +481,7 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
     }
-    guest::time_limit(LIMIT);
+    guest::sweep_time_limit();
     let _module = NbdModule::load(2);
     let store = Store::sparse(8 << 20);
     let arguments = [

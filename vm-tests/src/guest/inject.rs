@@ -23,7 +23,8 @@ use serde_json::Value;
 pub enum Fault {
     /// It fails, and the kernel has done nothing.
     Fails(Errno),
-    /// It does not return while the process lives.
+    /// It does not return while the process lives. A message to multipathd, which
+    /// is sent without waiting, is lost on its way instead: no answer comes.
     Hangs,
 }
 
@@ -54,7 +55,7 @@ impl Traced {
 /// Runs `lunbd --json` with these arguments; the act that is named has the
 /// fault.
 #[must_use]
-pub fn run(arguments: &[&str], inject: Option<(&str, Fault)>) -> Traced {
+pub fn run(arguments: &[String], inject: Option<(&str, Fault)>) -> Traced {
     super::enter();
     let begun = Instant::now();
     // It waits until it is traced, so that no call of it is missed.
@@ -108,8 +109,12 @@ fn said(child: &mut Child) -> Value {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Enters,
-    Leaves(Option<Errno>),
+    /// With this result, where it is not the kernel's own.
+    Leaves(Option<i64>),
 }
+
+/// How the names of the acts that are messages to multipathd begin.
+const TO_MULTIPATHD: &str = "multipathd";
 
 struct Tracer<'a> {
     pid: Pid,
@@ -153,25 +158,28 @@ impl Tracer<'_> {
                     return;
                 };
                 let fault = self.enters(thread, &registers);
-                let mut errno = None;
-                match fault {
-                    None => {}
-                    // It stays where it is until the process ends.
-                    Some(Fault::Hangs) => return,
-                    Some(Fault::Fails(with)) => {
-                        let mut none = registers;
-                        // No call has this number.
-                        none.orig_rax = u64::MAX;
-                        ptrace::setregs(thread, none).expect("its registers");
-                        errno = Some(with);
+                let result = match fault {
+                    None => None,
+                    Some((act, Fault::Hangs)) if act.starts_with(TO_MULTIPATHD) => {
+                        // All that it would send.
+                        Some(registers.rdx.cast_signed())
                     }
+                    // It stays where it is until the process ends.
+                    Some((_, Fault::Hangs)) => return,
+                    Some((_, Fault::Fails(errno))) => Some(-i64::from(errno as i32)),
+                };
+                if result.is_some() {
+                    let mut none = registers;
+                    // No call has this number.
+                    none.orig_rax = u64::MAX;
+                    ptrace::setregs(thread, none).expect("its registers");
                 }
-                self.threads.insert(thread.as_raw(), Next::Leaves(errno));
+                self.threads.insert(thread.as_raw(), Next::Leaves(result));
             }
-            Next::Leaves(errno) => {
-                if let Some(errno) = errno {
+            Next::Leaves(result) => {
+                if let Some(result) = result {
                     let mut registers = ptrace::getregs(thread).expect("its registers");
-                    registers.rax = (-i64::from(errno as i32)).cast_unsigned();
+                    registers.rax = result.cast_unsigned();
                     ptrace::setregs(thread, registers).expect("its registers");
                 }
                 self.threads.insert(thread.as_raw(), Next::Enters);
@@ -180,8 +188,8 @@ impl Tracer<'_> {
         go_on(thread, None);
     }
 
-    /// The fault that the call is to have.
-    fn enters(&mut self, thread: Pid, registers: &libc::user_regs_struct) -> Option<Fault> {
+    /// The act that the call is and the fault that it is to have.
+    fn enters(&mut self, thread: Pid, registers: &libc::user_regs_struct) -> Option<(&str, Fault)> {
         if !self.runs {
             return None;
         }
@@ -189,10 +197,7 @@ impl Tracer<'_> {
         let count = self.counts.entry(name.clone()).or_default();
         *count += 1;
         let act = format!("{name}:{count}");
-        let fault = self
-            .inject
-            .filter(|(wanted, _)| *wanted == act)
-            .map(|(_, fault)| fault);
+        let fault = self.inject.filter(|(wanted, _)| *wanted == act);
         self.injected |= fault.is_some();
         self.acts.push(act);
         fault
@@ -223,6 +228,7 @@ impl Tracer<'_> {
                 Some(match number {
                     0x2285 => "ioctl SG_IO".to_owned(),
                     0x1261 => "ioctl BLKFLSBUF".to_owned(),
+                    dm if (dm >> 8) & 0xff == DM_IOCTL => format!("dm {}", dm_name(dm & 0xff)),
                     other => format!("ioctl {other:#x} {}", name_of(&path)),
                 })
             }
@@ -238,6 +244,9 @@ impl Tracer<'_> {
                 let socket = target()?.to_string_lossy().into_owned();
                 let inode = socket.strip_prefix("socket:[")?.strip_suffix(']')?;
                 let word = |offset: u64| word_at(thread, registers.rsi.checked_add(offset)?);
+                if is_unix(inode) {
+                    return to_multipathd(registers.rdx, word);
+                }
                 match netlink_protocol(inode).as_deref() {
                     Some(GENERIC) => {
                         let family = (word(0)? >> 32) & 0xffff;
@@ -290,6 +299,42 @@ const ISCSI: &str = "8";
 /// `ISCSI_UEVENT_SET_PARAM`.
 const SET_PARAM: i64 = 16;
 const ISCSI_PORT: u16 = 3260;
+
+/// `DM_IOCTL`, the type of device-mapper's ioctls.
+const DM_IOCTL: u64 = 0xfd;
+
+/// By its number (`include/uapi/linux/dm-ioctl.h`).
+fn dm_name(number: u64) -> String {
+    match number {
+        4 => "remove".to_owned(),
+        6 => "suspend or resume".to_owned(),
+        7 => "status".to_owned(),
+        9 => "load".to_owned(),
+        12 => "table".to_owned(),
+        14 => "message".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// A length of eight bytes, and then a command of so many: its verb.
+fn to_multipathd(length: u64, word: impl Fn(u64) -> Option<i64>) -> Option<String> {
+    let announced = word(0)?.cast_unsigned();
+    (announced.checked_add(8)? == length).then_some(())?;
+    let text = [8, 16, 24].iter().map_while(|offset| word(*offset));
+    let bytes: Vec<u8> = text.flat_map(i64::to_ne_bytes).collect();
+    let bytes = bytes
+        .get(..usize::try_from(announced).ok()?)
+        .unwrap_or(&bytes);
+    let text = String::from_utf8_lossy(bytes);
+    let verb: Vec<&str> = text.trim_end_matches('\0').split(' ').take(2).collect();
+    Some(format!("{TO_MULTIPATHD} {}", verb.join(" ")))
+}
+
+fn is_unix(inode: &str) -> bool {
+    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let mut lines = table.lines();
+    lines.any(|line| line.split_whitespace().nth(6) == Some(inode))
+}
 
 fn netlink_protocol(inode: &str) -> Option<String> {
     let table = fs::read_to_string("/proc/net/netlink").unwrap_or_default();

@@ -111,6 +111,15 @@ pub fn sweeps_are_whole() -> bool {
         .any(|word| word == job::WHOLE_SWEEPS)
 }
 
+/// The limit of a sweep: what a slow machine may take.
+pub fn sweep_time_limit() {
+    time_limit(Duration::from_mins(if sweeps_are_whole() {
+        150
+    } else {
+        38
+    }));
+}
+
 /// The turns of a sweep that are taken: each of the `count`, or every fifth.
 pub fn turns(count: usize) -> impl Iterator<Item = usize> {
     (0..count).step_by(if sweeps_are_whole() { 1 } else { 5 })

@@ -162,6 +162,17 @@ pub fn map_of(disk: &str) -> Option<String> {
     holders.pop()
 }
 
+/// A map of a partition, as kpartx makes it, on the map at `node`.
+pub fn make_a_partition(node: &Path) {
+    let map = node.canonicalize().expect("a map's node");
+    let name = map.file_name().unwrap_or_default().to_string_lossy();
+    let uuid = format!("part1-{}", uuid(&name).trim());
+    let table = format!("0 2048 linear {} 2048", map.display());
+    let made = ["dmsetup", "create", "part", "--noudevsync"];
+    super::run(&[&made[..], &["--uuid", &uuid, "--table", &table]].concat());
+    super::udevd::settle();
+}
+
 fn uuid(block: &str) -> String {
     fs::read_to_string(format!("/sys/block/{block}/dm/uuid")).unwrap_or_default()
 }

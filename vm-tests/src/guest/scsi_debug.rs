@@ -111,6 +111,17 @@ impl ScsiDebug {
         Self::options().luns(count).load()
     }
 
+    /// Two hosts that serve one unit, LUN 1, and where it is on each; `scsi_debug`
+    /// gives a third the state standby.
+    #[must_use]
+    pub fn two_paths() -> (Self, Vec<String>) {
+        let target = Self::options().paths(3).luns(2).load();
+        let serves = |host: &&u32| **host % 3 != 2;
+        let source = |host: &u32| format!("scsi:{host}:0:0:1");
+        let sources = target.hosts().iter().filter(serves).map(source).collect();
+        (target, sources)
+    }
+
     /// The number of the first host.
     #[must_use]
     pub fn host(&self) -> u32 {
