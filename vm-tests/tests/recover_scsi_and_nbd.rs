@@ -535,3 +535,41 @@ fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_it
     agent.0.wait().unwrap();
     place.detach();
 }
+
+/// What the kernel gives a scan's INQUIRY, in seconds.
+const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
+
+#[test]
+fn an_agent_that_is_killed_while_its_scan_waits_for_the_unit_lets_go_of_its_journal() {
+    let target = ScsiDebug::with_luns(2);
+    let place = Place::new();
+    let limit = fs::read_to_string(INQUIRY_LIMIT).unwrap();
+    fs::write(INQUIRY_LIMIT, "45").unwrap();
+    // Every command is swallowed (SDEBUG_OPT_TIMEOUT).
+    target.set("every_nth", -1);
+    target.set("opts", 4);
+    let mut agent = place.start(&["attach", &unit(&target, 1).to_string()]);
+    let pid = agent.0.id();
+    guest::wait_until("a scan that waits", LIMIT, || {
+        is_in(pid, "scsi_probe_and_add_lun").then_some(())
+    });
+    agent.0.kill().unwrap();
+    let next = engine();
+    guest::wait_until("the journal", LIMIT, || {
+        next.open_journal_at(&place.0, soon()).ok().map(drop)
+    });
+    assert!(agent.0.try_wait().unwrap().is_none(), "the scan is over");
+    target.set("opts", 0);
+    target.set("every_nth", 0);
+    fs::write(INQUIRY_LIMIT, limit).unwrap();
+    agent.0.wait().unwrap();
+    // Whether it asks the unit again, or gives it up, is the kernel's affair.
+    if target.devices().is_empty() {
+        is(&place.recover(), Condition::Gone, "undone");
+    } else {
+        is(&place.recover(), Condition::HalfAttached, "finished");
+        place.detach();
+    }
+    place.is_clean();
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
