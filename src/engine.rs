@@ -55,7 +55,7 @@ pub use inventory::{
 };
 #[cfg(feature = "journal")]
 pub use journal::Journal;
-pub use keep::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+pub use keep::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
 pub use nbd_options::NbdOptions;
 pub use phases::{Phase, StageObserver};
 pub use preflight::{Check, Finding};

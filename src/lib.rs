@@ -90,9 +90,10 @@
 //! is wanted and 120 s else, and then fails their I/O.
 //!
 //! **What an agent must do:** keep an [`Engine::keep_sessions`] on a thread, from its
-//! start on. The kernel never dials; this does, with growing pauses, and gives the
-//! session another connection: what waits goes on without an error, and after the
-//! recovery timeout devices run again.
+//! start on; a `reconcile::Reconciler` that runs does it by itself. The kernel never
+//! dials; this does, with growing pauses, and gives the session another connection:
+//! what waits goes on without an error, and after the recovery timeout devices run
+//! again.
 //!
 //! ```text
 //!  hear     the kernel says that a connection is lost; sysfs is looked at every 10 s

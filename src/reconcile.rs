@@ -7,7 +7,8 @@
 //!  plan      a pure function from both to steps, each with its reason
 //!  apply     the steps, independent volumes beside each other, once
 //!  run       the same for good: woken by the kernel's events, with a slow look at
-//!            everything as the net below
+//!            everything as the net below; the iSCSI sessions that the volumes log
+//!            in to are kept, and NBD links healed
 //! ```
 //!
 //! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its
@@ -47,6 +48,7 @@ mod desired;
 mod event;
 mod failing;
 mod jobs;
+mod keep;
 mod look;
 mod options;
 mod plan;

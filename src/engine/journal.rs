@@ -41,6 +41,7 @@ use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
+use crate::iscsi::{CredentialsSource, SessionName};
 use crate::kernel::worker;
 
 /// A journal that this process holds, until it is dropped.
@@ -151,6 +152,20 @@ impl Journal {
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.shared.table().records.values().cloned().collect()
+    }
+
+    /// Answers, for as long as this journal is held, where the secrets are that the
+    /// target of a session is proven: by the records as they are when it is asked.
+    pub(crate) fn credentials_of_sessions(
+        &self,
+    ) -> impl Fn(&SessionName) -> Option<CredentialsSource> + Send + Sync + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move |session| {
+            let shared = shared.upgrade()?;
+            let table = shared.table();
+            let mut specs = table.records.values().map(|record| &record.spec);
+            specs.find_map(|spec| spec.credentials_of(session)).cloned()
+        }
     }
 
     /// A volume's record.

@@ -1,11 +1,15 @@
 //! iSCSI sessions of ours whose connection was lost and can be had again.
 
 mod attempt;
+mod kept;
 mod loss;
+
+pub use kept::{KeepOutcome, KeptSession};
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,10 +17,10 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Iqn, Portal, SessionId};
+use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
 use crate::iscsi::{
-    Credentials, Plight, SessionName, SessionNotice, SessionWatch, StandingSession,
+    Credentials, Plight, SessionName, SessionNotice, SessionWaker, SessionWatch, StandingSession,
 };
 use crate::kernel::Roots;
 use crate::scsi::Lanes;
@@ -79,66 +83,6 @@ impl fmt::Debug for KeepOptions {
     }
 }
 
-/// How it is with a session that was lost.
-#[derive(Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(tag = "outcome", content = "detail", rename_all = "snake_case")
-)]
-#[non_exhaustive]
-pub enum KeepOutcome {
-    /// It was logged in again here, and its devices run.
-    Recovered,
-    /// It serves I/O again, by another process's doing.
-    Healthy,
-    /// It was not had back yet, and I/O waits. Said of the first try, and again when
-    /// another kind of failure is met; it is tried on.
-    Failed(Error),
-    /// It was lost for longer than its recovery timeout: I/O fails. It is tried on,
-    /// and devices run again when it is had back.
-    BudgetSpent,
-    /// It is gone, or another ends it: there is nothing to keep any more.
-    Gone,
-}
-
-impl KeepOutcome {
-    /// Whether the session serves I/O.
-    #[must_use]
-    pub fn serves(&self) -> bool {
-        matches!(self, Self::Recovered | Self::Healthy)
-    }
-}
-
-/// What was found and done about one session.
-#[derive(Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct KeptSession {
-    /// Its number.
-    pub session: SessionId,
-    /// With whom it is; `None` where sysfs does not say it any more.
-    pub target: Option<Iqn>,
-    /// Through which portal, as it was asked for.
-    pub portal: Option<Portal>,
-    /// How it is.
-    #[cfg_attr(feature = "serde", serde(flatten))]
-    pub outcome: KeepOutcome,
-    /// How long I/O still waits before it fails; `None` where the session serves
-    /// I/O, where I/O waits for ever, or where nobody saw when it was lost.
-    /// `seconds` when serialised.
-    #[cfg_attr(
-        feature = "serde",
-        serde(
-            rename = "budget_left_seconds",
-            serialize_with = "super::phases::as_seconds_if_any"
-        )
-    )]
-    pub budget_left: Option<Duration>,
-    /// How often its target was dialled.
-    pub tries: u32,
-}
-
 impl Engine {
     /// Keeps the iSCSI sessions that were made here, by this process or by one before
     /// it, until what is returned is dropped: those whose connection is lost are
@@ -161,6 +105,7 @@ impl Engine {
             lanes: self.lanes.clone(),
             options,
             watch: SessionWatch::open(self.roots())?,
+            stopped: Arc::default(),
             told,
             came,
             losses: BTreeMap::new(),
@@ -179,6 +124,7 @@ pub struct SessionKeeper {
     lanes: Lanes,
     options: KeepOptions,
     watch: SessionWatch,
+    stopped: Arc<AtomicBool>,
     told: Sender<Came>,
     came: Receiver<Came>,
     losses: BTreeMap<SessionId, Loss>,
@@ -195,9 +141,34 @@ struct Known {
     not_before: Option<Instant>,
 }
 
+/// Ends the waits of a [`SessionKeeper`] from another thread.
+#[derive(Debug, Clone)]
+pub struct KeeperStop {
+    stopped: Arc<AtomicBool>,
+    waker: SessionWaker,
+}
+
+impl KeeperStop {
+    /// Has [`SessionKeeper::next`] return without waiting, from now on.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
 impl SessionKeeper {
+    /// What ends its waits.
+    #[must_use]
+    pub fn stopper(&self) -> KeeperStop {
+        KeeperStop {
+            stopped: Arc::clone(&self.stopped),
+            waker: self.watch.waker(),
+        }
+    }
+
     /// Waits for the next news and returns it; empty when the deadline passes without
-    /// any. At first of the sessions that were lost before.
+    /// any, or when it was [stopped](KeeperStop::stop). At first of the sessions that
+    /// were lost before.
     ///
     /// # Errors
     /// Where sysfs cannot be read or the kernel cannot be heard.
@@ -213,7 +184,8 @@ impl SessionKeeper {
             for id in self.due() {
                 news.extend(self.treat(id)?);
             }
-            if !news.is_empty() || deadline.has_passed() {
+            let stopped = self.stopped.load(Ordering::Acquire);
+            if !news.is_empty() || deadline.has_passed() || stopped {
                 return Ok(news);
             }
             let next = self.losses.values().filter_map(Loss::due);

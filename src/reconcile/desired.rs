@@ -9,6 +9,7 @@ use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
+use crate::iscsi::{CredentialsSource, SessionName};
 
 /// The volumes that are wanted, each with how it is attached. No two of them lay
 /// claim to one source, one backend id or one unit.
@@ -200,6 +201,12 @@ impl Desired {
 
     pub(super) fn all_wanted(&self) -> impl Iterator<Item = (&VolumeId, &Wanted)> {
         self.volumes.iter()
+    }
+
+    /// Where the secrets are that the target of a session is proven.
+    pub(super) fn credentials_of(&self, session: &SessionName) -> Option<CredentialsSource> {
+        let mut specs = self.iter().map(|(_, spec)| spec);
+        specs.find_map(|spec| spec.credentials_of(session)).cloned()
     }
 
     /// The volumes, by name.

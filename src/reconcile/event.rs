@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::plan::StepKind;
 use crate::deadline::Deadline;
+use crate::engine::KeptSession;
 use crate::error::Error;
 use crate::id::VolumeId;
 
@@ -84,6 +85,8 @@ pub enum Event {
         /// The volume.
         volume: VolumeId,
     },
+    /// An iSCSI session that was made here was lost, or serves again.
+    Session(#[serde(serialize_with = "shared")] Arc<KeptSession>),
     /// This many events were lost, since they were not read in time.
     Missed {
         /// How many.
@@ -99,8 +102,11 @@ fn as_seconds<S: serde::Serializer>(
     serde::Serialize::serialize(&time.map(|time| time.as_secs_f64()), serializer)
 }
 
-fn shared<S: serde::Serializer>(error: &Arc<Error>, serializer: S) -> Result<S::Ok, S::Error> {
-    serde::Serialize::serialize(&**error, serializer)
+fn shared<T: serde::Serialize, S: serde::Serializer>(
+    of: &Arc<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    T::serialize(of, serializer)
 }
 
 impl fmt::Display for Event {
@@ -153,6 +159,7 @@ impl fmt::Display for Event {
                 })
             }
             Self::Healed { volume } => write!(f, "{volume}: serves again"),
+            Self::Session(kept) => kept.fmt(f),
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }
     }

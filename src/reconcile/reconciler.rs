@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -192,7 +193,9 @@ impl Reconciler {
     }
 
     /// Keeps what stands as it is wanted, until it is [stopped](Self::stop). What
-    /// goes wrong with a volume is an [`Event`], and is tried again.
+    /// goes wrong with a volume is an [`Event`], and is tried again. While a volume is
+    /// wanted with a login, or one was left with one, the sessions of this machine that
+    /// were made here are kept too: see [`Engine::keep_sessions`].
     ///
     /// # Errors
     /// `InUse` where it runs already; where it cannot be begun.
@@ -242,9 +245,12 @@ impl Reconciler {
             for _ in 0..self.options.threads.get() {
                 let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
                 let started = worker.spawn_scoped(scope, || self.work(driving.until));
-                started.map_err(|error| {
-                    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
-                })?;
+                started.map_err(|error| not_started(&error))?;
+            }
+            if driving.until.is_none() {
+                let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
+                let started = keeper.spawn_scoped(scope, || self.keep_sessions());
+                started.map_err(|error| not_started(&error))?;
             }
             let result = self.turn(driving.until);
             drop(end);
@@ -342,12 +348,23 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// Sends the workers home.
+/// Sends the workers home, and who keeps the sessions.
 struct EndOfWork<'a>(&'a Shared);
 
 impl Drop for EndOfWork<'_> {
     fn drop(&mut self) {
-        self.0.state().drive = Drive::Over;
+        let mut state = self.0.state();
+        state.drive = Drive::Over;
+        let keeping = state.keeping.take();
+        drop(state);
+        if let Some(keeping) = keeping {
+            keeping.stop();
+        }
         self.0.work.notify_all();
+        self.0.changed.notify_all();
     }
+}
+
+fn not_started(error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
 }

@@ -13,7 +13,7 @@ use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use crate::deadline::Backoff;
-use crate::engine::{Cause, Condition, Surveyed, Treatment};
+use crate::engine::{Cause, Condition, KeeperStop, Surveyed, Treatment};
 use crate::error::{Error, Stage};
 use crate::id::{Source, VolumeId};
 
@@ -69,6 +69,8 @@ pub(super) struct State {
     pub(super) ended: u64,
     pub(super) stopped: bool,
     pub(super) drive: Drive,
+    /// Ends the wait of who keeps the sessions.
+    pub(super) keeping: Option<KeeperStop>,
     pub(super) counters: Counters,
 }
 

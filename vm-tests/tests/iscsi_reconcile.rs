@@ -10,7 +10,7 @@
     reason = "a test panics to fail, and prints what it saw"
 )]
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -77,12 +77,31 @@ impl Place {
     fn want(&self, volumes: &Value) -> Agent {
         let file = self.0.join("desired.json");
         fs::write(&file, json!({ "volume": volumes }).to_string()).unwrap();
+        let mut said = OpenOptions::new();
+        let said = said.append(true).create(true).open(self.said()).unwrap();
         let agent = Command::new("agent")
             .args([file, self.journal()])
             .stdin(Stdio::null())
+            .stdout(said)
             .spawn()
             .unwrap();
         Agent(agent)
+    }
+
+    fn said(&self) -> PathBuf {
+        self.0.join("said")
+    }
+
+    /// What its agents have said of sessions.
+    fn said_of_sessions(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.said()).unwrap_or_default();
+        // The last line may not be whole yet.
+        let events = text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        events
+            .filter(|event: &Value| event["event"] == "session")
+            .collect()
     }
 }
 
@@ -148,6 +167,50 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
     drop(agent);
     nothing_is_left();
     assert_eq!(guest::entries(place.journal()), ["journal.lock"]);
+}
+
+#[test]
+fn a_session_that_is_cut_is_kept_by_the_agent_and_by_the_next_one_that_takes_it_down() {
+    let place = Place::new();
+    let store = Store::ramdisk("d4", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    target.ask_for_chap(USER, None);
+    let secrets = place.0.join("chap");
+    let (user, secret) = USER;
+    fs::write(&secrets, format!("user={user}\nsecret={secret}\n")).unwrap();
+    let agent = place.want(&json!([{
+        "id": "pvc-1", "source": target.uri(&[0], 1), "log_in": { "chap_file": secrets },
+    }]));
+    let node = guest::wait_until("the volume to be attached", LIMIT, || {
+        let record = place.record()?;
+        let node = record["outcome"]["node"].as_str()?.to_owned();
+        record["intent"].is_null().then_some(node)
+    });
+    let recovered = || {
+        let mut said = place.said_of_sessions();
+        said.retain(|event| event["outcome"] == "recovered");
+        said.len()
+    };
+    target.cut(0);
+    guest::wait_until("the session to be had back", LIMIT, || {
+        (recovered() == 1).then_some(())
+    });
+    File::open(node).unwrap().read_exact(&mut [0; 512]).unwrap();
+
+    drop(agent);
+    target.cut(0);
+    // Nobody says any more how it is logged in; the journal does.
+    let agent = place.want(&json!([]));
+    guest::wait_until("the volume to be gone", LIMIT, || {
+        place.record().is_none().then_some(())
+    });
+    // It is printed by a thread of its own.
+    guest::wait_until("the agent to have said so", LIMIT, || {
+        (recovered() == 2).then_some(())
+    });
+    drop(agent);
+    nothing_is_left();
 }
 
 /// Attaches it with a login, and takes its device away again behind its back: the

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing, KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+use lunbd::engine::{HealOutcome, Healing, KeepOptions, SessionKeeper};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
@@ -82,7 +82,7 @@ fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
 fn keep(mut keeper: SessionKeeper, json: bool) -> Result<ExitCode> {
     loop {
         for kept in keeper.next(Deadline::after(Duration::MAX))? {
-            if let Err(error) = tell(&kept, write_session, json) {
+            if let Err(error) = tell(&kept, |out, kept| writeln!(out, "{kept}"), json) {
                 return Ok(exit::print(|_| Err(error)));
             }
         }
@@ -102,24 +102,6 @@ fn tell<T: Serialize>(
         in_words(&mut out, news)?;
     }
     out.flush()
-}
-
-fn write_session(out: &mut dyn Write, kept: &KeptSession) -> io::Result<()> {
-    write!(out, "session {}", kept.session)?;
-    if let (Some(target), Some(portal)) = (&kept.target, &kept.portal) {
-        write!(out, " with {target} through {portal}")?;
-    }
-    let words = match &kept.outcome {
-        KeepOutcome::Recovered => "logged in again".to_owned(),
-        KeepOutcome::Healthy => "serves again".to_owned(),
-        KeepOutcome::Failed(error) => format!("lost: {error:#}"),
-        KeepOutcome::BudgetSpent => "NOT had back in time: I/O fails until it is".to_owned(),
-        KeepOutcome::Gone => "gone".to_owned(),
-        _ => "unknown".to_owned(),
-    };
-    write!(out, ": {words}")?;
-    write_budget(out, kept.budget_left)?;
-    writeln!(out)
 }
 
 fn write_budget(out: &mut dyn Write, left: Option<Duration>) -> io::Result<()> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, DevNo, DiskSeq, Iqn, NbdIndex, Source, VolumeId, Wwid};
-use crate::iscsi::{CredentialsSource, Proof, SessionOptions};
+use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions};
 
 /// One volume: how it is attached, what is under way, and what was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,6 +220,21 @@ impl VolumeSpec {
             .connections(spec.connections)
             .io_timeout(Duration::from_millis(spec.io_timeout_ms))
             .dead_connection_timeout(Duration::from_millis(spec.dead_connection_timeout_ms))
+    }
+}
+
+impl VolumeSpec {
+    /// Where the secrets are that the target of a session of this volume's is proven.
+    pub(crate) fn credentials_of(&self, session: &SessionName) -> Option<&CredentialsSource> {
+        let is_of = |source: &Source| match source {
+            Source::Iscsi(uri) => {
+                *uri.target() == session.target && uri.portals().contains(&session.portal)
+            }
+            _ => false,
+        };
+        let log_in = self.log_in.as_ref()?;
+        let is_ours = log_in.initiator == session.initiator && self.sources.iter().any(is_of);
+        log_in.credentials.as_ref().filter(|_| is_ours)
     }
 }
 

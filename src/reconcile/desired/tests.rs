@@ -55,6 +55,27 @@ fn logs_in(how: &serde_json::Value) -> serde_json::Value {
 }
 
 #[test]
+fn a_session_is_proven_what_the_volume_of_its_target_portal_and_initiator_says() {
+    let file = CredentialsSource::File("/etc/lunbd/chap".into());
+    let without = nbd("b", "nbd://h/x");
+    let mut volumes = logs_in(&json!({ "chap_file": "/etc/lunbd/chap" }));
+    volumes["volume"].as_array_mut().unwrap().insert(0, without);
+    let desired = read(&volumes).unwrap();
+    let session = |initiator: &str, target: &str, portal: &str| SessionName {
+        initiator: initiator.parse().unwrap(),
+        target: target.parse().unwrap(),
+        portal: portal.parse().unwrap(),
+    };
+    let (host, array) = ("iqn.2026-01.example:host", "iqn.2003-01.org.lunbd:array");
+    let said = |session| desired.credentials_of(&session);
+    assert_eq!(said(session(host, array, "10.0.0.1:3260")), Some(file));
+    let other = "iqn.2026-01.example:other";
+    assert_eq!(said(session(other, array, "10.0.0.1:3260")), None);
+    assert_eq!(said(session(host, other, "10.0.0.1:3260")), None);
+    assert_eq!(said(session(host, array, "10.0.0.2:3260")), None);
+}
+
+#[test]
 fn a_volume_that_holds_a_secret_itself_is_refused_and_the_secret_is_nowhere() {
     let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1"
         .parse()

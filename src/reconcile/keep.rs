@@ -1,0 +1,100 @@
+//! The sessions that the volumes log in to are kept while the loop runs.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::event::Event;
+use super::reconciler::Reconciler;
+use super::state::{Drive, State};
+use crate::deadline::Deadline;
+use crate::engine::KeepOptions;
+use crate::engine::journal::VolumeSpec;
+use crate::error::Result;
+use crate::iscsi::SessionName;
+
+/// Where the kernel cannot be heard, or is no more, it is tried again after so long.
+const AGAIN: Duration = Duration::from_secs(30);
+
+impl Reconciler {
+    /// From when a volume is wanted with a login, or is left with one, until the loop
+    /// is over.
+    pub(super) fn keep_sessions(&self) {
+        let left = self.journal.records();
+        let is_left = left.iter().any(|record| record.spec.log_in.is_some());
+        while self.wait_for_a_login(is_left) {
+            let Err(error) = self.keep_until_over() else {
+                return;
+            };
+            tracing::warn!(%error, "sessions are not kept");
+            let goes_on = |state: &mut State| state.drive != Drive::Over;
+            let state = self.shared.state();
+            let waited = self
+                .shared
+                .changed
+                .wait_timeout_while(state, AGAIN, goes_on);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// `false` where the loop is over before.
+    fn wait_for_a_login(&self, is_left: bool) -> bool {
+        let none_yet = |state: &mut State| {
+            let mut wanted = state.desired.iter();
+            let has_one = is_left || wanted.any(|(_, spec)| spec.log_in.is_some());
+            state.drive != Drive::Over && !has_one
+        };
+        let waited = self
+            .shared
+            .changed
+            .wait_while(self.shared.state(), none_yet);
+        waited.unwrap_or_else(PoisonError::into_inner).drive != Drive::Over
+    }
+
+    fn keep_until_over(&self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let known = self.journal.credentials_of_sessions();
+        // What is wanted now may say otherwise than what was written down.
+        let proof = move |session: &SessionName| {
+            let said = shared.state().desired.credentials_of(session);
+            said.or_else(|| known(session))
+        };
+        let options = KeepOptions::new().credentials(move |session| {
+            let proof = proof(session);
+            proof.map(|at| at.read()).transpose()
+        });
+        let (header, data) = self.digests();
+        let mut keeper = self.engine.keep_sessions(options.digests(header, data))?;
+        let mut state = self.shared.state();
+        if state.drive == Drive::Over {
+            return Ok(());
+        }
+        state.keeping = Some(keeper.stopper());
+        drop(state);
+        loop {
+            let news = keeper.next(Deadline::after(Duration::MAX))?;
+            let is_back = news.iter().any(|kept| kept.outcome.serves());
+            let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
+            self.shared.tell(events);
+            let mut state = self.shared.state();
+            if state.drive == Drive::Over {
+                return Ok(());
+            }
+            if is_back {
+                // No uevent says that its devices run again.
+                state.look.now();
+                self.shared.wake.notify_all();
+            }
+        }
+    }
+
+    /// Those that any volume asks for: they are offered where it is not known what a
+    /// session had, for the target to choose.
+    fn digests(&self) -> (bool, bool) {
+        let state = self.shared.state();
+        let any = |is: fn(&VolumeSpec) -> bool| state.desired.iter().any(|(_, spec)| is(spec));
+        (
+            any(|spec| spec.log_in.as_ref().is_some_and(|how| how.header_digest)),
+            any(|spec| spec.log_in.as_ref().is_some_and(|how| how.data_digest)),
+        )
+    }
+}
