@@ -152,8 +152,13 @@ impl Engine {
                     map = map.name(),
                     "it queues with no path left: told to fail"
                 );
-                if let Some(daemon) = daemon {
-                    daemon.disable_queueing(map.name(), deadline)?;
+                // So that it does not turn it on again. One that hangs has half of the
+                // time: the kernel does it without.
+                let limit = Deadline::after(deadline.remaining() / 2);
+                if let Some(daemon) = daemon
+                    && let Err(error) = daemon.disable_queueing(map.name(), limit)
+                {
+                    tracing::debug!(%error, "multipathd does not turn queueing off");
                 }
                 multipath::fail_if_no_path(self.roots(), map, deadline)?;
                 receipt.told_to_fail = true;

@@ -309,8 +309,8 @@ fn a_detach_that_expects_another_unit_leaves_the_one_that_is_there() {
     engine.detach(over(&[0], 1), soon()).unwrap();
 }
 
-#[test]
-fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
+/// Both paths go down under what was written.
+fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
     IscsiTarget::need_portals_that_go_down();
     let engine = engine();
     let store = Store::file("a7", 8 * MIB);
@@ -335,6 +335,9 @@ fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() 
     // thread that is let go with the guest's end of the test.
     let closer = std::thread::spawn(move || drop(disk));
 
+    if multipathd_hangs {
+        multipathd.hold();
+    }
     let limit = Duration::from_secs(40);
     let deadline = Deadline::after(limit);
     let failure = engine.detach(DetachTarget::Device(attachment.node.clone()), deadline);
@@ -349,6 +352,9 @@ fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() 
     let map = failure.receipt.map.as_ref().unwrap();
     assert!(map.told_to_fail && !map.gone, "{failure:?}");
     closer.join().unwrap();
+    if multipathd_hangs {
+        multipathd.go_on();
+    }
     // The kernel tells of it once; a flush that succeeds now proves nothing.
     let failure = engine.detach(over(&[0, 1], 4), soon()).unwrap_err();
     assert!(
@@ -361,4 +367,14 @@ fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() 
     assert_eq!(multipathd::maps(), [] as [&str; 0]);
     assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
     drop(multipathd);
+}
+
+#[test]
+fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
+    detach_where_the_map_queues_for_ever(false);
+}
+
+#[test]
+fn a_map_that_queues_is_told_to_fail_by_the_kernel_alone_where_multipathd_hangs() {
+    detach_where_the_map_queues_for_ever(true);
 }
