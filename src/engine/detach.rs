@@ -320,6 +320,9 @@ impl Engine {
         let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
         let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
         hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
+        if let DetachTarget::Source(Source::Iscsi(uri)) = &request.target {
+            hosts.extend(self.hosts_of_ended(uri.target())?);
+        }
         if !self.has_own_session(&hosts)? {
             return Ok(detachment);
         }

@@ -13,10 +13,10 @@ use super::Engine;
 use super::lease::Lease;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{HostNo, SessionId};
+use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
-use crate::id::{Iqn, Portal, Source};
-use crate::iscsi::{self, SessionName, StandingSession, hold_off_makers, log_out};
+use crate::id::{Portal, Source};
+use crate::iscsi::{self, Plight, SessionName, StandingSession, hold_off_makers, log_out};
 use crate::kernel::Roots;
 
 fn lease_of(id: SessionId) -> String {
@@ -124,6 +124,23 @@ impl Engine {
             }
         }
         Ok(false)
+    }
+
+    /// The hosts of those of our sessions with this target whose logout was begun and
+    /// not finished: who was at it may have died before the last step.
+    pub(super) fn hosts_of_ended(&self, target: &Iqn) -> Result<BTreeSet<HostNo>> {
+        let mut hosts = BTreeSet::new();
+        for session in StandingSession::all(self.roots())? {
+            let with = match session.name()? {
+                Some(name) => Some(name.target),
+                None => session.parties_of_ended()?.map(|(_, target)| target),
+            };
+            let is_ending = session.plight()? == Some(Plight::Ending);
+            if is_ending && with.as_ref() == Some(target) && session.is_ours()? {
+                hosts.extend(session.host()?);
+            }
+        }
+        Ok(hosts)
     }
 
     /// Logs out those of our sessions through which these sources were to be

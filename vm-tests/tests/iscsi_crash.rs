@@ -18,17 +18,15 @@ use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{Condition, DetachVolume, KeepOptions};
-use lunbd::{Attachment, Deadline};
+use lunbd::{Attachment, Deadline, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
-use vm_tests::guest::crash::{Data, Place, Sweep, request, volume};
+use vm_tests::guest::crash::{Data, Place, Run, Sweep, request, volume};
 use vm_tests::guest::iscsi_target::IscsiTarget;
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::sessions;
 use vm_tests::guest::lio::Store;
 
-/// What a slow machine may take.
-const LIMIT: Duration = Duration::from_secs(38 * 60);
 /// More than anything takes here, on a machine that is several times slower too.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -195,7 +193,7 @@ fn is_tried(step: &str) -> bool {
 #[test]
 fn a_volume_with_a_login_is_whole_or_gone_after_a_kill_at_every_step() {
     IscsiTarget::need_portals_that_go_down();
-    guest::time_limit(LIMIT);
+    guest::sweep_time_limit();
     iscsi_tcp::prepare();
     assert!(!iscsi_tcp::iscsid_runs());
     let mut target = IscsiTarget::new("iqn.2026-01.example:crash");
@@ -212,4 +210,34 @@ fn a_volume_with_a_login_is_whole_or_gone_after_a_kill_at_every_step() {
     rig.detach();
     rig.sweep(&mut sweep);
     sweep.conclude(&["iscsi"]);
+}
+
+#[test]
+fn a_logout_whose_process_was_killed_is_finished_by_the_next_detach_also_without_a_journal() {
+    iscsi_tcp::prepare();
+    let mut target = IscsiTarget::new("iqn.2026-01.example:crash");
+    target.map(1, &Store::ramdisk("c2", 8 << 20));
+    let (engine, place) = (engine(), Place::new());
+    let sources = [target.uri(&[0], 1)];
+    for step in [
+        "iscsi.unbound:1",
+        "iscsi.stopped:1",
+        "iscsi.connection-destroyed:1",
+    ] {
+        engine.attach(&request(&sources), soon()).unwrap();
+        let [session] = &sessions()[..] else {
+            panic!("{:?}", sessions());
+        };
+        assert!(
+            Run::start(&place, "detach-source", &sources, Some(step))
+                .end()
+                .killed
+        );
+        assert_eq!(sessions().len(), 1, "{step}");
+        let source: Source = sources[0].parse().unwrap();
+        let detachment = engine.detach(source, soon()).unwrap();
+        let ended: Vec<u32> = detachment.logged_out.iter().map(|id| id.0).collect();
+        assert_eq!(ended, [session.id], "{step}");
+        nothing_is_left();
+    }
 }

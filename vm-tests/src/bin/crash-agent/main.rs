@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lunbd::engine::{DetachVolume, KeepOptions};
-use lunbd::{CrashPoint, Deadline, Engine};
+use lunbd::{CrashPoint, Deadline, Engine, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::crash::{ATTACHED, options, request, volume};
@@ -42,6 +42,11 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
         "detach" => {
             let how = DetachVolume::default();
             engine.detach_volume(&journal, &volume(), &how, soon())?;
+        }
+        "detach-source" => {
+            for source in sources {
+                engine.detach(source.parse::<Source>()?, soon())?;
+            }
         }
         "abandon" => {
             let how = DetachVolume::default().abandon_unwritten();
