@@ -73,7 +73,7 @@ impl Engine {
             Ok(file) => return Ok(Claim::Held(Arc::new(file))),
             Err(error) => error,
         };
-        // The kernel's own refusal (EBUSY; ENXIO, ENODEV), not a node that is
+        // The kernel's own refusal (EBUSY; ENXIO, ENODEV, ENOENT), not a node that is
         // another's.
         let busy = refused.kind() == ErrorKind::InUse;
         if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {

@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use memmap2::MmapMut;
 use nix::fcntl::OFlag;
@@ -11,6 +13,7 @@ use nix::sys::stat;
 
 use super::{Roots, sysfs};
 use crate::crash::point;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq};
 
@@ -167,14 +170,12 @@ impl BlockDevice {
         }
     }
 
-    /// A missing node of a device that is there is a fault of `/dev`.
-    fn explain_open(&self, error: Error) -> Error {
-        let node_missing = error.errno() == Some(nix::libc::ENOENT) && self.dir.exists();
-        if !node_missing {
-            return error;
-        }
-        let message = "the kernel has the device and its node is missing: is this /dev the machine's devtmpfs?";
-        Error::new(ErrorKind::NotReady, message).caused_by(error)
+    /// Whether the kernel has the device, and its node is missing. A device that comes
+    /// has its number in sysfs before it has a node, and one that goes still has it
+    /// after that (`drivers/base/core.c`, `device_add` and `device_del`): a thread of
+    /// the kernel's own makes and takes away the node.
+    fn lacks_its_node(&self, error: &Error) -> bool {
+        error.errno() == Some(nix::libc::ENOENT) && self.dir.join("dev").exists()
     }
 
     /// Opens the node read-only (a writer's close would wake udev), and makes
@@ -183,17 +184,17 @@ impl BlockDevice {
     /// swaps on or claims the disk or a partition of it, and while the file is
     /// open nothing else can (`block/bdev.c`, `bd_may_claim`).
     ///
-    /// **May block** while the device recovers from an error: call it on a
-    /// worker.
+    /// **May block** while the device recovers from an error, and for a second where
+    /// the node is missing: call it on a worker.
+    ///
+    /// # Errors
+    /// By the errno; `NotReady` where the kernel has the device all the time, and its
+    /// node stays missing; `Vanished` where the node is another device's.
     pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
         let node = self.node(roots);
         let mut flags = OFlag::O_NONBLOCK;
         flags.set(OFlag::O_EXCL, claim);
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags.bits())
-            .open(&node)
-            .map_err(|error| self.explain_open(Error::io("cannot open", &node, &error)))?;
+        let file = self.open_when_made(&node, flags)?;
         let metadata = file
             .metadata()
             .map_err(|error| Error::io("cannot examine", &node, &error))?;
@@ -207,6 +208,32 @@ impl BlockDevice {
             return Err(Error::new(ErrorKind::Vanished, message).with_path(node));
         }
         Ok(file)
+    }
+
+    /// A missing node of a device that is there to stay is a fault of `/dev`.
+    fn open_when_made(&self, node: &Path, flags: OFlag) -> Result<File> {
+        /// Longer than the kernel's thread takes.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let patience = Deadline::after(PATIENCE);
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        loop {
+            let opened = OpenOptions::new()
+                .read(true)
+                .custom_flags(flags.bits())
+                .open(node);
+            let error = match opened {
+                Ok(file) => return Ok(file),
+                Err(error) => Error::io("cannot open", node, &error),
+            };
+            if !self.lacks_its_node(&error) {
+                return Err(error);
+            }
+            if patience.has_passed() {
+                let message = "the kernel has the device and its node is missing: is this /dev the machine's devtmpfs?";
+                return Err(Error::new(ErrorKind::NotReady, message).caused_by(error));
+            }
+            thread::park_timeout(pauses.pause());
+        }
     }
 }
 
@@ -264,4 +291,59 @@ pub(crate) fn flush(file: &File, node: &Path) -> Result<()> {
         .map_err(|errno| Error::io("cannot drop the page cache of", node, &errno.into()))?;
     point!(FlushDone);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A machine with a disk in sysfs that has no node.
+    fn without_a_node() -> (tempfile::TempDir, Roots, BlockDevice) {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("devices/sdb");
+        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(&roots.dev).unwrap();
+        fs::write(dir.join("dev"), "8:16\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        (root, roots, disk)
+    }
+
+    #[test]
+    fn a_node_that_is_still_to_come_is_waited_for() {
+        let (_root, roots, disk) = without_a_node();
+        thread::scope(|scope| {
+            let opened = scope.spawn(|| disk.open(&roots, false));
+            // No block device, which is seen only of what could be opened.
+            fs::write(disk.node(&roots), "").unwrap();
+            let error = opened.join().unwrap().unwrap_err();
+            let message = error.to_string();
+            assert!(
+                message.contains("the node is not block device"),
+                "{message}"
+            );
+        });
+    }
+
+    #[test]
+    fn a_disk_whose_node_has_gone_before_it_is_gone_and_dev_is_not_at_fault() {
+        let (_root, roots, disk) = without_a_node();
+        thread::scope(|scope| {
+            let opened = scope.spawn(|| disk.open(&roots, true));
+            fs::remove_file(disk.dir().join("dev")).unwrap();
+            let error = opened.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Vanished, "{error}");
+            assert_eq!(error.errno(), Some(nix::libc::ENOENT));
+        });
+    }
+
+    #[test]
+    fn a_disk_that_stays_and_whose_node_does_not_come_has_another_dev() {
+        let (_root, roots, disk) = without_a_node();
+        let error = disk.open(&roots, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotReady);
+        assert!(error.to_string().contains("its node is missing"), "{error}");
+    }
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
-use super::state::State;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -44,12 +43,10 @@ pub(crate) fn delete(
         if deadline.has_passed() {
             return Err(stands(device, refusal.as_ref(), deadline));
         }
-        if refusal.is_none() || is_being_deleted(device)? {
-            watch.next(deadline);
-            continue;
-        }
+        let is_under_way = refusal.is_none() || device.is_being_deleted()?;
+        // Also where it is: the removal's event comes before the directory goes.
         watch.next(Deadline::after(pauses.pause().min(deadline.remaining())));
-        if device.is_there() && !deadline.has_passed() {
+        if !is_under_way && device.is_there() && !deadline.has_passed() {
             refusal = write(device, lanes, deadline)?;
         }
     }
@@ -83,11 +80,6 @@ fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Optio
     };
     point!(DeleteWritten);
     Ok(refusal)
-}
-
-fn is_being_deleted(device: &ScsiDevice) -> Result<bool> {
-    let state = device.state()?;
-    Ok(state.is_none_or(|state| matches!(state, State::Cancel | State::Deleted)))
 }
 
 fn stands(device: &ScsiDevice, refusal: Option<&Error>, deadline: Deadline) -> Error {

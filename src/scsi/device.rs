@@ -54,13 +54,18 @@ impl ScsiDevice {
         }
     }
 
-    /// The device below this disk.
+    /// The device below this disk; `None` where the disk is gone.
     ///
     /// # Errors
     /// `NotSupported` where the disk is not a SCSI disk.
     pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
         let Some(dir) = sysfs::resolve(&disk.dir().join("device"))? else {
-            return Err(not_scsi(disk));
+            // One that goes loses its number first, and then this link
+            // (`drivers/base/core.c`, `device_del`).
+            return match BlockDevice::at(disk.dir())? {
+                Some(_) => Err(not_scsi(disk)),
+                None => Ok(None),
+            };
         };
         let name = dir.file_name().and_then(|name| name.to_str());
         match name.and_then(|name| name.parse().ok()) {
@@ -203,6 +208,12 @@ impl ScsiDevice {
             let Ok(state) = word.parse();
             state
         }))
+    }
+
+    /// Whether the kernel is taking it away, or has.
+    pub(crate) fn is_being_deleted(&self) -> Result<bool> {
+        let state = self.state()?;
+        Ok(state.is_none_or(|state| matches!(state, State::Cancel | State::Deleted)))
     }
 
     /// Makes sure that the kernel lets it serve I/O.
