@@ -326,3 +326,40 @@ fn not_scsi(disk: &BlockDevice) -> Error {
     let message = format!("{} is not a SCSI disk", disk.name());
     Error::new(ErrorKind::NotSupported, message).with_path(disk.dir())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_loses_its_device_is_gone_and_one_that_never_had_one_is_no_scsi_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/devices/virtual/block/dm-0");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "253:0\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let error = ScsiDevice::of_disk(&disk).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported);
+        fs::remove_file(dir.join("dev")).unwrap();
+        assert_eq!(ScsiDevice::of_disk(&disk).unwrap(), None);
+    }
+
+    #[test]
+    fn a_device_is_being_deleted_from_its_cancel_until_it_shows_no_state_any_more() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/devices/2:0:0:1");
+        fs::create_dir_all(&dir).unwrap();
+        let device = ScsiDevice::at("2:0:0:1".parse().unwrap(), dir.clone()).unwrap();
+        assert!(device.is_being_deleted().unwrap());
+        for (state, expected) in [
+            ("running", false),
+            ("created", false),
+            ("transport-offline", false),
+            ("cancel", true),
+            ("deleted", true),
+        ] {
+            fs::write(dir.join("state"), format!("{state}\n")).unwrap();
+            assert_eq!(device.is_being_deleted().unwrap(), expected, "{state}");
+        }
+    }
+}
