@@ -88,7 +88,7 @@ impl Engine {
     ///
     /// # Errors
     /// `InUse`, naming by whom.
-    fn refuse_users_beside(&self, map: &Map, parts: &[Map]) -> Result<()> {
+    pub(super) fn refuse_users_beside(&self, map: &Map, parts: &[Map]) -> Result<()> {
         let is_part = |holder: &Holder| {
             let Holder::Stacked { device } = holder else {
                 return false;
@@ -152,7 +152,7 @@ impl Engine {
                     map = map.name(),
                     "it queues with no path left: told to fail"
                 );
-                // So that it does not turn it on again. One that hangs has half of the
+                // A daemon that hangs, or has no such map just now, has half of the
                 // time: the kernel does it without.
                 let limit = Deadline::after(deadline.remaining() / 2);
                 if let Some(daemon) = daemon
@@ -160,8 +160,17 @@ impl Engine {
                 {
                     tracing::debug!(%error, "multipathd does not turn queueing off");
                 }
-                multipath::fail_if_no_path(self.roots(), map, deadline)?;
-                receipt.told_to_fail = true;
+                match multipath::fail_if_no_path(self.roots(), map, deadline) {
+                    // Suspended for a moment, or told to queue by another: at the
+                    // next look.
+                    Err(error) if error.kind() == ErrorKind::NotReady => {
+                        tracing::debug!(%error, "not told yet");
+                    }
+                    told => {
+                        told?;
+                        receipt.told_to_fail = true;
+                    }
+                }
             }
         }
     }
