@@ -46,6 +46,7 @@ fn take_down(
     let daemon = Daemon::find(engine.roots())?;
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
     let mut above = None;
+    let mut unseen = false;
     loop {
         let disk = device.disk()?;
         let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
@@ -58,7 +59,9 @@ fn take_down(
         match engine.take_down(device, watch, phases, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
-                if daemon.is_none() || map.is_none() {
+                // What held it may have let go since; not so where nobody is seen twice.
+                let is_held = map.is_some() || !std::mem::replace(&mut unseen, true);
+                if daemon.is_none() || !is_held {
                     return Err(error);
                 }
                 let pause = pauses.pause().min(deadline.remaining());
