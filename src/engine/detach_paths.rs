@@ -45,6 +45,8 @@ pub(super) struct Way<'a> {
     /// A path had not answered us in time: that question, when it comes back,
     /// lets go of the device.
     pub(super) late: bool,
+    /// Nobody was seen any more who held what had been refused to us.
+    pub(super) unseen: bool,
 }
 
 /// A path that is claimed and about to go.
@@ -94,6 +96,10 @@ impl Way<'_> {
         }
         phases.enter(Stage::Flush);
         for one in &doomed {
+            // Its disk is gone by another's hand, with what nobody here wrote back.
+            if one.path.leaves && one.path.disk.is_none() {
+                continue;
+            }
             let flush = self.flush(one, deadline)?;
             if let Some(entry) = self.entry(&one.path.device) {
                 entry.flush = Some(flush);
@@ -240,19 +246,28 @@ impl Way<'_> {
 
     /// Whether a failure may be another one, or none, the next time: a flush that
     /// failed would succeed the next time and prove nothing.
-    pub(super) fn may_pass(&self, error: &Error) -> bool {
+    pub(super) fn may_pass(&mut self, error: &Error) -> bool {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.late,
-            (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => self.may_be_let_go(),
+            (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
+                match self.may_be_let_go() {
+                    Some(passes) => {
+                        self.unseen = false;
+                        passes
+                    }
+                    // It has let go of it since, or is not to be seen at all.
+                    None => !std::mem::replace(&mut self.unseen, true),
+                }
+            }
             _ => false,
         }
     }
 
     /// Whether all that holds the unit's disks is its map, or a process that looks
-    /// at disks and lets go of them.
-    fn may_be_let_go(&self) -> bool {
+    /// at disks and lets go of them; `None` where nothing is seen to hold them.
+    fn may_be_let_go(&self) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
@@ -261,13 +276,19 @@ impl Way<'_> {
                 .paths_of(&self.names, &self.seeds, Vec::new(), at_once)?;
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
-                let busy = !in_use::find_holders(roots, map.disk())?.is_empty();
-                let openers = in_use::find_openers(roots, map.disk())?;
-                return Ok(!busy && openers.iter().all(in_use::looks_at_disks));
+                let parts = map.partition_maps()?;
+                return Ok(Some(self.engine.refuse_users_beside(map, &parts).is_ok()));
             }
-            Ok::<_, Error>(false)
+            for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
+                let held = !in_use::find_holders(roots, disk)?.is_empty();
+                let openers = in_use::find_openers(roots, disk)?;
+                if held || !openers.iter().all(in_use::looks_at_disks) {
+                    return Ok(Some(false));
+                }
+            }
+            Ok::<_, Error>(None)
         };
-        look().unwrap_or(false)
+        look().unwrap_or(Some(false))
     }
 
     /// Waits until multipathd says itself that it knows none of the paths.
@@ -289,7 +310,14 @@ impl Way<'_> {
             path.forgotten = Some(false);
             // A new disk of that name is not this path.
             let reborn = self.engine.roots().sysfs.join("block").join(&name);
-            while !reborn.exists() && daemon.knows_path(&name, deadline)? {
+            let is_known = || match daemon.knows_path(&name, deadline) {
+                // It has ended, and knows none, or is just started again.
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    Ok(Daemon::find(self.engine.roots())?.is_some())
+                }
+                known => known,
+            };
+            while !reborn.exists() && is_known()? {
                 if deadline.has_passed() {
                     let what = format!("multipathd to forget {name} ({})", path.hctl);
                     let error = Error::timed_out(Stage::Forget, deadline.elapsed(), &what);

@@ -76,6 +76,7 @@ impl Engine {
             devices: Vec::new(),
             looked_at: Vec::new(),
             late: false,
+            unseen: false,
         };
         // Whatever becomes of them: one that goes away by another's hand was
         // flushed by nobody here.
@@ -169,7 +170,8 @@ fn alias(lun: Lun) -> Option<Lun> {
     }
 }
 
-/// The unit's names, by the word of all who know it.
+/// The unit's names, by the word of all who know it. Of a device that somebody takes
+/// away nobody can say any more whose path it is: it contradicts nothing.
 ///
 /// # Errors
 /// `IdentityMismatch` where what was named are devices of several units, or of
@@ -182,7 +184,7 @@ pub(super) fn names_of(
     let mut names: BTreeSet<Wwid> = wanted.name.iter().cloned().collect();
     names.extend(wanted.map.as_ref().and_then(Map::wwid));
     let mut first: Option<&KnownPath> = None;
-    for path in known {
+    for path in known.iter().filter(|path| !path.leaves) {
         let identity = path.standing.of();
         let hctl = path.device.hctl();
         if let Some(expected) = expected

@@ -21,6 +21,8 @@ pub(super) struct KnownPath {
     pub(super) device: ScsiDevice,
     pub(super) disk: Option<BlockDevice>,
     pub(super) standing: Standing,
+    /// Somebody takes it away, and who it is could not be read any more.
+    pub(super) leaves: bool,
     /// It was asked and had not answered in time: the question is still under way
     /// and keeps other calls off the device until it comes back.
     pub(super) late: bool,
@@ -65,14 +67,18 @@ impl Engine {
     /// there.
     fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
         let disk = device.disk()?;
-        let was = device.cached_identity()?;
+        let was = scanned_as(device)?;
+        // After its pages: a device that goes loses this attribute before them.
+        let state = device.state()?;
+        let leaves = state.is_none() && was.names.is_empty();
         let known = |standing, late| KnownPath {
             device: device.clone(),
             disk: disk.clone(),
             standing,
+            leaves,
             late,
         };
-        let answers = device.state()? == Some(State::Running);
+        let answers = state == Some(State::Running);
         let Some(there) = disk.as_ref().filter(|_| answers) else {
             return Ok(known(Standing::Silent(was), false));
         };
@@ -149,7 +155,7 @@ impl Engine {
 /// no other unit can have.
 fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
     let strongest = match device.cached_name() {
-        Err(_) if !device.is_there() => None,
+        Err(error) if goes(device, &error) => None,
         result => result?,
     };
     Ok(strongest.is_some_and(|name| is_of_unit(&name, names)))
@@ -159,12 +165,18 @@ fn is_of_unit(strongest: &Wwid, names: &BTreeSet<Wwid>) -> bool {
     strongest.is_registered() && names.contains(strongest)
 }
 
-/// What the kernel scanned at a device; nothing where it is gone.
+/// What the kernel scanned at a device; nothing where it goes or is gone.
 fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     match device.cached_identity() {
-        Err(_) if !device.is_there() => Ok(Identity::default()),
+        Err(error) if goes(device, &error) => Ok(Identity::default()),
         result => result,
     }
+}
+
+/// Whether it could not be read because it is being taken away: what it shows goes
+/// before its directory.
+fn goes(device: &ScsiDevice, error: &Error) -> bool {
+    error.kind() == ErrorKind::Vanished || !device.is_there()
 }
 
 /// The refusal of a unit that is not the expected one.
@@ -217,6 +229,33 @@ mod tests {
         let names = BTreeSet::from(["naa.5000c500a1b2c3d4".parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(5));
         assert!(engine.paths_of(&names, &[], Vec::new(), soon).is_err());
+    }
+
+    #[test]
+    fn a_device_that_somebody_takes_away_is_no_other_unit_than_the_expected_one() {
+        use super::super::detach_scsi::{Wanted, names_of};
+
+        let (_root, engine) = two_devices(3, &[0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
+        let devices = ScsiDevice::all(engine.roots()).unwrap();
+        let going = engine.roots().sysfs.join("devices/2:0:0:1");
+        let look = || {
+            let soon = Deadline::after(Duration::from_secs(30));
+            let none = BTreeSet::new();
+            engine.paths_of(&none, &devices, Vec::new(), soon).unwrap()
+        };
+        let expected: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
+        let names = |known: &[KnownPath]| names_of(&Wanted::default(), known, Some(&expected));
+        // What it shows is gone, and its directory is there until its cache is written.
+        fs::remove_file(going.join("vpd_pg83")).unwrap();
+        let known = look();
+        assert!(!known.iter().any(|path| path.leaves));
+        let error = names(&known).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
+        fs::remove_file(going.join("state")).unwrap();
+        let known = look();
+        let leaves: Vec<bool> = known.iter().map(|path| path.leaves).collect();
+        assert_eq!(leaves, [true, false]);
+        assert_eq!(names(&known).unwrap(), BTreeSet::from([expected.clone()]));
     }
 
     #[test]
