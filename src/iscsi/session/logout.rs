@@ -90,6 +90,12 @@ pub(in crate::iscsi) fn say_goodbye(
     Ok(())
 }
 
+/// How the kernel names a number that it does not know (`EINVAL`,
+/// `scsi_transport_iscsi.c`, `iscsi_if_recv_msg`).
+pub(super) fn is_unknown(error: &Error) -> bool {
+    error.kind() == ErrorKind::Refused
+}
+
 struct Ending {
     control: Control,
     listener: Listener,
@@ -185,11 +191,15 @@ impl Ending {
         Ok(())
     }
 
-    /// Another may be ending it too.
+    /// Another may be ending it too, or have begun to and died. The kernel does not
+    /// know its number any more then, while sysfs shows it until it is gone: that
+    /// is waited for in the end.
     fn unless_gone(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match step(self) {
-            // How the kernel names a number that it does not know.
-            Err(error) if error.kind() == ErrorKind::Refused && !self.session.is_there() => Ok(()),
+            Err(error) if is_unknown(&error) => {
+                tracing::debug!(session = %self.session.id(), %error, "another ends it");
+                Ok(())
+            }
             done => done,
         }
     }

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::StandingSession;
+use super::logout::is_unknown;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::SessionId;
@@ -63,11 +64,12 @@ pub fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> 
             let mut control = Control::open(&roots)?;
             let mut ended = Vec::new();
             for session in unnamed(&roots)? {
-                match take_away(&mut control, &session, deadline) {
-                    // Its logout was under way.
-                    Err(_) if !session.is_there() => continue,
-                    taken => taken?,
+                let taken = take_away(&mut control, &session, deadline);
+                // Its logout was under way.
+                if matches!(taken, Ok(false)) || (taken.is_err() && !session.is_there()) {
+                    continue;
                 }
+                taken?;
                 tracing::info!(session = %session.id(), "ended: its maker was killed");
                 ended.push(session.id());
             }
@@ -89,12 +91,13 @@ fn unnamed(roots: &Roots) -> Result<Vec<StandingSession>> {
 
 /// Takes away what there is of a session that has no devices, and waits until it is
 /// gone with its host, which the kernel does by itself after its answer
-/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). **Blocks.**
+/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). `false` where somebody else had told the
+/// kernel to. **Blocks.**
 pub(super) fn take_away(
     control: &mut Control,
     standing: &StandingSession,
     deadline: Deadline,
-) -> Result<()> {
+) -> Result<bool> {
     let id = standing.id();
     let path = standing.host_dir()?;
     let host = path.as_deref().map(DeviceDir::open).transpose()?.flatten();
@@ -103,7 +106,12 @@ pub(super) fn take_away(
     let stopped = control.stop(id, Stop::Terminate);
     let connection = control.destroy_connection(id);
     tracing::debug!(%id, ?stopped, ?connection, "a session is taken away");
-    control.destroy_session(id)?;
+    let told = match control.destroy_session(id) {
+        // The kernel does not find it by its number any more, and sysfs shows it
+        // until it is gone.
+        Err(error) if is_unknown(&error) => false,
+        done => done.map(|()| true)?,
+    };
     let host_is_there = || {
         let read = host.as_ref().map(|host| host.text("uevent"));
         matches!(read, Some(Ok(Some(_))))
@@ -117,5 +125,5 @@ pub(super) fn take_away(
         }
         thread::park_timeout(pauses.pause().min(deadline.remaining()));
     }
-    Ok(())
+    Ok(told)
 }
