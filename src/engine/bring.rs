@@ -132,7 +132,11 @@ impl Engine {
         let span = tracing::Span::current();
         // Before the scan, or its answer could be missed.
         let mut watch = self.hub().watch(&hctl.to_string());
-        if let Some(device) = ScsiDevice::find(roots, hctl)? {
+        // The scan waits for the end of one that is being taken away.
+        let there = ScsiDevice::find(roots, hctl)?;
+        if let Some(device) = there
+            && !device.is_being_deleted()?
+        {
             let found = self.identify(&device, false, &mut watch, phases, deadline)?;
             span.record("disk", found.disk.name());
             if let Some(was) = self.scanned_as_another(&device, &found)? {
