@@ -171,7 +171,8 @@ impl Engine {
                 continue;
             };
             if let Some(device) = NbdDevice::find(self.roots(), index)?
-                && device.facts()?.state(&nbd::Knowledge::default()) != State::Free
+                && let Some(facts) = device.facts_if_there()?
+                && facts.state(&nbd::Knowledge::default()) != State::Free
             {
                 continue;
             }

@@ -6,7 +6,7 @@ mod users;
 use std::path::{Path, PathBuf};
 
 use super::Engine;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
@@ -200,7 +200,8 @@ impl Engine {
             };
             match self.describe_nbd(&device, &users) {
                 Ok(unit) => units.extend(unit),
-                Err(_) if !device.disk().dir().exists() => {}
+                // What it shows goes before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished => {}
                 Err(error) => return Err(error),
             }
         }

@@ -249,6 +249,14 @@ impl NbdDevice {
         })
     }
 
+    /// The same; `None` where the device is being taken away, or is gone.
+    pub(crate) fn facts_if_there(&self) -> Result<Option<Facts>> {
+        match self.facts() {
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+            facts => facts.map(Some),
+        }
+    }
+
     /// The same, and who has it open where it is not configured: that costs a
     /// walk through all of `/proc`.
     pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
@@ -264,8 +272,11 @@ impl NbdDevice {
         let device = Self::find(roots, index)?;
         let facts = device
             .map(|device| device.facts_and_openers(roots))
-            .transpose()?;
-        Ok(facts.map_or(State::Absent, |facts| facts.state(knowledge)))
+            .transpose();
+        match facts {
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(State::Absent),
+            facts => Ok(facts?.map_or(State::Absent, |facts| facts.state(knowledge))),
+        }
     }
 
     fn odd(&self, attribute: &str, text: &str) -> Error {
@@ -331,5 +342,28 @@ mod tests {
         };
         assert_eq!(nameless.state(&knowledge("mine")), State::Foreign);
         assert_eq!(nameless.state(&Knowledge::default()), State::Connected);
+    }
+
+    #[test]
+    fn a_device_that_goes_loses_what_it_shows_first_and_is_absent_then() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd3");
+        std::fs::create_dir_all(&dir).unwrap();
+        for (attribute, text) in [
+            ("dev", "43:3\n"),
+            ("size", "0\n"),
+            ("ro", "0\n"),
+            ("inflight", "       0        0\n"),
+        ] {
+            std::fs::write(dir.join(attribute), text).unwrap();
+        }
+        let index = NbdIndex::new(3).unwrap();
+        let device = NbdDevice::find(&roots, index).unwrap().unwrap();
+        assert_eq!(device.facts_if_there().unwrap(), Some(Facts::default()));
+        std::fs::remove_file(dir.join("size")).unwrap();
+        assert_eq!(device.facts_if_there().unwrap(), None);
+        let state = |roots| NbdDevice::state(roots, index, &Knowledge::default()).unwrap();
+        assert_eq!(state(&roots), State::Absent);
     }
 }

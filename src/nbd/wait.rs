@@ -56,7 +56,9 @@ pub(crate) fn wait_until_free(
     let mut pauses = pauses();
     loop {
         let device = NbdDevice::find(roots, index)?;
-        let facts = device.map(|device| device.facts()).transpose()?;
+        // One that was made for a single connection goes away with it.
+        let facts = device.map(|device| device.facts_if_there()).transpose()?;
+        let facts = facts.flatten();
         let state = facts
             .as_ref()
             .map_or(State::Absent, |facts| facts.state(&Knowledge::default()));
