@@ -227,7 +227,8 @@ impl Engine {
             match device.is_disk() {
                 Ok(true) => hosts.entry(device.hctl().host).or_default().push(device),
                 Ok(false) => {}
-                Err(_) if !device.is_there() => {}
+                // One that goes loses this before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
                 Err(error) => return Err(error.at(Stage::Resolve)),
             }
         }

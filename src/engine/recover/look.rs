@@ -202,7 +202,8 @@ impl Engine {
                     foreign.extend((!ours).then_some(found));
                 }
                 Ok(None) => {}
-                Err(_) if !device.is_there() => {}
+                // One that goes loses this before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
                 Err(error) => return Err(error),
             }
         }

@@ -346,8 +346,8 @@ impl Ground {
             let read = || Ok((device.cached_identity()?, device.state()?));
             let (identity, state) = match read() {
                 Ok(read) => read,
-                // It went away while we looked.
-                Err(_) if !device.is_there() => continue,
+                // It goes away while we look, what it shows before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => continue,
                 Err(error) => return Err(error),
             };
             for name in &identity.names {
