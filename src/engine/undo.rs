@@ -67,6 +67,11 @@ fn take_down(
                 let pause = pauses.pause().min(deadline.remaining());
                 watch.next(Deadline::after(pause));
             }
+            // It goes by another's hand: the next turn waits for that, or finds it gone.
+            Err(error) if error.kind() == ErrorKind::Vanished && !deadline.has_passed() => {
+                let pause = pauses.pause().min(deadline.remaining());
+                watch.next(Deadline::after(pause));
+            }
             Ok(_) => break,
             Err(error) => return Err(error),
         }
