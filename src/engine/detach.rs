@@ -414,6 +414,9 @@ impl Engine {
                 ..Wanted::default()
             }));
         }
+        if Map::is_going(self.roots(), disk.name()) {
+            return Err(not_found());
+        }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;
         Ok(Found::Scsi(Wanted {
             device: Some(device.ok_or_else(not_found)?),

@@ -265,8 +265,8 @@ impl Way<'_> {
         }
     }
 
-    /// Whether all that holds the unit's disks is its map, or a process that looks
-    /// at disks and lets go of them; `None` where nothing is seen to hold them.
+    /// Whether all that holds the unit's disks is its map, one that is being removed
+    /// among them, or a process that looks at disks and lets go of them; `None` where nothing is seen to hold them.
     fn may_be_let_go(&self) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
@@ -279,14 +279,18 @@ impl Way<'_> {
                 let parts = map.partition_maps()?;
                 return Ok(Some(self.engine.refuse_users_beside(map, &parts).is_ok()));
             }
+            let mut one_goes = false;
             for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
-                let held = !in_use::find_holders(roots, disk)?.is_empty();
+                let holders = in_use::find_holders(roots, disk)?;
+                let going = holders.iter().filter(|it| in_use::is_going(roots, it));
+                let going = going.count();
                 let openers = in_use::find_openers(roots, disk)?;
-                if held || !openers.iter().all(in_use::looks_at_disks) {
+                if going < holders.len() || !openers.iter().all(in_use::looks_at_disks) {
                     return Ok(Some(false));
                 }
+                one_goes |= going > 0;
             }
-            Ok::<_, Error>(None)
+            Ok::<_, Error>(one_goes.then_some(true))
         };
         look().unwrap_or(Some(false))
     }

@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, mounts, process};
+use crate::multipath::Map;
 
 /// One user of a disk or of a partition of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +106,11 @@ pub(super) fn is_udevs(holder: &Holder) -> bool {
     // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.
     let is_its = |command: &str| command.contains("udev") || of_rules.contains(&command);
     matches!(holder, Holder::Open { command, .. } if is_its(command))
+}
+
+/// Whether it is a map that is being removed.
+pub(super) fn is_going(roots: &Roots, holder: &Holder) -> bool {
+    matches!(holder, Holder::Stacked { device } if Map::is_going(roots, device))
 }
 
 /// Whether it is a program that opens every disk that comes and lets go of it.

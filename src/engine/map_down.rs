@@ -97,7 +97,7 @@ impl Engine {
         };
         for one in std::iter::once(map).chain(parts) {
             let mut users = in_use::find_holders(self.roots(), one.disk())?;
-            users.retain(|holder| !is_part(holder));
+            users.retain(|holder| !is_part(holder) && !in_use::is_going(self.roots(), holder));
             let openers = in_use::find_openers(self.roots(), one.disk())?;
             users.extend(
                 openers

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Engine;
 use super::phases::Phases;
+use super::{Engine, in_use};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::multipath::{Daemon, Map};
@@ -59,9 +59,16 @@ fn take_down(
         match engine.take_down(device, watch, phases, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
+                let holders = match &disk {
+                    Some(disk) => in_use::find_holders(engine.roots(), disk)?,
+                    None => Vec::new(),
+                };
+                let is_going = |holder: &_| in_use::is_going(engine.roots(), holder);
                 // What held it may have let go since; not so where nobody is seen twice.
-                let is_held = map.is_some() || !std::mem::replace(&mut unseen, true);
-                if daemon.is_none() || !is_held {
+                let lets_go = map.is_some()
+                    || holders.iter().any(is_going)
+                    || !std::mem::replace(&mut unseen, true);
+                if daemon.is_none() || !lets_go {
                     return Err(error);
                 }
                 let pause = pauses.pause().min(deadline.remaining());

@@ -43,6 +43,21 @@ impl Map {
         Self::at(disk.dir())
     }
 
+    /// Whether the block device of this kernel name is one of device-mapper's that is
+    /// being removed, or gone: it does not say any more who it was, and lets go of what
+    /// is below it in a moment (`drivers/md/dm.c`, `__dm_destroy`). One that just comes
+    /// does not say yet who it is (`dm_setup_md_queue`), and looks the same.
+    pub(crate) fn is_going(roots: &Roots, name: &str) -> bool {
+        if !name.starts_with("dm-") {
+            return false;
+        }
+        match sysfs::resolve(&roots.sysfs.join("block").join(name)) {
+            Ok(Some(dir)) => matches!(attribute(&dir, "uuid"), Ok(None)),
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
     /// The map of the unit of this name; `None` where there is none. Only the
     /// name that the map was made by is known here: of a unit with several
     /// names it is multipathd's choice.
@@ -280,6 +295,17 @@ mod tests {
         assert_eq!(Map::of_path(&disk(&roots, "sda")).unwrap(), None);
         let wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
         assert_eq!(Map::find(&roots, &wwid).unwrap(), None);
+    }
+
+    #[test]
+    fn a_device_of_device_mapper_goes_as_soon_as_it_does_not_say_who_it_is() {
+        // Another's is there, though it is no map.
+        let (_directory, roots) = machine("LVM-x");
+        let goes = |name| Map::is_going(&roots, name);
+        assert!(!goes("dm-0") && !goes("sda"));
+        fs::remove_file(roots.sysfs.join("devices/dm-0/dm/uuid")).unwrap();
+        assert!(goes("dm-0") && !goes("sda"));
+        assert!(goes("dm-1") && !goes("md127"));
     }
 
     #[test]
