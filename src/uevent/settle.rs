@@ -250,9 +250,13 @@ pub(crate) fn settle_removal(
     devno: DevNo,
     deadline: Deadline,
 ) -> Result<()> {
+    /// The kernel says that a device goes before it is gone from sysfs: who is here
+    /// has its word, or has taken the watch after it.
+    const KERNELS_WORD: Duration = Duration::from_secs(1);
     if mode != Mode::Udev {
         return Ok(());
     }
+    let patience = Deadline::after(KERNELS_WORD);
     let record = roots.run.join(format!("udev/data/b{devno}"));
     let reborn = roots.sysfs.join(format!("dev/block/{devno}"));
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
@@ -271,6 +275,7 @@ pub(crate) fn settle_removal(
         {
             return Ok(());
         }
+        missed |= removed.is_none() && patience.has_passed();
         // The event is lost: udevd deletes the record when it handles the
         // removal; where a new device has the number, it was handled before.
         if missed && (!record.exists() || reborn.exists()) {
@@ -278,6 +283,8 @@ pub(crate) fn settle_removal(
         }
         let turn = if missed {
             Deadline::after(deadline.remaining().min(backoff.pause()))
+        } else if removed.is_none() {
+            Deadline::after(deadline.remaining().min(patience.remaining()))
         } else {
             deadline
         };
@@ -316,5 +323,34 @@ fn last_seen(watch: &Watch, devpath: &str) -> String {
         None => format!(
             "{kernel}, and none of udev for this device (is udevd running and not stopped?)"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dispatch::{Dispatch, Interest};
+    use super::super::subscription::Subscription;
+    use super::*;
+
+    #[test]
+    fn a_removal_that_was_announced_before_the_watch_is_handled_when_udevs_record_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let devno: DevNo = "8:16".parse().unwrap();
+        let record = roots.run.join("udev/data/b8:16");
+        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+        std::fs::write(&record, "S:disk/by-id/scsi-3600\n").unwrap();
+        let dispatch = Arc::<Dispatch>::default();
+        let interest = Interest::Component("2:0:0:1".into());
+        let mut watch = Watch::new(Subscription::new(&dispatch, interest, false));
+        let mut settle = |limit: u64| {
+            let devpath = "/devices/x/2:0:0:1/block/sdb";
+            let deadline = Deadline::after(Duration::from_secs(limit));
+            settle_removal(&mut watch, Mode::Udev, &roots, devpath, devno, deadline)
+        };
+        let error = settle(2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        std::fs::remove_file(&record).unwrap();
+        settle(60).unwrap();
     }
 }
