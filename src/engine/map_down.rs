@@ -203,6 +203,7 @@ impl Engine {
                     let pause = pauses.pause().min(deadline.remaining());
                     watch.next(Deadline::after(pause));
                 }
+                Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
                 done => return done,
             }
         }
