@@ -144,12 +144,7 @@ impl Engine {
                     .map_err(|error| stale(&error, &was, hctl, &found))?;
             } else {
                 expect(request, hctl, &found)?;
-                // The kernel takes a disk for empty that it looks at while the path
-                // is lost (`sd_revalidate_disk`), and does not look again.
-                if found.disk.size()? == 0 {
-                    phases.enter(Stage::Rescan);
-                    scsi::rescan(&device, &self.lanes, deadline)?;
-                }
+                self.have_its_size_read(&device, &found, phases, deadline)?;
                 return Ok(found.brought(via, device, false, watch));
             }
         }
@@ -161,7 +156,11 @@ impl Engine {
             .inspect(|found| {
                 span.record("disk", found.disk.name());
             })
-            .and_then(|found| expect(request, hctl, &found).map(|()| found));
+            .and_then(|found| {
+                expect(request, hctl, &found)?;
+                self.have_its_size_read(&device, &found, phases, deadline)?;
+                Ok(found)
+            });
         match found {
             Ok(found) => Ok(found.brought(via, device, true, watch)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
@@ -221,6 +220,23 @@ impl Engine {
             diskseq,
             identity,
         })
+    }
+
+    /// The kernel takes a disk for empty that it looks at while the path is lost
+    /// (`sd_revalidate_disk`), and does not look again.
+    fn have_its_size_read(
+        &self,
+        device: &ScsiDevice,
+        found: &Found,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let size = found.disk.size();
+        if size.map_err(|error| state_behind(error, device))? > 0 {
+            return Ok(());
+        }
+        phases.enter(Stage::Rescan);
+        scsi::rescan(device, &self.lanes, deadline)
     }
 
     /// What a device that was there before us was scanned as, where that is not
