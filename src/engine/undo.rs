@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::phases::Phases;
 use super::{Engine, in_use};
 use crate::deadline::{Backoff, Deadline};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
@@ -75,7 +75,12 @@ fn take_down(
                 watch.next(Deadline::after(pause));
             }
             // It goes by another's hand: the next turn waits for that, or finds it gone.
-            Err(error) if error.kind() == ErrorKind::Vanished && !deadline.has_passed() => {
+            // What it failed to write back it would not write the next time.
+            Err(error)
+                if error.kind() == ErrorKind::Vanished
+                    && error.stage() != Some(Stage::Flush)
+                    && !deadline.has_passed() =>
+            {
                 let pause = pauses.pause().min(deadline.remaining());
                 watch.next(Deadline::after(pause));
             }
