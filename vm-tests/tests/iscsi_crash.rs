@@ -64,6 +64,13 @@ impl Rig {
     #[track_caller]
     fn require_gone(&self, when: &str) {
         self.place.require_clean(when);
+        // What a process that was killed has asked for, the kernel ends by itself, and
+        // the session's host after the session.
+        guest::wait_until("the kernel to have ended the host", PATIENCE, || {
+            guest::entries("/sys/class/iscsi_host")
+                .is_empty()
+                .then_some(())
+        });
         nothing_is_left();
         guest::wait_until("the target to have no session", PATIENCE, || {
             (self.target.sessions() == 0).then_some(())
