@@ -190,6 +190,8 @@ fn with_digests_data_is_written_and_read_and_both_sides_have_them() {
 
 #[test]
 fn sixty_four_luns_of_one_target_beside_each_other_are_one_login_and_one_logout() {
+    // Half a minute where nothing else runs.
+    guest::time_limit(Duration::from_secs(20 * 60));
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
