@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::daemon::Daemon;
 
@@ -185,13 +185,24 @@ fn take_down(map: &str) {
         take_down(&above);
     }
     // One that queues would wait for a path for ever.
-    for arguments in [
-        ["message", name.trim(), "0", "fail_if_no_path"].as_slice(),
-        &["remove", "--retry", name.trim()],
-    ] {
-        match Command::new("dmsetup").args(arguments).output() {
-            Ok(output) if output.status.success() => {}
-            other => eprintln!("dmsetup {arguments:?}: {other:?}"),
+    dmsetup(&["message", name.trim(), "0", "fail_if_no_path"]);
+    // It tries for five seconds, and udev may look at the map for longer.
+    let start = Instant::now();
+    while !dmsetup(&["remove", "--retry", name.trim()])
+        && Path::new("/sys/block").join(map).exists()
+        && start.elapsed() < LIMIT
+    {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Whether it has done so; else says why not.
+fn dmsetup(arguments: &[&str]) -> bool {
+    match Command::new("dmsetup").args(arguments).output() {
+        Ok(output) if output.status.success() => true,
+        other => {
+            eprintln!("dmsetup {arguments:?}: {other:?}");
+            false
         }
     }
 }
