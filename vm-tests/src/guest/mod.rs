@@ -176,10 +176,12 @@ pub fn modprobe(module: &str, parameters: &[&str]) {
 pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
+        // Where a look took all the time, it may have come meanwhile.
+        let is_last = start.elapsed() >= limit;
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        assert!(!is_last, "{what}: not within {limit:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
