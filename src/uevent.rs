@@ -35,6 +35,6 @@ pub use message::{Malformed, Message};
 pub use mode::Mode;
 pub use news::{News, NewsWatch, UnitAttention};
 pub use settle::Settled;
-pub(crate) use settle::{Proof, devpath, settle, settle_again, settle_removal};
+pub(crate) use settle::{Leaving, Proof, devpath, settle, settle_again, settle_removal};
 pub use stream::{Stream, Waker};
 pub use watch::{Notice, Watch};

@@ -228,7 +228,7 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
         let lost = Lost::of(roots, disk)?;
-        let devpath = uevent::devpath(roots, disk.dir())?;
+        let leaving = uevent::Leaving::of(roots, disk)?;
         // So that it is not made again when a path's event comes. A daemon that hangs
         // has half of the time: the kernel does it without.
         let limit = Deadline::after(deadline.remaining() / 2);
@@ -244,7 +244,7 @@ impl Engine {
             })?;
         }
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
+        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
     }
 
     fn name_holders(&self, map: &Map, error: Error) -> Error {

@@ -67,11 +67,11 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
-        let devpath = uevent::devpath(roots, disk.dir())?;
+        let leaving = uevent::Leaving::of(roots, disk)?;
         let lost = Lost::of(roots, disk)?;
         scsi::delete(device, &self.lanes, watch, deadline)?;
         drop(held);
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &devpath, disk.devno(), deadline)
+        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
     }
 }

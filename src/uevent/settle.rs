@@ -7,7 +7,8 @@
 //! send, marked with a UUID, which udevd handles after all that came before it
 //! for the same device.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::DevNo;
-use crate::kernel::{Roots, sysfs, worker};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs, udev_record, worker};
 
 /// How it was proven that a device had settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -236,6 +238,38 @@ impl Barrier {
     }
 }
 
+/// A block device that is about to go, and the links that udev has made to it.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    devpath: String,
+    devno: DevNo,
+    node: PathBuf,
+    links: Vec<PathBuf>,
+}
+
+impl Leaving {
+    /// To be taken before it goes.
+    pub(crate) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
+        let links = udev_record::read_links(roots, disk.devno())?;
+        Ok(Self {
+            devpath: devpath(roots, disk.dir())?,
+            devno: disk.devno(),
+            node: disk.node(roots),
+            links: links.iter().map(|link| roots.dev.join(link)).collect(),
+        })
+    }
+
+    /// Whether a link leads to its name still: one that another device has too is
+    /// that one's now.
+    fn has_links(&self) -> bool {
+        let leads_here = |link: &PathBuf| {
+            let to = fs::read_link(link);
+            to.is_ok_and(|to| to.file_name() == self.node.file_name())
+        };
+        self.links.iter().any(leads_here)
+    }
+}
+
 /// Waits until udev has handled the removal of a block device: its links are
 /// gone, and a late removal cannot hit the next device of that name.
 ///
@@ -246,8 +280,7 @@ pub(crate) fn settle_removal(
     watch: &mut Watch,
     mode: Mode,
     roots: &Roots,
-    devpath: &str,
-    devno: DevNo,
+    leaving: &Leaving,
     deadline: Deadline,
 ) -> Result<()> {
     /// The kernel says that a device goes before it is gone from sysfs: who is here
@@ -256,6 +289,7 @@ pub(crate) fn settle_removal(
     if mode != Mode::Udev {
         return Ok(());
     }
+    let Leaving { devpath, devno, .. } = leaving;
     let patience = Deadline::after(KERNELS_WORD);
     let record = roots.run.join(format!("udev/data/b{devno}"));
     let reborn = roots.sysfs.join(format!("dev/block/{devno}"));
@@ -276,9 +310,11 @@ pub(crate) fn settle_removal(
             return Ok(());
         }
         missed |= removed.is_none() && patience.has_passed();
-        // The event is lost: udevd deletes the record when it handles the
-        // removal; where a new device has the number, it was handled before.
-        if missed && (!record.exists() || reborn.exists()) {
+        // The event is lost: udevd deletes the record when it begins with the
+        // removal, and the links when its rules have run (`udev-event.c`,
+        // `event_execute_rules_on_remove`); where a new device has the number, it
+        // was handled before.
+        if missed && (reborn.exists() || !(record.exists() || leaving.has_links())) {
             return Ok(());
         }
         let turn = if missed {
@@ -328,6 +364,8 @@ fn last_seen(watch: &Watch, devpath: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::super::dispatch::{Dispatch, Interest};
     use super::super::subscription::Subscription;
     use super::*;
@@ -338,19 +376,47 @@ mod tests {
         let roots = Roots::below(root.path());
         let devno: DevNo = "8:16".parse().unwrap();
         let record = roots.run.join("udev/data/b8:16");
-        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
-        std::fs::write(&record, "S:disk/by-id/scsi-3600\n").unwrap();
+        fs::create_dir_all(record.parent().unwrap()).unwrap();
+        fs::write(&record, "S:disk/by-id/scsi-3600\n").unwrap();
         let dispatch = Arc::<Dispatch>::default();
         let interest = Interest::Component("2:0:0:1".into());
         let mut watch = Watch::new(Subscription::new(&dispatch, interest, false));
         let mut settle = |limit: u64| {
-            let devpath = "/devices/x/2:0:0:1/block/sdb";
+            let leaving = Leaving {
+                devpath: "/devices/x/2:0:0:1/block/sdb".to_owned(),
+                devno,
+                node: roots.dev.join("sdb"),
+                links: Vec::new(),
+            };
             let deadline = Deadline::after(Duration::from_secs(limit));
-            settle_removal(&mut watch, Mode::Udev, &roots, devpath, devno, deadline)
+            settle_removal(&mut watch, Mode::Udev, &roots, &leaving, deadline)
         };
         let error = settle(2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        std::fs::remove_file(&record).unwrap();
+        fs::remove_file(&record).unwrap();
         settle(60).unwrap();
+    }
+
+    #[test]
+    fn a_disk_has_left_when_no_link_of_its_record_leads_to_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("devices/block/sda");
+        let (data, by_id) = (roots.run.join("udev/data"), roots.dev.join("disk/by-id"));
+        for folder in [&dir, &data, &by_id] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(data.join("b8:0"), "S:disk/by-id/one\nS:disk/by-id/two\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let leaving = Leaving::of(&roots, &disk).unwrap();
+        assert!(!leaving.has_links());
+        for (link, to) in [("one", "../../sda"), ("two", "../../sdb")] {
+            symlink(to, by_id.join(link)).unwrap();
+        }
+        fs::remove_file(data.join("b8:0")).unwrap();
+        assert!(leaving.has_links());
+        fs::remove_file(by_id.join("one")).unwrap();
+        assert!(!leaving.has_links());
     }
 }
