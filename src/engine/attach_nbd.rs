@@ -88,11 +88,14 @@ impl Engine {
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
                 link.shut_down();
-                Err(match nbd::disconnect(roots, device.index(), deadline) {
+                let index = device.index();
+                // udev's probe of it may be under way: it stands until the last close.
+                let taken_down = nbd::disconnect(roots, index, deadline)
+                    .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
+                Err(match taken_down {
                     Ok(()) => error,
                     Err(failure) => error.with_last_seen(format!(
-                        "nbd{} was connected and could not be taken down again: {failure}",
-                        device.index()
+                        "nbd{index} was connected and could not be taken down again: {failure}"
                     )),
                 })
             }
