@@ -6,11 +6,12 @@ use std::time::Duration;
 use super::Engine;
 use super::attach::{AttachRequest, Attachment, Unit};
 use super::lease::Lease;
+use super::lost::Lost;
 use super::phases::Phases;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri};
-use crate::kernel::blockdev;
+use crate::kernel::{Roots, blockdev};
 use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
 
@@ -206,6 +207,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Connected> {
         let roots = self.roots();
+        forget_last_connection(roots, index)?;
         // Before the connect, or its event could be missed.
         let mut watch = self.hub().watch(&index.name());
         loop {
@@ -285,6 +287,20 @@ fn limit_as_served(device: &NbdDevice, uri: &NbdUri, phases: &mut Phases, deadli
     }
 }
 
+/// What a flush of an earlier connection lost is not the next one's: the kernel numbers
+/// the lives of a disk, and a connection is none.
+fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
+    if let Some(device) = NbdDevice::find(roots, index)?
+        && device.pid()?.is_none()
+    {
+        let lost = Lost::of(roots, device.disk())?;
+        if lost.read()?.is_some() {
+            lost.clear();
+        }
+    }
+    Ok(())
+}
+
 /// A device that was just connected.
 struct Connected {
     device: NbdDevice,
@@ -345,4 +361,31 @@ impl Offer<'_> {
 /// The name of the lease on a backend id, which may hold what no file name can.
 pub(super) fn lease_of(backend: &BackendId) -> String {
     format!("nbd-id-{:016x}", backend.digest())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd0");
+        fs::create_dir_all(&dir).unwrap();
+        for (attribute, text) in [("dev", "43:0\n"), ("diskseq", "7\n"), ("pid", "1\n")] {
+            fs::write(dir.join(attribute), text).unwrap();
+        }
+        let index = NbdIndex::new(0).unwrap();
+        let device = NbdDevice::find(&roots, index).unwrap().unwrap();
+        let lost = Lost::of(&roots, device.disk()).unwrap();
+        lost.set(&Error::new(ErrorKind::Io, "no"));
+        forget_last_connection(&roots, index).unwrap();
+        assert_eq!(lost.read().unwrap().as_deref(), Some("no"));
+        fs::remove_file(dir.join("pid")).unwrap();
+        forget_last_connection(&roots, index).unwrap();
+        assert_eq!(lost.read().unwrap(), None);
+    }
 }
