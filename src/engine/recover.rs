@@ -251,6 +251,9 @@ impl Engine {
                     intent: None,
                     ..record.clone()
                 };
+                if !abandon_unwritten {
+                    self.wait_for_probe_of(record, deadline)?;
+                }
                 self.detach_in_turn(turn, attached, &how, deadline)?;
                 done(Action::Finished)
             }

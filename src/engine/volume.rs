@@ -10,11 +10,12 @@ use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSp
 use super::phases::StageObserver;
 use super::receipt::DetachFailure;
 use super::resize::{ResizeRequest, Resized};
-use super::{AttachRequest, Attachment, Engine, lost};
+use super::{AttachRequest, Attachment, Engine, in_use, lost};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::kernel::machine;
+use crate::uevent::{self, Mode};
 
 /// How a volume is detached.
 #[derive(Debug, Clone, Default)]
@@ -194,7 +195,33 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         let turn = journal.turn(volume, None, deadline)?;
         let record = turn.record().ok_or_else(|| unknown(volume))?;
+        let is_detach = |intent: &Intent| matches!(intent.operation, Operation::Detach { .. });
+        if !how.abandon && record.intent.as_ref().is_some_and(is_detach) {
+            self.wait_for_probe_of(&record, deadline)?;
+        }
         self.detach_in_turn(&turn, record, how, deadline)
+    }
+
+    /// Before the detach of an NBD device is tried that was begun. Who was killed in it
+    /// may have told the kernel to disconnect: the device then stands until its last
+    /// close, be it of udev's probe, and fails all I/O, so that a flush would seem to
+    /// have lost what the one before it wrote.
+    pub(super) fn wait_for_probe_of(&self, record: &Record, deadline: Deadline) -> Result<()> {
+        let Some(nbd) = &record.spec.nbd else {
+            return Ok(());
+        };
+        let Some(device) = self.nbd_of(&nbd.backend)? else {
+            return Ok(());
+        };
+        let (roots, mode, disk) = (self.roots(), self.hub().mode(), device.disk());
+        let mut watch = self.hub().watch(&device.index().name());
+        let openers = in_use::find_openers(roots, disk)?;
+        if mode == Mode::Udev && openers.iter().any(in_use::is_udevs) {
+            // A probe may hang on a dead link: the flush is tried all the same then.
+            let limit = Deadline::after(deadline.remaining() / 2);
+            let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
+        }
+        Ok(())
     }
 
     pub(super) fn detach_in_turn(
