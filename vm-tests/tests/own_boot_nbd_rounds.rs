@@ -16,7 +16,7 @@ use vm_tests::guest::{self, udevd};
 
 #[test]
 fn a_thousand_rounds_leak_no_device_no_descriptor_no_thread_and_no_lock() {
-    guest::time_limit(Duration::from_secs(900));
+    guest::time_limit(Duration::from_secs(1800));
     if guest::series() != "6.1" {
         guest::skip("counted on one kernel, for the run's time");
     }
