@@ -266,7 +266,8 @@ impl Way<'_> {
     }
 
     /// Whether all that holds the unit's disks is its map, one that is being removed
-    /// among them, or a process that looks at disks and lets go of them; `None` where nothing is seen to hold them.
+    /// among them, or a process that looks at disks and lets go of them; `None` where
+    /// nothing is seen to hold them.
     fn may_be_let_go(&self) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {

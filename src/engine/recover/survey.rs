@@ -8,7 +8,7 @@ use super::Condition;
 use super::look::Seen;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
@@ -343,7 +343,7 @@ impl std::fmt::Display for Scanned {
 impl Ground {
     fn read_scsi(&mut self, roots: &Roots) -> Result<()> {
         for device in ScsiDevice::all(roots)? {
-            let read = || Ok((device.cached_identity()?, device.state()?));
+            let read = || Ok::<_, Error>((device.cached_identity()?, device.state()?));
             let (identity, state) = match read() {
                 Ok(read) => read,
                 // It goes away while we look, what it shows before its directory.
