@@ -11,7 +11,8 @@
 )]
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -170,7 +171,7 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
 }
 
 #[test]
-fn a_session_that_is_cut_is_kept_by_the_agent_and_by_the_next_one_that_takes_it_down() {
+fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_take_it_down() {
     let place = Place::new();
     let store = Store::ramdisk("d4", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -196,18 +197,25 @@ fn a_session_that_is_cut_is_kept_by_the_agent_and_by_the_next_one_that_takes_it_
     guest::wait_until("the session to be had back", LIMIT, || {
         (recovered() == 1).then_some(())
     });
-    File::open(node).unwrap().read_exact(&mut [0; 512]).unwrap();
+    // Claimed, so that it is in use.
+    let claim = nix::libc::O_EXCL;
+    let disk = File::options().read(true).custom_flags(claim).open(node);
+    let mut disk = disk.unwrap();
+    disk.read_exact(&mut [0; 512]).unwrap();
 
     drop(agent);
     target.cut(0);
-    // Nobody says any more how it is logged in; the journal does.
+    // Nobody says any more how it is logged in, but the journal does.
+    let agent = place.want(&json!([]));
+    guest::wait_until("the session to be had back again", LIMIT, || {
+        (recovered() == 2).then_some(())
+    });
+    disk.seek(SeekFrom::Start(MIB)).unwrap();
+    disk.read_exact(&mut [0; 512]).unwrap();
+    drop((agent, disk));
     let agent = place.want(&json!([]));
     guest::wait_until("the volume to be gone", LIMIT, || {
         place.record().is_none().then_some(())
-    });
-    // It is printed by a thread of its own.
-    guest::wait_until("the agent to have said so", LIMIT, || {
-        (recovered() == 2).then_some(())
     });
     drop(agent);
     nothing_is_left();

@@ -64,6 +64,14 @@ impl Ended {
     pub(crate) fn panicked(&self) -> bool {
         console_shows_panic(&self.console)
     }
+
+    /// The kernel has died of an `int3` that nobody has put there but itself: it writes
+    /// one over an instruction while it replaces that (`text_poke_bp`,
+    /// `arch/x86/kernel/alternative.c`), and an emulated processor may run what it had
+    /// translated of it when the kernel does not expect that any more.
+    pub(crate) fn died_of_its_own_patch(&self) -> bool {
+        console_shows_int3(&self.console)
+    }
 }
 
 /// Boots, does `job`, and hands every report on as it comes. A boot that does
@@ -232,9 +240,31 @@ fn console_shows_panic(console: &str) -> bool {
     .any(|sign| console.contains(sign))
 }
 
+/// Its first oops: later ones are of its end.
+fn console_shows_int3(console: &str) -> bool {
+    console.contains("int3: 0000 [#1]")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_dies_of_its_own_patch_is_told_from_one_that_dies_of_anything_else() {
+        for oops in [
+            "[   36.763845] Oops: int3: 0000 [#1] SMP NOPTI",
+            "[    9.1] int3: 0000 [#1] PREEMPT SMP NOPTI",
+        ] {
+            assert!(console_shows_int3(oops), "{oops}");
+        }
+        for oops in [
+            "[    9.1] Oops: 0000 [#1] PREEMPT SMP",
+            "[    9.2] Oops: int3: 0000 [#2] SMP NOPTI",
+            "[    9.1] Kernel panic - not syncing: Fatal exception in interrupt",
+        ] {
+            assert!(!console_shows_int3(oops), "{oops}");
+        }
+    }
 
     #[test]
     fn a_kernels_last_words_are_told_from_its_warnings() {

@@ -1,5 +1,6 @@
 //! Which test runs in which boot.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -111,6 +112,7 @@ fn run_until_done(
     summary: &Mutex<&mut Summary>,
 ) -> Result<()> {
     let series = setup.kernel.series;
+    let mut again = BTreeSet::new();
     while !tests.is_empty() {
         let job = Job {
             modules: modules::LOADED_AT_BOOT
@@ -133,6 +135,13 @@ fn run_until_done(
         }
         // The boot ended under a test, or before it could start one.
         let id = ended.running.clone().unwrap_or_else(|| first.id());
+        if setup.accel == Accel::Tcg && ended.died_of_its_own_patch() && again.insert(id.clone()) {
+            println!(
+                "AGAIN            {series:<6} {id}: the emulated machine met an instruction that \
+                 its kernel was done replacing, and died of it"
+            );
+            continue;
+        }
         let outcome = match (ended.panicked(), ended.running.is_some()) {
             (true, _) => Outcome::GuestPanicked,
             (false, true) if ended.silent => Outcome::TimedOut,
