@@ -21,6 +21,7 @@ use std::process::{Command, Stdio};
 use lunbd::engine::journal::{Operation, Record};
 use lunbd::engine::{Action, Condition, DetachVolume, NbdOptions};
 use lunbd::error::Stage;
+use lunbd::iscsi::{Credentials, Secret, SessionOptions};
 use lunbd::{Engine, ErrorKind, Roots};
 use machine::Machine;
 use node::{ATTACHED, NAME, Node, OTHER_NAME, attached, begun, id, scsi, sealed, soon};
@@ -55,6 +56,24 @@ fn a_directory_that_holds_something_else_is_refused_and_left_as_it_is() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert_eq!(machine.read("etc/passwd.json"), "{}");
     assert!(!machine.path("etc/journal.lock").exists());
+}
+
+#[test]
+fn a_login_with_a_secret_itself_is_refused_before_anything_is_written_or_done() {
+    let node = Node::new();
+    let journal = node.open();
+    let known = Credentials::new("joe", Secret::new("hush-hush").unwrap()).unwrap();
+    let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
+    let request = scsi("iscsi://127.0.0.1/iqn.2003-01.org.lunbd:array/1");
+    let error = node.attach(
+        &journal,
+        "pvc-1",
+        &request.log_in(options.credentials(known)),
+    );
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Journal), "{error}");
+    assert_eq!(journal.records(), []);
+    assert!(node.is_untouched());
 }
 
 const PLACE: &str = "LUNBD_TEST_HOLDS_JOURNAL";

@@ -155,8 +155,8 @@ pub(crate) struct Apply {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Stay, keep the volumes as they are wanted, and follow changes of the file,
-    /// until interrupted.
+    /// Stay, keep the volumes as they are wanted and the iSCSI sessions that they log
+    /// in to, and follow changes of the file, until interrupted.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) watch: bool,
 
