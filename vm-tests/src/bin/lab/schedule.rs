@@ -135,10 +135,16 @@ fn run_until_done(
         }
         // The boot ended under a test, or before it could start one.
         let id = ended.running.clone().unwrap_or_else(|| first.id());
+        let log = format!(
+            "{id} on {series}: {}\n\n-- console\n{}",
+            ended.why, ended.console
+        );
+        let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
         if setup.accel == Accel::Tcg && ended.died_of_its_own_patch() && again.insert(id.clone()) {
             println!(
                 "AGAIN            {series:<6} {id}: the emulated machine met an instruction that \
-                 its kernel was done replacing, and died of it"
+                 its kernel was done replacing, and died of it\n     log: {}",
+                log.display()
             );
             continue;
         }
@@ -147,11 +153,6 @@ fn run_until_done(
             (false, true) if ended.silent => Outcome::TimedOut,
             (false, _) => Outcome::Failed(ended.why.clone()),
         };
-        let log = format!(
-            "{id} on {series}: {}\n\n-- console\n{}",
-            ended.why, ended.console
-        );
-        let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
         let remains = Remains {
             log: &log,
             output: &ended.console,
