@@ -431,7 +431,13 @@ fn require_paths(
     Err(match cause {
         Some(cause) => {
             let stage = cause.stage().unwrap_or(Stage::Resolve);
-            error.at(stage).caused_by(cause)
+            // Of a path that could not be taken back, or that a call is still at.
+            let stands = cause.last_seen().map(str::to_owned);
+            let error = error.at(stage).caused_by(cause);
+            match stands {
+                Some(stands) => error.with_last_seen(stands),
+                None => error,
+            }
         }
         None => error.at(Stage::Resolve),
     })
@@ -456,6 +462,19 @@ mod tests {
         fs::write(dir.join("vpd_pg83"), page).unwrap();
         fs::write(block.join("dev"), format!("8:{diskseq}\n")).unwrap();
         fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
+    }
+
+    #[test]
+    fn what_is_left_of_a_path_is_said_where_too_few_are_there() {
+        let source: Source = "scsi:1:0:0:1".parse().unwrap();
+        let request = AttachRequest::new(source).min_paths(2);
+        let waited = std::time::Duration::from_secs(9);
+        let cause = Error::timed_out(Stage::Identify, waited, "sdb to answer");
+        let cause = cause.with_last_seen("state=running, disk sdb");
+        let error = require_paths(&request, 1, &[], Some(cause)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooFewPaths);
+        assert_eq!(error.stage(), Some(Stage::Identify));
+        assert_eq!(error.last_seen(), Some("state=running, disk sdb"));
     }
 
     #[test]
