@@ -89,6 +89,21 @@ impl Place {
         Agent(agent)
     }
 
+    fn secrets(&self) -> PathBuf {
+        self.0.join("chap")
+    }
+
+    /// LUN 1 of a target that is to be proven a secret.
+    fn want_with_chap(&self, target: &mut IscsiTarget) -> Agent {
+        target.ask_for_chap(USER, None);
+        let (user, secret) = USER;
+        fs::write(self.secrets(), format!("user={user}\nsecret={secret}\n")).unwrap();
+        self.want(&json!([{
+            "id": "pvc-1", "source": target.uri(&[0], 1),
+            "log_in": { "chap_file": self.secrets() },
+        }]))
+    }
+
     fn said(&self) -> PathBuf {
         self.0.join("said")
     }
@@ -132,15 +147,7 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
     let store = Store::ramdisk("d1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
-    target.ask_for_chap(USER, None);
-    let secrets = place.0.join("chap");
-    let (user, secret) = USER;
-    fs::write(&secrets, format!("user={user}\nsecret={secret}\n")).unwrap();
-    let wanted = json!([{
-        "id": "pvc-1", "source": target.uri(&[0], 1), "log_in": { "chap_file": secrets },
-    }]);
-
-    let agent = place.want(&wanted);
+    let agent = place.want_with_chap(&mut target);
     let record = guest::wait_until("the volume to be attached", LIMIT, || {
         let record = place.record()?;
         (record["intent"].is_null() && !record["outcome"].is_null()).then_some(record)
@@ -156,7 +163,8 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
     let node = record["outcome"]["node"].as_str().unwrap();
     File::open(node).unwrap().read_exact(&mut [0; 512]).unwrap();
     let kept = &record["spec"]["log_in"]["credentials"]["file"];
-    assert_eq!(kept.as_str().map(Path::new), Some(&*secrets));
+    assert_eq!(kept.as_str().map(Path::new), Some(&*place.secrets()));
+    let (user, secret) = USER;
     for text in place.files() {
         assert!(!text.contains(secret) && !text.contains(user), "{text}");
     }
@@ -176,13 +184,7 @@ fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_tak
     let store = Store::ramdisk("d4", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
-    target.ask_for_chap(USER, None);
-    let secrets = place.0.join("chap");
-    let (user, secret) = USER;
-    fs::write(&secrets, format!("user={user}\nsecret={secret}\n")).unwrap();
-    let agent = place.want(&json!([{
-        "id": "pvc-1", "source": target.uri(&[0], 1), "log_in": { "chap_file": secrets },
-    }]));
+    let agent = place.want_with_chap(&mut target);
     let node = guest::wait_until("the volume to be attached", LIMIT, || {
         let record = place.record()?;
         let node = record["outcome"]["node"].as_str()?.to_owned();
