@@ -3,7 +3,8 @@
 #![allow(
     missing_docs,
     clippy::unwrap_used,
-    reason = "criterion's macro makes a public function, and a bench may panic"
+    clippy::disallowed_methods,
+    reason = "criterion's macro makes a public function, and a bench may panic and run another's command"
 )]
 
 #[allow(dead_code, reason = "the tests use the rest of it")]

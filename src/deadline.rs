@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+/// Longer than anything waits, and short enough for the clock.
+const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
+
 /// The instant until which a call may wait. Every call that can wait takes
 /// one; it covers the whole call, not each step of it.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +18,6 @@ impl Deadline {
     /// years.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
-        const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
         let start = Instant::now();
         let end = start
             .checked_add(limit)
@@ -35,6 +37,12 @@ impl Deadline {
         self.start.elapsed()
     }
 
+    /// A deadline when half of the time that is left has passed.
+    #[must_use]
+    pub fn half(&self) -> Self {
+        Self::after(self.remaining() / 2)
+    }
+
     /// Whether the deadline has passed.
     #[must_use]
     pub fn has_passed(&self) -> bool {
@@ -51,9 +59,10 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Starts at `shortest` and doubles up to `longest`.
+    /// Starts at `shortest` and doubles up to `longest`, or up to 30 years.
     #[must_use]
     pub fn new(shortest: Duration, longest: Duration) -> Self {
+        let longest = longest.min(FOREVER);
         Self {
             next: shortest.min(longest),
             longest,
@@ -81,6 +90,19 @@ mod tests {
     #[test]
     fn a_deadline_of_nothing_has_passed() {
         assert!(Deadline::after(Duration::ZERO).has_passed());
+    }
+
+    #[test]
+    fn half_of_a_deadline_leaves_the_other_half() {
+        let deadline = Deadline::after(Duration::from_secs(100));
+        let half = deadline.half().remaining();
+        assert!(half <= Duration::from_secs(50) && half > Duration::from_secs(40));
+    }
+
+    #[test]
+    fn a_pause_is_never_too_long_for_the_clock() {
+        let mut backoff = Backoff::new(Duration::MAX, Duration::MAX);
+        assert!(Instant::now().checked_add(backoff.pause()).is_some());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! Start reading at [`attach`](Engine::attach).
 
 #[cfg(feature = "journal")]
+mod alias;
 mod at_sources;
 mod attach;
 mod attach_nbd;
@@ -13,6 +14,7 @@ mod causes;
 mod claim;
 mod detach;
 mod detach_nbd;
+mod detach_others;
 mod detach_paths;
 mod detach_scsi;
 mod gather;

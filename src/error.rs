@@ -23,7 +23,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failure, with all that was known when it happened.
 ///
-/// `{}` prints one line; `{:#}` adds the chain of causes.
+/// `{}` prints one line; `{:#}` adds the chain of causes, but for what the line says
+/// already.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -138,10 +139,12 @@ impl Error {
         self.0.errno.map(|errno| errno as i32)
     }
 
-    /// What the device's state was when the wait ended.
+    /// What the device's state was when the wait ended, or what stands after the
+    /// failure: the error's own word, else that of the nearest cause that has one.
     #[must_use]
     pub fn last_seen(&self) -> Option<&str> {
-        self.0.last_seen.as_deref()
+        let of_cause = || self.source()?.downcast_ref::<Self>()?.last_seen();
+        self.0.last_seen.as_deref().or_else(of_cause)
     }
 }
 
@@ -172,7 +175,10 @@ impl fmt::Display for Error {
         if f.alternate() {
             let mut cause = self.source();
             while let Some(error) = cause {
-                write!(f, ": {error}")?;
+                let text = error.to_string();
+                if !inner.message.contains(&text) {
+                    write!(f, ": {text}")?;
+                }
                 cause = error.source();
             }
         }
@@ -191,10 +197,11 @@ impl fmt::Debug for Error {
 impl serde::Serialize for Error {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut object = serializer.serialize_struct("Error", 4)?;
+        let mut object = serializer.serialize_struct("Error", 5)?;
         object.serialize_field("kind", self.kind().as_str())?;
         object.serialize_field("stage", &self.stage().map(Stage::as_str))?;
         object.serialize_field("message", &format!("{self:#}"))?;
+        object.serialize_field("last_seen", &self.last_seen())?;
         object.serialize_field("retry", self.retry().as_str())?;
         object.end()
     }
@@ -242,6 +249,18 @@ mod tests {
             error.to_string(),
             "scan: cannot write: Permission denied (/x/scan)"
         );
+    }
+
+    #[test]
+    fn what_the_nearest_cause_has_last_seen_is_what_the_error_has() {
+        let deepest = Error::new(ErrorKind::Io, "deepest").with_last_seen("deepest");
+        let nearest = Error::new(ErrorKind::Io, "nearest")
+            .with_last_seen("nearest")
+            .caused_by(deepest);
+        let error = Error::new(ErrorKind::TooFewPaths, "few").caused_by(nearest);
+        assert_eq!(error.last_seen(), Some("nearest"));
+        assert_eq!(error.to_string(), "few");
+        assert_eq!(error.with_last_seen("own").last_seen(), Some("own"));
     }
 
     #[test]

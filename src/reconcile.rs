@@ -55,6 +55,7 @@ mod plan;
 mod reconciler;
 mod state;
 mod work;
+mod workers;
 
 pub use actual::Actual;
 pub use desired::Desired;

@@ -5,6 +5,7 @@
 use std::env;
 use std::process::{Command, Stdio};
 
+#[allow(clippy::disallowed_methods, reason = "a build may ask pkg-config")]
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let pkg_config = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());

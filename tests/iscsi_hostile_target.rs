@@ -1,6 +1,10 @@
 //! Targets that lie about lengths, flood, loop, hang, reflect and break the
 //! protocol: each is a clear error within the deadline.
-#![allow(clippy::unwrap_used, reason = "a test panics to fail")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics to fail, and a target may be slow"
+)]
 
 mod iscsi_target;
 
@@ -9,7 +13,10 @@ use std::time::{Duration, Instant};
 
 use iscsi_target::*;
 use lunbd::error::Stage;
-use lunbd::iscsi::{Credentials, DiscoveredTarget, DiscoveryOptions, Secret, discover};
+use lunbd::iscsi::{
+    Credentials, DiscoveredTarget, DiscoveryOptions, Secret, SessionName, SessionOptions, connect,
+    discover,
+};
 use lunbd::{Deadline, Error, ErrorKind};
 
 type Result<T> = lunbd::Result<T>;
@@ -18,31 +25,70 @@ fn options() -> DiscoveryOptions {
     DiscoveryOptions::new("iqn.2026-01.example:me".parse().unwrap())
 }
 
-fn mutual() -> DiscoveryOptions {
+fn mutual() -> Credentials {
     let secret = |text| Secret::new(text).unwrap();
     let one_way = Credentials::new("me", secret("what-i-know")).unwrap();
-    options().credentials(one_way.mutual(None, secret("what-it-knows")).unwrap())
+    one_way.mutual(None, secret("what-it-knows")).unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(25))
 }
 
 fn ask_with(target: &Target, options: &DiscoveryOptions) -> Result<Vec<DiscoveredTarget>> {
-    let deadline = Deadline::after(Duration::from_secs(25));
-    discover(target.portal(), options, deadline)
+    discover(target.portal(), options, soon())
 }
 
+/// The login of a session that is to carry I/O.
+fn log_in_to(target: &Target, credentials: Option<&Credentials>) -> Result<()> {
+    let name = SessionName {
+        initiator: "iqn.2026-01.example:me".parse().unwrap(),
+        target: "iqn.2026-01.example:it".parse().unwrap(),
+        portal: target.portal().clone(),
+    };
+    let options = SessionOptions::new(name.initiator.clone());
+    let options = match credentials {
+        Some(credentials) => options.credentials(credentials.clone()),
+        None => options,
+    };
+    connect(&name, &options, soon()).map(drop)
+}
+
+/// What a discovery says of such a target; where it is of the login, a session's login
+/// says the same.
 fn refused_with(
-    options: &DiscoveryOptions,
-    script: impl FnOnce(&mut Talk) -> io::Result<()> + Send + 'static,
+    credentials: Option<&Credentials>,
+    script: impl FnOnce(&mut Talk) -> io::Result<()> + Clone + Send + 'static,
 ) -> Error {
-    let target = Target::one(script);
-    let error = ask_with(&target, options).unwrap_err();
+    let target = Target::one(script.clone());
+    let options = match credentials {
+        Some(credentials) => options().credentials(credentials.clone()),
+        None => options(),
+    };
+    let error = ask_with(&target, &options).unwrap_err();
     target.finish();
     assert!(!error.to_string().contains(char::is_control), "{error}");
+    if error.stage() == Some(Stage::Login) {
+        let target = Target::one(script);
+        let other = log_in_to(&target, credentials).unwrap_err();
+        target.finish();
+        assert_eq!(other.kind(), error.kind(), "{other}");
+        assert_eq!(but_for_the_isid(&other), but_for_the_isid(&error));
+    }
     error
 }
 
+/// Each connection has its own.
+fn but_for_the_isid(error: &Error) -> String {
+    let text = error.to_string();
+    let is_one = |word: &&str| word.len() == 12 && word.chars().all(|at| at.is_ascii_hexdigit());
+    let words = text.split([' ', ',']).filter(|word| !is_one(word));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// What comes of a target that does this and is then left.
-fn refused(script: impl FnOnce(&mut Talk) -> io::Result<()> + Send + 'static) -> Error {
-    refused_with(&options(), |talk| {
+fn refused(script: impl FnOnce(&mut Talk) -> io::Result<()> + Clone + Send + 'static) -> Error {
+    refused_with(None, |talk| {
         script(talk)?;
         talk.expect_close()
     })
@@ -90,7 +136,7 @@ fn floods_end_at_their_limits() {
         ("x".repeat(4000), "the length of the text"),
         (String::new(), "the number of login exchanges"),
     ] {
-        let error = refused_with(&options(), move |talk| {
+        let error = refused_with(None, move |talk| {
             while talk.take(0x43).is_ok() {
                 talk.login(CONTINUE, &text)?;
             }
@@ -102,7 +148,7 @@ fn floods_end_at_their_limits() {
         (vec![b'x'; 32_768], "the length of the text"),
         (vec![], "the number of text responses"),
     ] {
-        let error = refused_with(&options(), move |talk| {
+        let error = refused_with(None, move |talk| {
             talk.until_question()?;
             talk.text(CONTINUE, 7, &part)?;
             while talk.take(0x44).is_ok() {
@@ -112,7 +158,7 @@ fn floods_end_at_their_limits() {
         });
         assert_broken(&error, Stage::Discover, field);
     }
-    let error = refused_with(&options(), |talk| {
+    let error = refused_with(None, |talk| {
         talk.until_question()?;
         let mut ping = [0; 48];
         (ping[0], ping[1]) = (0x20, 0x80);
@@ -125,7 +171,7 @@ fn floods_end_at_their_limits() {
 #[test]
 fn a_target_that_never_goes_on_is_left() {
     for (first, flags) in [(false, STAY_IN_SECURITY), (true, STAY_IN_OPERATIONAL)] {
-        let error = refused_with(&options(), move |talk| {
+        let error = refused_with(None, move |talk| {
             if first {
                 talk.until_operational()?;
                 talk.login(flags, "")?;
@@ -340,7 +386,7 @@ fn a_target_that_goes_in_the_middle_is_unreachable() {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     // At any byte of an answer.
     for at in [0, 1, 47, 48, 50, 63] {
-        let error = refused_with(&options(), move |talk| {
+        let error = refused_with(None, move |talk| {
             talk.take(0x43)?;
             let whole = pdu(talk.answer(0x23, TO_OPERATIONAL), b"AuthMethod=None\0");
             talk.stream.write_all(&whole[..at])
@@ -400,7 +446,7 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
 fn who_wants_proof_does_not_go_on_without_it() {
     // No CHAP at all.
     for text in ["AuthMethod=None\0", "AuthMethod=Reject\0"] {
-        let error = refused_with(&mutual(), move |talk| {
+        let error = refused_with(Some(&mutual()), move |talk| {
             talk.take(0x43)?;
             let offered = talk.value("AuthMethod");
             talk.must(offered.as_deref() == Some("CHAP"), "CHAP alone")?;
@@ -415,7 +461,7 @@ fn who_wants_proof_does_not_go_on_without_it() {
         ("CHAP_N=it\0CHAP_R=0x00\0", "another secret"),
         ("CHAP_N=it\0CHAP_R={R}\0", "our own response"),
     ] {
-        let error = refused_with(&mutual(), move |talk| {
+        let error = refused_with(Some(&mutual()), move |talk| {
             talk.until_proof("0x0102030405060708")?;
             talk.take(0x43)?;
             let ours = talk.value("CHAP_R").unwrap();
@@ -427,7 +473,7 @@ fn who_wants_proof_does_not_go_on_without_it() {
         assert!(error.to_string().contains(what), "{error}");
     }
     // The target goes on before our proof was asked for.
-    let error = refused_with(&mutual(), |talk| {
+    let error = refused_with(Some(&mutual()), |talk| {
         talk.take(0x43)?;
         talk.login(TO_OPERATIONAL, "AuthMethod=CHAP\0")?;
         talk.expect_close()
@@ -452,7 +498,7 @@ fn our_own_challenge_sent_back_through_another_portal_is_not_answered() {
         talk.status(1, 1, &format!("TargetAddress={to}\0"))?;
         talk.expect_close()
     });
-    let error = ask_with(&first, &mutual()).unwrap_err();
+    let error = ask_with(&first, &options().credentials(mutual())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
     assert!(error.to_string().contains("our own challenge"), "{error}");
     first.finish();
@@ -464,7 +510,7 @@ fn a_challenge_that_is_none_is_refused_by_its_key() {
     let long = format!("0x{}", "00".repeat(1025));
     for challenge in ["0x", "0x0", "zz", "0b!", &long] {
         let challenge = challenge.to_owned();
-        let error = refused_with(&mutual(), move |talk| {
+        let error = refused_with(Some(&mutual()), move |talk| {
             talk.until_proof(&challenge)?;
             talk.expect_close()
         });

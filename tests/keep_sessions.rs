@@ -149,6 +149,22 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
     }
 }
 
+/// Here nothing says a word: the kernel may have no memory for one.
+#[test]
+fn a_loss_of_which_no_word_comes_is_found_by_looking() {
+    let machine = Machine::new();
+    machine.add(1);
+    let mut keeper = machine.keeper();
+    let turn = Deadline::after(Duration::from_millis(100));
+    assert!(keeper.next(turn).unwrap().is_empty());
+    machine.lose(1);
+    let told = news(&mut keeper, 1);
+    assert!(
+        matches!(&told[..], [kept] if matches!(kept.outcome, KeepOutcome::Failed(_))),
+        "{told:?}"
+    );
+}
+
 #[test]
 fn a_session_is_followed_until_it_serves_again_or_is_gone() {
     let machine = Machine::new();

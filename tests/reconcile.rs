@@ -5,7 +5,8 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "a test panics to fail"
+    clippy::disallowed_methods,
+    reason = "a test panics to fail, and looks again and again"
 )]
 
 #[allow(dead_code, reason = "other tests use the rest of it")]
@@ -150,6 +151,31 @@ fn what_stands_as_it_is_wanted_is_left_alone() {
     assert_eq!(reconciler.counters().steps, 0);
     let there = reconciler.wait_attached(&id("pvc-3"), soon()).unwrap();
     assert!(there.node.is_some(), "{there:?}");
+}
+
+#[test]
+fn what_goes_without_a_word_is_missed_by_the_next_look_at_everything() {
+    let node = Node::with_disks(2);
+    let reconciler = node.reconciler(Options::default().resync(Duration::from_millis(50)));
+    reconciler.set(wanted(0..2));
+    let mut events = reconciler.subscribe();
+    while_running(&reconciler, || {
+        reconciler.wait_attached(&id("pvc-1"), soon()).unwrap();
+        node.lose(1);
+        let lost = next(&mut events, |event| matches!(event, Event::Lost { .. }));
+        assert!(lost.to_string().contains("pvc-1"), "{lost}");
+    });
+}
+
+#[test]
+fn a_look_at_everything_may_be_asked_for_never() {
+    let node = Node::with_disks(1);
+    let reconciler = node.reconciler(Options::default().resync(Duration::MAX));
+    reconciler.set(wanted(0..1));
+    while_running(&reconciler, || {
+        reconciler.wait_attached(&id("pvc-0"), soon()).unwrap();
+    });
+    assert_eq!(reconciler.counters().resyncs, 1);
 }
 
 #[test]

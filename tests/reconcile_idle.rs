@@ -3,7 +3,8 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test panics to fail, and prints what it measured"
+    clippy::disallowed_methods,
+    reason = "a test panics to fail, prints what it measured, and measures a pause"
 )]
 
 #[allow(dead_code, reason = "other tests use the rest of it")]

@@ -233,6 +233,47 @@ fn a_delete_that_the_kernel_does_not_take_is_written_again_while_the_device_stan
 }
 
 #[test]
+fn a_disk_that_comes_at_the_last_moment_is_not_deleted_without_a_claim() {
+    let machine = Machine::new();
+    machine.write("proc/self/mountinfo", "");
+    machine.disk("1:0:0:4", "sdb");
+    let device = machine.path("sys/devices/fake/1:0:0:4");
+    let (disk, aside) = (device.join("block"), machine.path("aside"));
+    // Its driver is late.
+    fs::rename(&disk, &aside).unwrap();
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Delete {
+            fs::rename(&aside, &disk).unwrap();
+        }
+    });
+    let engine = Engine::start(machine.roots()).unwrap();
+    let source: Source = "scsi:1:0:0:4".parse().unwrap();
+    let request = DetachRequest::new(source).observe(observer);
+    let limit = Deadline::after(Duration::from_secs(5));
+    let failure = engine.detach(request, limit).unwrap_err();
+    // The next turn has found it and cannot claim it: it has no node here.
+    assert_eq!(failure.stage(), Some(Stage::Claim), "{failure}");
+    assert_eq!(machine.read("sys/devices/fake/1:0:0:4/delete"), "");
+    let [path] = &failure.receipt.paths[..] else {
+        panic!("{:?}", failure.receipt);
+    };
+    assert!(path.node.is_some() && !path.gone);
+    assert_eq!(path.flush, None);
+}
+
+#[test]
+fn a_detach_that_fails_when_all_is_gone_has_its_receipt() {
+    let machine = Machine::new();
+    // Whether devices of it are being taken away cannot be read.
+    machine.write("sys/bus/scsi/devices/target9:0:0", "");
+    let engine = Engine::start(machine.roots()).unwrap();
+    let source: Source = "scsi:1:0:0:4".parse().unwrap();
+    let request = DetachRequest::new(source).expect(NAME.parse().unwrap());
+    let failure = engine.detach(request, Deadline::after(LIMIT)).unwrap_err();
+    assert_eq!(failure.receipt.names, [NAME.parse().unwrap()]);
+}
+
+#[test]
 fn what_an_earlier_flush_lost_is_told_until_it_is_given_up() {
     let machine = Machine::new();
     let mark = "run/lunbd/lost-sdq-7";

@@ -60,7 +60,7 @@ impl AttachRequest {
     }
 
     /// Another source of the same unit: further paths of one attach, where one
-    /// source does not name them all (an array with a target name a port).
+    /// source does not name them all (an array with a target name a port). For SCSI.
     #[must_use]
     pub fn path(mut self, source: impl Into<Source>) -> Self {
         self.more.push(source.into());
@@ -305,8 +305,11 @@ impl Engine {
     /// attach goes on with it.
     ///
     /// # Errors
-    /// `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`, `InUse` (a
-    /// stale disk that somebody holds; no NBD index that is free), `Quarantined`,
+    /// `InvalidInput` (an NBD source with further paths or an expected name, or as a
+    /// further path), `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`,
+    /// `InUse` (a stale disk that somebody holds; no NBD index that is free; an NBD
+    /// device that stands under another index than the wanted one, or writable and is
+    /// wanted read-only), `Quarantined`,
     /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
     /// or offline), `Unreachable` and `Protocol` (the NBD server), `Refused`,
     /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.

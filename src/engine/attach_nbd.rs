@@ -24,8 +24,14 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         let roots = self.roots();
-        if request.expected.is_some() {
-            let message = "an NBD server gives its exports no world-wide names to expect";
+        let refused = match () {
+            () if !request.more.is_empty() => Some("an NBD source stands alone"),
+            () if request.expected.is_some() => {
+                Some("an NBD server gives its exports no world-wide names to expect")
+            }
+            () => None,
+        };
+        if let Some(message) = refused {
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
         }
         let backend = request.nbd.backend_of(&request.source);
@@ -127,6 +133,14 @@ impl Engine {
             let found = device.index();
             let message =
                 format!("backend id {backend} is attached as nbd{found}, not as nbd{index}");
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        if request.nbd.read_only && !device.disk().read_only()? {
+            let found = device.index();
+            let message = format!(
+                "backend id {backend} is attached as nbd{found}, which is writable, and is wanted \
+                 read-only: detach it first"
+            );
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
         }
         let mut watch = self.hub().watch(&device.index().name());
@@ -368,6 +382,55 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::engine::NbdOptions;
+    use crate::id::Source;
+
+    const SOURCE: &str = "nbd://192.0.2.1/vol-7";
+
+    /// A machine where that is connected as nbd0, writable.
+    fn connected() -> (tempfile::TempDir, Engine) {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd0");
+        for dir in [&dir, &roots.run] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let backend = BackendId::derived(SOURCE);
+        for (attribute, text) in [
+            ("dev", "43:0\n"),
+            ("pid", "1\n"),
+            ("ro", "0\n"),
+            ("backend", backend.as_str()),
+        ] {
+            fs::write(dir.join(attribute), text).unwrap();
+        }
+        (root, Engine::start(roots).unwrap())
+    }
+
+    fn refusal_of(engine: &Engine, request: &AttachRequest) -> Error {
+        let soon = Deadline::after(Duration::from_secs(10));
+        engine.attach(request, soon).unwrap_err()
+    }
+
+    #[test]
+    fn a_device_that_is_writable_is_not_handed_out_as_read_only() {
+        let (_root, engine) = connected();
+        let source: Source = SOURCE.parse().unwrap();
+        let request = AttachRequest::new(source).nbd(NbdOptions::default().read_only());
+        let error = refusal_of(&engine, &request);
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains("nbd0"), "{error}");
+    }
+
+    #[test]
+    fn an_nbd_source_with_further_paths_is_refused_and_none_is_ignored() {
+        let (_root, engine) = connected();
+        let [source, path] =
+            [SOURCE, "nbd://192.0.2.2/vol-7"].map(|s| s.parse::<Source>().unwrap());
+        let error = refusal_of(&engine, &AttachRequest::new(source).path(path));
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Resolve), "{error}");
+    }
 
     #[test]
     fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {

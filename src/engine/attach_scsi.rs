@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
 use super::bring::{Brought, Lost};
 use super::lease::Lease;
-use super::log_in::Sessions;
+use super::log_in::Tried;
 use super::phases::Phases;
 use super::{Engine, lost, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{DiskSeq, Hctl, Lun, Source};
+use crate::id::{Hctl, Source};
 use crate::kernel::blockdev::{self, BlockDevice};
-use crate::scsi::{self, Identity, ScsiDevice};
+use crate::scsi::{self, Identity};
 use crate::transport::{self, Route};
 use crate::uevent::Settled;
 
@@ -24,8 +24,8 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         phases.enter(Stage::Resolve);
-        let (routes, mut sessions) = self.routes_with_sessions(request, phases, deadline)?;
-        let attached = self.attach_over(routes, &mut sessions, request, phases, deadline);
+        let (routes, sessions) = self.routes_with_sessions(request, phases, deadline)?;
+        let attached = self.attach_over(routes, request, phases, deadline);
         match attached {
             // What the kernel is still at would go with it.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
@@ -41,8 +41,7 @@ impl Engine {
 
     fn attach_over(
         &self,
-        routes: Vec<Route>,
-        sessions: &mut Sessions,
+        routes: Vec<Tried>,
         request: &AttachRequest,
         phases: &mut Phases,
         deadline: Deadline,
@@ -51,8 +50,8 @@ impl Engine {
         let mut missing = Vec::new();
         let mut cause = None;
         let alone = routes.len() == 1;
-        for Route { via, place } in routes {
-            match (place, sessions.why_none(&via)) {
+        for (Route { via, place }, why_no_session) in routes {
+            match (place, why_no_session) {
                 (Ok(hctl), _) => ways.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
                 (Err(_), Some(error)) => {
@@ -241,7 +240,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until udev is done with each path.
+    /// Waits until udev is done with each path. One of several has half of what is
+    /// left of the time, so that the others and the map have theirs.
     fn settle_paths(
         &self,
         unit: &mut Gathered,
@@ -249,8 +249,10 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<(Settled, Vec<String>)> {
         let mut proof = None;
+        let alone = unit.paths.len() == 1;
         unit.keep(request, |path| {
-            let settled = self.settle(&path.disk, &mut path.watch, deadline)?;
+            let limit = if alone { deadline } else { deadline.half() };
+            let settled = self.settle(&path.disk, &mut path.watch, limit)?;
             proof.get_or_insert((settled.how, settled.links));
             Ok(())
         })?;
@@ -267,7 +269,7 @@ struct Gathered {
 
 impl Gathered {
     fn first(&self) -> Result<&Brought> {
-        let none = || Error::new(ErrorKind::TooFewPaths, "no path is left");
+        let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
         self.paths.first().ok_or_else(none)
     }
 
@@ -344,43 +346,6 @@ impl Brought {
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
     }
 
-    /// The same unit at another LUN of the same target, where its disk was there
-    /// before this one. Before Linux 5.15 nothing tells that of two that were both
-    /// there before us, and then the lower LUN is taken.
-    fn earlier_alias(&self) -> Result<Option<ScsiDevice>> {
-        // A vendor's text may be the same on two units of one target.
-        let Some(name) = self.identity.wwid().filter(|name| name.is_registered()) else {
-            return Ok(None);
-        };
-        // One that this attach brought gives way to any: another attach may have
-        // handed that one out, though its number is the higher (the kernel gives
-        // it before it shows the disk).
-        let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
-        let mut earlier = None;
-        for other in self.device.siblings_that_may_be(name)? {
-            match self.is_alias_since(&other) {
-                Ok(Some(age)) if age < first => {
-                    first = age;
-                    earlier = Some(other);
-                }
-                // Another unit's, which goes away while we look.
-                Err(error) if other.is_there() => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(earlier)
-    }
-
-    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
-        // Without a disk it is younger; its own attach will look here.
-        let Some(disk) = other.disk()? else {
-            return Ok(None);
-        };
-        let same = other.cached_identity()?.is_same_unit(&self.identity);
-        let age = (false, disk.diskseq()?, other.hctl().lun);
-        Ok(same.then_some(age))
-    }
-
     fn facts(&self, roots: &crate::kernel::Roots) -> UnitPath {
         UnitPath {
             via: self.via.clone(),
@@ -421,7 +386,7 @@ fn require_paths(
     if found >= wanted {
         return Ok(());
     }
-    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
     let message = format!(
         "{wanted} {} wanted and {found} there; missing: {}",
         if wanted == 1 { "path is" } else { "paths are" },
@@ -429,90 +394,40 @@ fn require_paths(
     );
     let error = Error::new(ErrorKind::TooFewPaths, message);
     Err(match cause {
-        Some(cause) => {
-            let stage = cause.stage().unwrap_or(Stage::Resolve);
-            // Of a path that could not be taken back, or that a call is still at.
-            let stands = cause.last_seen().map(str::to_owned);
-            let error = error.at(stage).caused_by(cause);
-            match stands {
-                Some(stands) => error.with_last_seen(stands),
-                None => error,
-            }
-        }
+        Some(cause) => error
+            .at(cause.stage().unwrap_or(Stage::Resolve))
+            .caused_by(cause),
         None => error.at(Stage::Resolve),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
-
     use super::*;
-    use crate::kernel::Roots;
     use crate::transport::Via;
 
-    /// A device with a disk of the one unit of this target.
-    fn device(target: &Path, lun: &str, disk: &str, diskseq: u64) {
-        let dir = target.join(lun);
-        let block = dir.join("block").join(disk);
-        fs::create_dir_all(&block).unwrap();
-        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
-        let page = [&[0, 0x83, 0, 12, 2, 3, 0, 8][..], &naa].concat();
-        fs::write(dir.join("vpd_pg83"), page).unwrap();
-        fs::write(block.join("dev"), format!("8:{diskseq}\n")).unwrap();
-        fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
-    }
-
     #[test]
-    fn what_is_left_of_a_path_is_said_where_too_few_are_there() {
+    fn each_path_that_is_missing_has_its_reason_once_and_what_is_left_of_it_is_said() {
         let source: Source = "scsi:1:0:0:1".parse().unwrap();
-        let request = AttachRequest::new(source).min_paths(2);
+        let request = AttachRequest::new(source).min_paths(3);
         let waited = std::time::Duration::from_secs(9);
-        let cause = Error::timed_out(Stage::Identify, waited, "sdb to answer");
-        let cause = cause.with_last_seen("state=running, disk sdb");
-        let error = require_paths(&request, 1, &[], Some(cause)).unwrap_err();
+        let slow = Error::timed_out(Stage::Identify, waited, "sdb to answer");
+        let slow = slow.with_last_seen("state=running, disk sdb");
+        let none = Error::new(ErrorKind::NotFound, "no such unit");
+        let via = |hctl: &str| Via::Address {
+            hctl: hctl.parse().unwrap(),
+        };
+        let missing = [("1:0:0:1", &slow), ("2:0:0:1", &none)]
+            .map(|(hctl, error)| MissingPath::of_error(via(hctl), error));
+        let error = require_paths(&request, 1, &missing, Some(slow)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooFewPaths);
         assert_eq!(error.stage(), Some(Stage::Identify));
         assert_eq!(error.last_seen(), Some("state=running, disk sdb"));
-    }
-
-    #[test]
-    fn what_an_attach_has_brought_gives_way_to_another_lun_of_the_unit_whatever_their_numbers() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let target = roots.sysfs.join("devices/target2:0:0");
-        device(&target, "2:0:0:1", "sda", 7);
-        device(&target, "2:0:0:16385", "sdb", 8);
-        let bus = roots.sysfs.join("bus/scsi/devices");
-        fs::create_dir_all(&bus).unwrap();
-        for lun in ["2:0:0:1", "2:0:0:16385"] {
-            std::os::unix::fs::symlink(target.join(lun), bus.join(lun)).unwrap();
-        }
-        let engine = Engine::start(roots.clone()).unwrap();
-        let alias = |lun: &str, changed| {
-            let device = ScsiDevice::find(&roots, lun.parse().unwrap());
-            let device = device.unwrap().unwrap();
-            let disk = device.disk().unwrap().unwrap();
-            let hctl = device.hctl();
-            let path = Brought {
-                via: Via::Address { hctl },
-                diskseq: disk.diskseq().unwrap(),
-                identity: device.cached_identity().unwrap(),
-                watch: engine.hub().watch(lun),
-                changed,
-                device,
-                disk,
-            };
-            let alias = path.earlier_alias().unwrap();
-            alias.map(|device| device.hctl().to_string())
-        };
-        // Both stood: the one that came first is the one.
-        assert_eq!(alias("2:0:0:1", false), None);
-        assert_eq!(alias("2:0:0:16385", false).as_deref(), Some("2:0:0:1"));
-        assert_eq!(alias("2:0:0:16385", true).as_deref(), Some("2:0:0:1"));
-        // Its number is the lower, and the other may have been handed out before it
-        // was to be seen.
-        assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
+        assert_eq!(
+            format!("{error:#}"),
+            "identify: 3 paths are wanted and 1 there; missing: scsi:1:0:0:1: timed out after \
+             9.0 s at stage identify, waiting for sdb to answer; last seen: state=running, disk \
+             sdb; scsi:2:0:0:1: no such unit"
+        );
     }
 }

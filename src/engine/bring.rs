@@ -84,7 +84,7 @@ impl Engine {
         }
         // What one path cannot do in half of the time does not take the rest of
         // it from those that can.
-        let limit = Deadline::after(deadline.remaining() / 2);
+        let limit = deadline.half();
         let done: Vec<_> = thread::scope(|scope| {
             let span = tracing::Span::current();
             let threads: Vec<_> = ways
@@ -104,7 +104,7 @@ impl Engine {
             let joined = threads.into_iter().map(|(via, thread)| {
                 thread.join().map_err(|_| Lost {
                     via,
-                    error: Error::new(ErrorKind::Io, "the thread of a path died"),
+                    error: Error::new(ErrorKind::Io, "the thread of a path died").at(Stage::Probe),
                 })
             });
             joined.collect()

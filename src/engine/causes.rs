@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
-use crate::uevent::{Notice, Origin, Stream, UnitAttention, Waker};
+use crate::uevent::{self, Notice, Origin, Stream, UnitAttention, Waker};
 
 /// Why to look again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +41,9 @@ impl Cause {
         let event = match notice {
             // udev's comes for each of the kernel's.
             Notice::Event(event) if event.origin == Origin::Kernel => event,
+            // The kernel tells of a disconnect before it takes what shows a connection
+            // away (`nbd_config_put`): who looks at once may look too soon.
+            Notice::Event(event) if is_an_nbd_disk(event) => event,
             Notice::Event(_) => return None,
             Notice::Resync => return Some(Self::LookAgain),
         };
@@ -59,6 +62,10 @@ impl Cause {
             _ => None,
         }
     }
+}
+
+fn is_an_nbd_disk(event: &uevent::Event) -> bool {
+    event.devpath.starts_with("/devices/virtual/block/nbd") && event.action == "change"
 }
 
 /// A listener at work, on two threads that sleep until something happens.
@@ -121,7 +128,8 @@ impl Listening {
     fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
         let thread = thread.map_err(|error| {
-            Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+            let message = format!("cannot start a thread: {error}");
+            Error::new(ErrorKind::Io, message).at(Stage::Resolve)
         })?;
         self.threads.push(thread);
         Ok(())
@@ -165,5 +173,46 @@ fn mourn(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn(Cause)) {
             LinkNotice::Dead(index) => Cause::LinkDead(index),
             LinkNotice::LookAgain => Cause::AskAgain,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn cause(origin: Origin, devpath: &str) -> Option<Cause> {
+        Cause::of(&Notice::Event(Arc::new(uevent::Event {
+            origin,
+            at: Instant::now(),
+            action: "change".to_owned(),
+            devpath: devpath.to_owned(),
+            seqnum: 1,
+            subsystem: "block".to_owned(),
+            devtype: None,
+            devno: None,
+            diskseq: None,
+            synth_uuid: None,
+            sdev_ua: None,
+            links: Vec::new(),
+            cut: false,
+        })))
+    }
+
+    #[test]
+    fn udevs_word_is_a_cause_for_an_nbd_disk_alone_which_the_kernel_announces_too_soon() {
+        let nbd = "/devices/virtual/block/nbd3";
+        let device = |devpath: &str| {
+            Some(Cause::Device {
+                devpath: devpath.to_owned(),
+                removed: false,
+            })
+        };
+        assert_eq!(cause(Origin::Kernel, nbd), device(nbd));
+        assert_eq!(cause(Origin::Udev, nbd), device(nbd));
+        let map = "/devices/virtual/block/dm-0";
+        assert_eq!(cause(Origin::Kernel, map), device(map));
+        assert_eq!(cause(Origin::Udev, map), None);
     }
 }

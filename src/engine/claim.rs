@@ -128,11 +128,7 @@ impl Engine {
             Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
             Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
         };
-        let limit = if abandon {
-            Deadline::after(deadline.remaining() / 2)
-        } else {
-            deadline
-        };
+        let limit = if abandon { deadline.half() } else { deadline };
         let lost = Lost::of(self.roots(), disk)?;
         let earlier = lost.read()?;
         if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
@@ -153,6 +149,41 @@ impl Engine {
             (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
             (Err(error), _) => Err(error),
         }
+    }
+
+    /// Writes back a path all of which went through its map. What fails is no loss and
+    /// is not written down as one; an earlier loss of the path's own is none of the map's.
+    ///
+    /// # Errors
+    /// `Io` where there was such a loss, without `abandon`.
+    pub(super) fn write_back_below_map(
+        &self,
+        claim: &Claim,
+        disk: &BlockDevice,
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Claim::Held(file) = claim else {
+            return self.write_back(claim, disk, abandon, deadline);
+        };
+        match Lost::read_of(self.roots(), disk)? {
+            Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
+            Some(earlier) => return Err(lost::refuse(disk, &earlier)),
+            None => {}
+        }
+        let (file, node) = (Arc::clone(file), disk.node(self.roots()));
+        let flushed = run(
+            self.lane_of(disk),
+            Stage::Flush,
+            &format!("{} to write back", disk.name()),
+            deadline,
+            || disk.describe(),
+            move || worker::apart_with(file, |file| blockdev::flush(file, &node)),
+        );
+        Ok(flushed.map_or_else(
+            |error| Flush::ThroughMap(error.to_string()),
+            |()| Flush::Done,
+        ))
     }
 
     fn lane_of(&self, disk: &BlockDevice) -> Lane<'_> {

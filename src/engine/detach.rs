@@ -234,6 +234,37 @@ impl Detachment {
             logged_out: Vec::new(),
         }
     }
+
+    /// One answer for this one and the `next` one, of another source of the same
+    /// volume. One that found nothing says nothing beside one that did.
+    #[cfg(feature = "journal")]
+    pub(super) fn and(mut self, mut next: Self) -> Self {
+        self.phases.append(&mut next.phases);
+        self.logged_out.append(&mut next.logged_out);
+        if self.found_nothing() && (next.changed || next.receipt.is_some()) {
+            (next.phases, next.logged_out) = (self.phases, self.logged_out);
+            return next;
+        }
+        if next.found_nothing() {
+            return self;
+        }
+        if next.changed && !self.changed {
+            std::mem::swap(&mut self, &mut next);
+            (self.phases, self.logged_out) = (next.phases, next.logged_out);
+        }
+        self.safe_to_unmap &= next.safe_to_unmap;
+        match (&mut self.receipt, next.receipt) {
+            (Some(receipt), Some(next)) => receipt.append(next),
+            (receipt @ None, next) => *receipt = next,
+            (Some(_), None) => {}
+        }
+        self
+    }
+
+    #[cfg(feature = "journal")]
+    fn found_nothing(&self) -> bool {
+        !self.changed && self.receipt.as_ref().is_none_or(Receipt::found_nothing)
+    }
 }
 
 impl Engine {
@@ -264,7 +295,8 @@ impl Engine {
     /// where a path leads nowhere (which does not prove that the disk is gone:
     /// name the source or the unit); `IdentityMismatch` where another unit is
     /// there than the expected one; `InvalidInput` for a partition;
-    /// `NotSupported` for a disk that is neither; `Io` where the flush failed,
+    /// `NotSupported` for a disk that is neither, and before Linux 5.14 for an NBD
+    /// source while any NBD device is connected: name the node; `Io` where the flush failed,
     /// and then nothing is taken down; `NotPermitted`; `TimedOut` at the stage
     /// that it names.
     #[tracing::instrument(skip_all, fields(target, node))]
@@ -317,26 +349,35 @@ impl Engine {
         if request.keep_sessions {
             return Ok(detachment);
         }
-        let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
-        let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
-        hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
-        if let DetachTarget::Source(Source::Iscsi(uri)) = &request.target {
-            hosts.extend(self.hosts_of_ended(uri.target())?);
-        }
-        if !self.has_own_session(&hosts)? {
-            return Ok(detachment);
-        }
-        phases.enter(Stage::Logout);
-        match self.end_unused_sessions(&hosts, deadline) {
+        match self.end_sessions_behind(&detachment, wanted, request, phases, deadline) {
             Ok(ended) => {
                 detachment.logged_out = ended;
                 Ok(detachment)
             }
-            Err(error) => {
-                let receipt = detachment.receipt.unwrap_or_default();
-                Err(DetachFailure::new(error, receipt))
-            }
+            Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
         }
+    }
+
+    fn end_sessions_behind(
+        &self,
+        detachment: &Detachment,
+        wanted: &Wanted,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Vec<SessionId>> {
+        let at = |error: Error| error.at(Stage::Logout);
+        let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
+        let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
+        hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
+        if let DetachTarget::Source(Source::Iscsi(uri)) = &request.target {
+            hosts.extend(self.hosts_of_ended(uri.target()).map_err(at)?);
+        }
+        if !self.has_own_session(&hosts).map_err(at)? {
+            return Ok(Vec::new());
+        }
+        phases.enter(Stage::Logout);
+        self.end_unused_sessions(&hosts, deadline)
     }
 
     /// The SCSI unit that a target names.
@@ -397,7 +438,8 @@ impl Engine {
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };
         let devno = blockdev::devno_at(path).map_err(at)?;
-        let disk = BlockDevice::of(self.roots(), devno)?.ok_or_else(not_found)?;
+        let disk = BlockDevice::of(self.roots(), devno).map_err(at)?;
+        let disk = disk.ok_or_else(not_found)?;
         if disk.is_partition() {
             let message = format!("{} is a partition: name the whole disk", disk.name());
             return Err(at(
@@ -405,7 +447,7 @@ impl Engine {
             ));
         }
         if let Some(index) = NbdIndex::of_name(disk.name()) {
-            let device = NbdDevice::find(self.roots(), index)?;
+            let device = NbdDevice::find(self.roots(), index).map_err(at)?;
             return device.map(Found::Nbd).ok_or_else(not_found);
         }
         if let Some(map) = Map::of_disk(&disk)? {
@@ -430,4 +472,49 @@ enum Found {
     Scsi(Wanted),
     NbdBackend(BackendId),
     Nbd(NbdDevice),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn the_receipt_of_what_was_taken_down_is_in_the_failure_to_look_for_its_session() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        // It cannot be listed.
+        let class = engine.roots().sysfs.join("class");
+        fs::create_dir_all(&class).unwrap();
+        fs::write(class.join("iscsi_session"), "").unwrap();
+        let request = DetachRequest::new(
+            "iscsi://127.0.0.1/iqn.2026-01.net.example:a/3"
+                .parse::<DetachTarget>()
+                .unwrap(),
+        );
+        let place = Place::Scsi {
+            hctl: None,
+            name: None,
+        };
+        let mut detachment = Detachment::unchanged(place);
+        let notes = vec!["taken down".to_owned()];
+        detachment.receipt = Some(Receipt {
+            notes: notes.clone(),
+            ..Receipt::default()
+        });
+        let mut phases = Phases::new(Call::Detach, None);
+        let deadline = Deadline::after(std::time::Duration::from_secs(30));
+        let ended = engine.end_sessions(
+            detachment,
+            &Wanted::default(),
+            &request,
+            &mut phases,
+            deadline,
+        );
+        let failure = ended.unwrap_err();
+        assert_eq!(failure.stage(), Some(Stage::Logout), "{failure}");
+        assert_eq!(failure.receipt.notes, notes);
+    }
 }

@@ -9,7 +9,8 @@ use super::phases::Phases;
 use super::receipt::Flush;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::BackendId;
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::machine;
 use crate::nbd::{self, NbdDevice};
 use crate::uevent;
 
@@ -24,13 +25,34 @@ impl Engine {
     ) -> Result<Detachment> {
         phases.enter(Stage::Lock);
         let _lease = Lease::take(self.roots(), &lease_of(&backend), deadline)?;
-        match self.nbd_of(&backend)? {
-            Some(device) => self.disconnect(&device, Some(&backend), request, phases, deadline),
-            None => Ok(Detachment::unchanged(Place::Nbd {
-                index: None,
-                backend: Some(backend),
-            })),
+        if let Some(device) = self.nbd_of(&backend)? {
+            return self.disconnect(&device, Some(&backend), request, phases, deadline);
         }
+        self.require_ids()?;
+        Ok(Detachment::unchanged(Place::Nbd {
+            index: None,
+            backend: Some(backend),
+        }))
+    }
+
+    /// That no device has some backend id says that it is not connected only where the
+    /// kernel keeps them.
+    fn require_ids(&self) -> Result<()> {
+        for device in NbdDevice::all(self.roots())? {
+            if device.pid()?.is_none() {
+                continue;
+            }
+            if machine::kernel_version(self.roots())? >= (5, 14) {
+                break;
+            }
+            let message = format!(
+                "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
+                 this source: name the device's node",
+                device.index()
+            );
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+        }
+        Ok(())
     }
 
     /// Detaches the device that was named, whatever its backend id.
@@ -67,6 +89,8 @@ impl Engine {
             backend: backend.cloned(),
         };
         if device.pid()?.is_none() {
+            // Left of a disconnect whose end was not seen.
+            self.links().remove(&index);
             return Ok(Detachment::unchanged(place));
         }
 
@@ -83,13 +107,7 @@ impl Engine {
         }
 
         phases.enter(Stage::Disconnect);
-        // The kernel says goodbye on each connection first, which a peer that
-        // is dead or hangs would block with its full buffer.
-        let link = self.links().remove(&index);
-        if let Some(link) = link.filter(|link| flush != Flush::Done || link.is_dead()) {
-            link.shut_down();
-        }
-        nbd::disconnect(roots, index, deadline)?;
+        self.end_link(index, flush == Flush::Done, deadline)?;
         // The last close lets the configuration go.
         drop(held);
 
@@ -114,5 +132,81 @@ impl Engine {
             changed: true,
             ..Detachment::unchanged(place)
         })
+    }
+
+    fn end_link(&self, index: NbdIndex, is_flushed: bool, deadline: Deadline) -> Result<()> {
+        // Out of the links first, or its end would be told as a death.
+        let link = self.links().remove(&index);
+        // The kernel says goodbye on each connection first, which a peer that
+        // is dead or hangs would block with its full buffer.
+        if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
+            link.shut_down();
+        }
+        nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
+            // It may stand: a heal goes on with what is known of it.
+            if let Some(link) = link {
+                self.links().entry(index).or_insert(link);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::Source;
+    use crate::kernel::Roots;
+    use crate::nbd::{Link, NewTimeouts};
+
+    const SOURCE: &str = "nbd://192.0.2.1/vol-7";
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(10))
+    }
+
+    /// A machine with this kernel, and one connected device that shows no id.
+    fn machine(release: &str) -> (tempfile::TempDir, Engine) {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let (dir, kernel) = (
+            roots.sysfs.join("block/nbd0"),
+            roots.proc.join("sys/kernel"),
+        );
+        for dir in [&dir, &kernel, &roots.run] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(dir.join("dev"), "43:0\n").unwrap();
+        fs::write(dir.join("pid"), "1\n").unwrap();
+        fs::write(kernel.join("osrelease"), release).unwrap();
+        (root, Engine::start(roots).unwrap())
+    }
+
+    #[test]
+    fn a_source_is_not_detached_by_finding_no_id_where_the_kernel_keeps_none() {
+        let source: Source = SOURCE.parse().unwrap();
+        let (_root, engine) = machine("5.10.0-30-amd64\n");
+        let error = engine.detach(source.clone(), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+        let device = engine.roots().sysfs.join("block/nbd0");
+        fs::remove_file(device.join("pid")).unwrap();
+        assert!(!engine.detach(source.clone(), soon()).unwrap().changed);
+        // What nbd-client connected has no id there either.
+        let (_root, engine) = machine("6.1.0\n");
+        assert!(!engine.detach(source, soon()).unwrap().changed);
+    }
+
+    #[test]
+    fn a_link_that_the_kernel_was_not_brought_to_end_is_not_forgotten() {
+        let (_root, engine) = machine("6.1.0\n");
+        // The module numbers none so high, where there is one.
+        let index = NbdIndex::new(1 << 20).unwrap();
+        let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
+        let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default());
+        engine.links().insert(index, link);
+        engine.end_link(index, true, soon()).unwrap_err();
+        assert!(engine.links().contains_key(&index));
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use super::claim::Claim;
 use super::detach::DetachRequest;
+use super::detach_others::{refuse_maps_of_others, replaced, replaced_below};
+use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt, PathReceipt, Receipt};
 use super::unit::{KnownPath, Standing};
@@ -13,8 +15,9 @@ use super::{Engine, in_use};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
-use crate::scsi::{self, ScsiDevice};
+use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
 
 /// How long a path may take to write back when all has gone through its map
@@ -47,6 +50,8 @@ pub(super) struct Way<'a> {
     pub(super) late: bool,
     /// Nobody was seen any more who held what had been refused to us.
     pub(super) unseen: bool,
+    /// Paths at which another unit has answered, and which.
+    pub(super) replaced: Vec<(ScsiDevice, Standing)>,
 }
 
 /// A path that is claimed and about to go.
@@ -54,6 +59,8 @@ struct Doomed {
     path: KnownPath,
     watch: Watch,
     claim: Option<Claim>,
+    /// All that it held went through its map, whose flush was done.
+    in_map: bool,
 }
 
 impl Way<'_> {
@@ -67,8 +74,10 @@ impl Way<'_> {
         let engine = self.engine;
         phases.enter(Stage::Resolve);
         let looked_at = std::mem::take(&mut self.looked_at);
-        let paths = engine.paths_of(&self.names, &self.seeds, looked_at, deadline)?;
+        let mut paths = engine.paths_of(&self.names, &self.seeds, looked_at, deadline)?;
         self.late |= paths.iter().any(|path| path.late);
+        self.keep_as_replaced(&mut paths);
+        refuse_maps_of_others(&paths)?;
         let map = self.map_of(&paths)?;
         if paths.is_empty() && map.is_none() {
             self.receipt.nothing_is_there();
@@ -78,15 +87,22 @@ impl Way<'_> {
             self.enter_into_receipt(path)?;
         }
         if let Some(map) = map {
-            self.take_map(&map, phases, deadline)?;
+            let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
+            self.refuse_others_below(&map, &paths, &below, deadline)?;
+            self.refuse_lost_below(&paths, &below)?;
+            let replaced = replaced_below(&paths, &below);
+            self.take_map(&map, replaced, phases, deadline)?;
+            self.enter_as_in_map(&paths, &below);
         }
         let mut doomed = Vec::new();
         for path in paths {
             let watch = engine.hub().watch(&path.device.hctl().to_string());
+            let in_map = self.entry(&path.device).is_some_and(|entry| entry.in_map);
             doomed.push(Doomed {
                 path,
                 watch,
                 claim: None,
+                in_map,
             });
         }
         phases.enter(Stage::Claim);
@@ -126,7 +142,13 @@ impl Way<'_> {
         Ok(Map::all(roots)?.into_iter().find(has_its_name))
     }
 
-    fn take_map(&mut self, map: &Map, phases: &mut Phases, deadline: Deadline) -> Result<()> {
+    fn take_map(
+        &mut self,
+        map: &Map,
+        replaced: Option<Flush>,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
         let mut receipt = MapReceipt {
             name: map.name().to_owned(),
             uuid: map.uuid().to_owned(),
@@ -137,7 +159,7 @@ impl Way<'_> {
         };
         let done = self.engine.take_map_down(
             map,
-            (self.daemon.as_ref(), self.request),
+            (self.daemon.as_ref(), self.request, replaced),
             &mut self.maps,
             &mut receipt,
             phases,
@@ -150,13 +172,44 @@ impl Way<'_> {
             );
             self.receipt.notes.push(note);
         }
+        // Of a map that was made again the flush proves nothing about what was lost
+        // with the one before it.
+        let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
+        if let Some(lost) = before.filter(|flush| *flush != Flush::Done) {
+            receipt.flush = Some(lost);
+        }
         self.receipt.map = Some(receipt);
         done
     }
 
-    fn was_flushed_through_map(&self) -> bool {
+    /// What a path has lost by itself its map does not bring back: it is said before the
+    /// map is taken down, while all stands as it was.
+    fn refuse_lost_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
+        if self.request.abandon {
+            return Ok(());
+        }
+        let disks = paths.iter().filter_map(|path| path.disk.as_ref());
+        for disk in disks.filter(|disk| below.contains(disk)) {
+            if let Some(earlier) = Lost::read_of(self.engine.roots(), disk)? {
+                return Err(lost::refuse(disk, &earlier));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the receipt say which of the paths were `below` the map that was taken
+    /// down, if its flush was done. A path beside it may hold what the map never saw.
+    fn enter_as_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
         let map = self.receipt.map.as_ref();
-        map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone)
+        if !map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone) {
+            return;
+        }
+        for path in paths {
+            let is_below = path.disk.as_ref().is_some_and(|disk| below.contains(disk));
+            if let Some(entry) = self.entry(&path.device).filter(|_| is_below) {
+                entry.in_map = true;
+            }
+        }
     }
 
     fn claim(&self, one: &mut Doomed, deadline: Deadline) -> Result<Option<Claim>> {
@@ -176,11 +229,10 @@ impl Way<'_> {
         let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
             return Ok(Flush::NoDisk);
         };
-        if let Standing::Replaced { now, .. } = &one.path.standing {
-            let hctl = one.path.device.hctl();
-            return Ok(Flush::Replaced(format!("{now} answers at {hctl} now")));
+        if let Some(replaced) = replaced(&one.path) {
+            return Ok(replaced);
         }
-        if !self.was_flushed_through_map() {
+        if !one.in_map {
             let abandon = self.request.abandon;
             let flushed = self.engine.write_back(claim, disk, abandon, deadline);
             return flushed.map_err(|error| match error.last_seen() {
@@ -189,10 +241,9 @@ impl Way<'_> {
             });
         }
         let limit = Deadline::after(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
-        match self.engine.write_back(claim, disk, false, limit) {
-            Err(error) => Ok(Flush::ThroughMap(error.to_string())),
-            flushed => flushed,
-        }
+        let abandon = self.request.abandon;
+        self.engine
+            .write_back_below_map(claim, disk, abandon, limit)
     }
 
     /// Deletes all at once: each on a thread of its own, so that a host that is
@@ -224,6 +275,11 @@ impl Way<'_> {
         for (device, result) in results {
             if let Some(entry) = self.entry(&device) {
                 entry.gone = !device.is_there();
+                // Its disk has come: what is written to that is not flushed.
+                let has_come = |error: &Error| error.kind() == ErrorKind::Vanished;
+                if entry.flush == Some(Flush::NoDisk) && result.as_ref().is_err_and(has_come) {
+                    entry.flush = None;
+                }
             }
             if first.is_ok() {
                 first = result.map_err(|error| error.at(Stage::Delete));
@@ -235,7 +291,7 @@ impl Way<'_> {
     /// multipathd would take the path into a map again. One that hangs has half of
     /// the time.
     fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
-        let limit = Deadline::after(deadline.remaining() / 2);
+        let limit = deadline.half();
         if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
             && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
@@ -376,6 +432,7 @@ impl Way<'_> {
                 flush: None,
                 gone: false,
                 forgotten: None,
+                in_map: false,
             });
         }
         if let Some(disk) = &path.disk
@@ -410,6 +467,110 @@ fn delete(engine: &Engine, mut one: Doomed, deadline: Deadline) -> Result<()> {
     let device = &one.path.device;
     match (&one.path.disk, one.claim.take()) {
         (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),
-        _ => scsi::delete(device, &engine.lanes, &mut one.watch, deadline),
+        _ => engine.delete_bare(device, &mut one.watch, deadline),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::fs::{self, File};
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::super::detach::DetachTarget;
+    use super::*;
+    use crate::kernel::Roots;
+    use crate::scsi::Identity;
+
+    pub(in super::super) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest) -> Way<'a> {
+        let map = MapReceipt {
+            name: "m".to_owned(),
+            uuid: "mpath-m".to_owned(),
+            node: PathBuf::from("/dev/dm-0"),
+            told_to_fail: false,
+            flush: Some(Flush::Done),
+            gone: true,
+        };
+        Way {
+            engine,
+            request,
+            seeds: Vec::new(),
+            map: None,
+            names: BTreeSet::new(),
+            maps: engine.hub().watch("virtual"),
+            daemon: None,
+            receipt: Receipt {
+                map: Some(map),
+                ..Receipt::default()
+            },
+            devices: Vec::new(),
+            looked_at: Vec::new(),
+            late: false,
+            unseen: false,
+            replaced: Vec::new(),
+        }
+    }
+
+    pub(in super::super) fn path(roots: &Roots, hctl: &str, disk: &str) -> KnownPath {
+        let dir = roots.sysfs.join("devices").join(hctl);
+        let block = dir.join("block").join(disk);
+        fs::create_dir_all(&block).unwrap();
+        fs::write(block.join("dev"), "8:16\n").unwrap();
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        fs::create_dir_all(&bus).unwrap();
+        std::os::unix::fs::symlink(&dir, bus.join(hctl)).unwrap();
+        let device = ScsiDevice::find(roots, hctl.parse().unwrap());
+        let device = device.unwrap().unwrap();
+        KnownPath {
+            disk: device.disk().unwrap(),
+            device,
+            standing: Standing::Silent(Identity::default()),
+            leaves: false,
+            late: false,
+        }
+    }
+
+    #[test]
+    fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let request =
+            DetachRequest::new("unit:naa.5000c500a1b2c3d4".parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc"), ("3:0:0:4", "sdd")];
+        let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
+        for path in &paths {
+            way.enter_into_receipt(path).unwrap();
+        }
+        let lost = |at: usize| Lost::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
+        let marks = [0, 1].map(lost);
+        // Before it came below the map.
+        marks[1].set(&Error::new(ErrorKind::Io, "the write failed"));
+        let below: Vec<_> = paths[..2].iter().filter_map(|it| it.disk.clone()).collect();
+        way.enter_as_in_map(&paths, &below);
+        // No disk, so its flush fails.
+        let held = Arc::new(File::open(root.path()).unwrap());
+        let mut flushes = Vec::new();
+        for path in paths {
+            let in_map = way.entry(&path.device).unwrap().in_map;
+            let doomed = Doomed {
+                watch: engine.hub().watch("1:0:0:4"),
+                claim: Some(Claim::Held(Arc::clone(&held))),
+                path,
+                in_map,
+            };
+            let deadline = Deadline::after(Duration::from_secs(30));
+            flushes.push(way.flush(&doomed, deadline));
+        }
+        assert!(
+            matches!(flushes[0], Ok(Flush::ThroughMap(_))),
+            "{flushes:?}"
+        );
+        assert_eq!(marks[0].read().unwrap(), None, "nothing was lost");
+        for flush in &flushes[1..] {
+            let error = flush.as_ref().unwrap_err();
+            assert_eq!(error.stage(), Some(Stage::Flush), "{flushes:?}");
+        }
     }
 }

@@ -77,6 +77,7 @@ impl Engine {
             looked_at: Vec::new(),
             late: false,
             unseen: false,
+            replaced: Vec::new(),
         };
         // Whatever becomes of them: one that goes away by another's hand was
         // flushed by nobody here.
@@ -86,9 +87,8 @@ impl Engine {
         way.looked_at = known;
         let gone = go(&mut way, phases, deadline);
         way.read_back();
-        match gone {
-            Ok(()) => {
-                let mut doubts = way.wait_for_those_leaving(deadline)?;
+        match gone.and_then(|()| way.wait_for_those_leaving(deadline)) {
+            Ok(mut doubts) => {
                 let names = &way.receipt.names;
                 doubts.extend(lost::sweep(self.roots(), names, request.abandon));
                 Ok(detachment(way.receipt, doubts, wanted))

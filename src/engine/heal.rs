@@ -1,8 +1,7 @@
 //! NBD devices whose server went away and came back.
 
 use std::collections::BTreeMap;
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::patient::Patient;
 use super::telemetry::{self, Call};
@@ -10,6 +9,7 @@ use super::{Engine, NbdOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::kernel::worker;
 use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 /// How the healing of one device came out.
@@ -161,6 +161,7 @@ impl Engine {
             engine: self,
             deaths: dead_links.watch(None),
             sick: self.patients()?,
+            look_at: Instant::now() + LOOK_AGAIN,
         })
     }
 
@@ -202,16 +203,17 @@ impl Engine {
         patients: impl Iterator<Item = &'a mut Patient>,
         deadline: Deadline,
     ) -> Vec<Healing> {
-        thread::scope(|scope| {
-            let treated: Vec<_> = patients
-                .map(|patient| scope.spawn(move || patient.treat(self, deadline)))
-                .collect();
-            treated
-                .into_iter()
-                .filter_map(|thread| thread.join().ok())
-                .inspect(|healing| telemetry::healing(&healing.outcome))
-                .collect()
-        })
+        let mut patients: Vec<&mut Patient> = patients.collect();
+        let each = patients.iter_mut().map(|patient| &mut **patient);
+        let one = |patient: &mut Patient| patient.treat(self, deadline);
+        let treated = worker::each(Stage::Resolve, each, one);
+        let failed = |patient: &Patient, error| patient.healing(HealOutcome::Failed(error));
+        patients
+            .iter()
+            .zip(treated)
+            .map(|(patient, treated)| treated.unwrap_or_else(|error| failed(patient, error)))
+            .inspect(|healing| telemetry::healing(&healing.outcome))
+            .collect()
     }
 }
 
@@ -229,6 +231,9 @@ impl Treatment {
     }
 }
 
+/// The kernel may have no memory for its notice of a death.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
 /// Heals links as they die.
 #[derive(Debug)]
 pub struct Healer<'a> {
@@ -236,40 +241,60 @@ pub struct Healer<'a> {
     deaths: LinkWatch,
     /// Those to look at, and those whose server is not back.
     sick: BTreeMap<NbdIndex, Patient>,
+    /// When our own ends of the links are looked at next.
+    look_at: Instant,
 }
 
 impl Healer<'_> {
     /// Waits for the next news and returns it: at first of every device, then
     /// of those whose link dies, and again of each that is still without its
-    /// server, until it has one. Empty when the deadline passes without any.
+    /// server, until it has one: of a server that answers and refuses with growing
+    /// pauses. Empty when the deadline passes without any.
     ///
     /// # Errors
     /// Where sysfs cannot be read.
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<Healing>> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);
-        const LOOK_AGAIN: Duration = Duration::from_secs(30);
-        while self.sick.is_empty() {
+        loop {
+            let rests = self.sick.values().map(Patient::rests_until);
+            let wakes = match rests.min() {
+                // One is to be treated now.
+                Some(None) => break,
+                Some(Some(until)) => until.min(self.look_at),
+                None => self.look_at,
+            };
             // The kernel may have no memory for its notice, and sends none to
             // other network namespaces: our own ends of the links are the net
             // below.
-            let turn = Deadline::after(deadline.remaining().min(LOOK_AGAIN));
+            let turn = wakes.saturating_duration_since(Instant::now());
+            let turn = Deadline::after(deadline.remaining().min(turn));
             match self.deaths.next(turn) {
                 Some(notice) => self.admit(notice)?,
                 None if deadline.has_passed() => return Ok(Vec::new()),
-                None => self.admit_dead_links()?,
+                None if self.look_at <= Instant::now() => {
+                    self.look_at = Instant::now() + LOOK_AGAIN;
+                    self.admit_dead_links()?;
+                }
+                None => {}
             }
         }
         while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
             self.admit(notice)?;
         }
         let turn = Deadline::after(deadline.remaining().min(TURN));
-        let news = self.engine.treat(self.sick.values_mut(), turn);
+        let due = self.sick.values_mut();
+        let due = due.filter(|patient| patient.rests_until().is_none());
+        let news = self.engine.treat(due, turn);
         for healing in &news {
             let changed = matches!(healing.outcome, HealOutcome::GeometryChanged(_));
             let gone = matches!(&healing.outcome, HealOutcome::Failed(error) if error.kind() == ErrorKind::Vanished);
             if healing.outcome.serves() || changed || gone {
                 self.sick.remove(&healing.index);
+            } else if !turn.has_passed()
+                && let Some(patient) = self.sick.get_mut(&healing.index)
+            {
+                patient.rest();
             }
         }
         Ok(news)

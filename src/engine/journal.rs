@@ -23,6 +23,7 @@ mod record;
 mod turn;
 mod view;
 
+pub(crate) use conflict::{Standing, must_be_detached_first};
 pub use failing::Failing;
 pub use format::{Fault, FaultKind};
 pub use open::Problem;

@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_SOON: Duration = Duration::from_secs(1);
 /// One that is lost again sooner than this is not logged in again at once.
 const STEADY: Duration = Duration::from_millis(500);
+/// How long a target may ask us to stay away: it could say 18 hours, and I/O waits.
+const LONGEST_WISH: Duration = Duration::from_secs(60);
 
 type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
 
@@ -231,9 +233,7 @@ impl SessionKeeper {
             SessionNotice::Lost(id) => {
                 let session = StandingSession::new(&self.roots, id);
                 if session.is_ours()? {
-                    let known = self.known.remove(&id).unwrap_or_default();
-                    self.admit(&session, &known, true);
-                    self.known.insert(id, known);
+                    self.admit_known(&session, true);
                 }
             }
             SessionNotice::Said(id, message) => {
@@ -248,6 +248,12 @@ impl SessionKeeper {
             SessionNotice::LookAgain => self.look_at = Instant::now(),
         }
         Ok(())
+    }
+
+    fn admit_known(&mut self, session: &StandingSession, heard: bool) {
+        let known = self.known.remove(&session.id()).unwrap_or_default();
+        self.admit(session, &known, heard);
+        self.known.insert(session.id(), known);
     }
 
     fn admit(&mut self, session: &StandingSession, known: &Known, heard: bool) {
@@ -276,14 +282,16 @@ impl SessionKeeper {
         tracing::info!(session = %id, ?message, "the target speaks");
         match message.event {
             1 | 4 => {
-                self.admit(session, &Known::default(), false);
+                // One that asks again and again is not left without a pause.
+                self.admit_known(session, false);
                 if let Some(loss) = self.losses.get_mut(&id) {
                     loss.ask_to_leave();
                 }
             }
             // Of a session's one connection.
             2 | 3 if message.event == 3 || connection == 0 => {
-                let until = Instant::now() + Duration::from_secs(wait.into());
+                let wait = Duration::from_secs(wait.into()).min(LONGEST_WISH);
+                let until = Instant::now() + wait;
                 self.known.entry(id).or_default().not_before = Some(until);
                 if let Some(loss) = self.losses.get_mut(&id) {
                     loss.not_before(Some(until));

@@ -10,7 +10,7 @@ use super::Engine;
 use super::attach::{AttachRequest, Multipath};
 use super::lease::Lease;
 use super::phases::Phases;
-use super::sessions::{after_the_dead, end_if_unused, login_lease_of, share};
+use super::sessions::{after_the_dead, end_if_down, end_if_unused, login_lease_of, share};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
@@ -31,18 +31,32 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Sessions {
     shares: Vec<Lease>,
     fresh: Vec<Fresh>,
-    /// Why there is none through a portal.
-    failures: BTreeMap<Portal, Error>,
+    /// Why there is none.
+    failures: BTreeMap<SessionName, Error>,
+}
+
+/// A route, and why the login for it failed, where one was tried.
+pub(super) type Tried = (Route, Option<Error>);
+
+/// A route of a source, and the target that it leads to, where that has a name:
+/// several targets may be behind one portal.
+#[derive(Debug)]
+struct Way<'a> {
+    target: Option<&'a Iqn>,
+    route: Route,
 }
 
 impl Sessions {
-    /// Why a login through this portal failed, where one was tried.
-    pub(super) fn why_none(&mut self, via: &Via) -> Option<Error> {
-        match via {
-            Via::Iscsi {
-                portal,
-                session: None,
-            } => self.failures.remove(portal),
+    /// Why the login of this way failed, where one was tried.
+    fn why_none(&mut self, way: &Way<'_>, options: &SessionOptions) -> Option<Error> {
+        match (&way.route.via, way.target) {
+            (
+                Via::Iscsi {
+                    portal,
+                    session: None,
+                },
+                Some(target),
+            ) => self.failures.remove(&name_of(options, target, portal)),
             _ => None,
         }
     }
@@ -109,26 +123,33 @@ impl Engine {
         request: &AttachRequest,
         phases: &mut Phases,
         deadline: Deadline,
-    ) -> Result<(Vec<Route>, Sessions)> {
+    ) -> Result<(Vec<Tried>, Sessions)> {
         let mut sessions = Sessions::default();
         loop {
-            let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
-            let routes = self.routes_as(request.sources(), initiator)?;
+            let ways = self.ways(request)?;
             // Ended by another, just now or some time ago.
-            let all_stand = self.share_all(&routes, request, &mut sessions, deadline)?;
+            let all_stand = self.share_all(&ways, request, &mut sessions, deadline)?;
             let mut wanted = match &request.log_in {
-                Some(options) if all_stand => wanted(&routes, request, options),
+                Some(options) if all_stand => wanted(&ways, request, options),
                 _ => Vec::new(),
             };
-            wanted.retain(|name| !sessions.failures.contains_key(&name.portal));
+            wanted.retain(|name| !sessions.failures.contains_key(name));
             match &request.log_in {
                 Some(options) if !wanted.is_empty() => {
                     phases.enter(Stage::Login);
-                    let there = routes.iter().filter(|route| route.place.is_ok()).count();
+                    let there = ways.iter().filter(|way| way.route.place.is_ok()).count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
                     self.log_in_all(wanted, options, request, enough, &mut sessions, deadline);
                 }
-                _ if all_stand => return Ok((routes, sessions)),
+                options if all_stand => {
+                    let explain = |way: Way<'_>| {
+                        let options = options.as_ref();
+                        let why = options.and_then(|options| sessions.why_none(&way, options));
+                        (way.route, why)
+                    };
+                    let routes = ways.into_iter().map(explain).collect();
+                    return Ok((routes, sessions));
+                }
                 _ => {}
             }
             if deadline.has_passed() {
@@ -138,14 +159,24 @@ impl Engine {
         }
     }
 
-    /// Where the sources lead; with `initiator`, over its sessions alone: an array
+    fn ways<'a>(&self, request: &'a AttachRequest) -> Result<Vec<Way<'a>>> {
+        let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
+        let mut ways = Vec::new();
+        for source in request.sources() {
+            let target = match source {
+                Source::Iscsi(uri) => Some(uri.target()),
+                _ => None,
+            };
+            let routes = self.routes_as(source, initiator)?.into_iter();
+            ways.extend(routes.map(|route| Way { target, route }));
+        }
+        Ok(ways)
+    }
+
+    /// Where the source leads; with `initiator`, over its sessions alone: an array
     /// shows its units to one and not to another.
-    pub(super) fn routes_as<'a>(
-        &self,
-        sources: impl Iterator<Item = &'a Source>,
-        initiator: Option<&Iqn>,
-    ) -> Result<Vec<Route>> {
-        let mut routes = self.routes(sources)?;
+    pub(super) fn routes_as(&self, source: &Source, initiator: Option<&Iqn>) -> Result<Vec<Route>> {
+        let mut routes = self.routes(std::iter::once(source))?;
         let Some(initiator) = initiator else {
             return Ok(routes);
         };
@@ -182,7 +213,7 @@ impl Engine {
     /// finished, or, where there is to be a login, a lost session that has no devices.
     fn share_all(
         &self,
-        routes: &[Route],
+        ways: &[Way<'_>],
         request: &AttachRequest,
         sessions: &mut Sessions,
         deadline: Deadline,
@@ -190,7 +221,7 @@ impl Engine {
         let roots = self.roots();
         sessions.shares.clear();
         let mut all_stand = true;
-        for route in routes {
+        for Way { route, .. } in ways {
             let Some((_, session)) = self.session_of(route) else {
                 continue;
             };
@@ -213,7 +244,7 @@ impl Engine {
                     // Another may have been at its login when it was looked at.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
                     all_stand &= !(is_down
-                        && (end_if_unused(roots, &session, deadline)? || was_down && stands()?));
+                        && (end_if_down(roots, &session, deadline)? || was_down && stands()?));
                 }
             }
         }
@@ -245,7 +276,7 @@ impl Engine {
         // What one portal cannot do in half of the time does not take the rest of
         // it from those that can.
         let limit = if portals > 1 {
-            Deadline::after(deadline.remaining() / 2)
+            deadline.half()
         } else {
             deadline
         };
@@ -281,7 +312,7 @@ impl Engine {
                 || Error::timed_out(Stage::Login, limit.elapsed(), &format!("a login {name}"));
             let error = error.unwrap_or_else(slow);
             tracing::debug!(%name, %error, "no session");
-            sessions.failures.insert(name.portal, error);
+            sessions.failures.insert(name, error);
         }
     }
 
@@ -311,23 +342,32 @@ impl Engine {
 }
 
 /// The sessions that are not there.
-fn wanted(routes: &[Route], request: &AttachRequest, options: &SessionOptions) -> Vec<SessionName> {
-    let has_session = |portal: &Portal| {
-        let mut ways = routes.iter().map(|route| &route.via);
-        ways.any(|via| matches!(via, Via::Iscsi { portal: at, session: Some(_) } if at == portal))
+fn wanted(ways: &[Way<'_>], request: &AttachRequest, options: &SessionOptions) -> Vec<SessionName> {
+    let has_session = |target: &Iqn, portal: &Portal| {
+        let mut routes = ways
+            .iter()
+            .filter(|way| way.target == Some(target))
+            .map(|way| &way.route.via);
+        routes.any(|via| matches!(via, Via::Iscsi { portal: at, session: Some(_) } if at == portal))
     };
     let mut names = BTreeSet::new();
     for source in request.sources() {
         if let Source::Iscsi(uri) = source {
-            let missing = uri.portals().iter().filter(|portal| !has_session(portal));
-            names.extend(missing.map(|portal| SessionName {
-                initiator: options.initiator().clone(),
-                target: uri.target().clone(),
-                portal: portal.clone(),
-            }));
+            let target = uri.target();
+            let missing = uri.portals().iter();
+            let missing = missing.filter(|portal| !has_session(target, portal));
+            names.extend(missing.map(|portal| name_of(options, target, portal)));
         }
     }
     names.into_iter().collect()
+}
+
+fn name_of(options: &SessionOptions, target: &Iqn, portal: &Portal) -> SessionName {
+    SessionName {
+        initiator: options.initiator().clone(),
+        target: target.clone(),
+        portal: portal.clone(),
+    }
 }
 
 fn portals_of(source: &Source) -> usize {
@@ -374,4 +414,50 @@ fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(source: &Source, session: Option<SessionId>) -> Way<'_> {
+        let Source::Iscsi(uri) = source else {
+            panic!("{source}");
+        };
+        let portal = uri.portals().first().unwrap().clone();
+        let place = Err(Missing {
+            reason: MissingReason::NoSession,
+            text: String::new(),
+            hctl: None,
+        });
+        Way {
+            target: Some(uri.target()),
+            route: Route {
+                via: Via::Iscsi { portal, session },
+                place,
+            },
+        }
+    }
+
+    #[test]
+    fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
+        let [one, other] = ["a", "b"].map(|name| {
+            let uri = format!("iscsi://10.0.0.1/iqn.2003-01.org.lunbd:{name}/1");
+            uri.parse::<Source>().unwrap()
+        });
+        let request = AttachRequest::new(one.clone()).path(other.clone());
+        let options = SessionOptions::new("iqn.2026-01.example:one".parse().unwrap());
+        let ways = [way(&one, Some(SessionId(3))), way(&other, None)];
+        let names = wanted(&ways, &request, &options);
+        let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
+        assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
+
+        // The failure of the one is not told of the other.
+        let ways = [way(&one, None), way(&other, None)];
+        let mut sessions = Sessions::default();
+        let no = Error::new(ErrorKind::Refused, "no");
+        sessions.failures.extend(names.into_iter().zip([no]));
+        let why = ways.map(|way| sessions.why_none(&way, &options).is_some());
+        assert_eq!(why, [false, true]);
+    }
 }

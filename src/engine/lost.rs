@@ -49,6 +49,14 @@ impl Lost {
         }))
     }
 
+    /// The same of a disk that may have gone: of that nobody can say it any more.
+    pub(super) fn read_of(roots: &Roots, disk: &BlockDevice) -> Result<Option<String>> {
+        match Self::of(roots, disk).and_then(|lost| lost.read()) {
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+            read => read.map_err(|error| error.at(Stage::Flush)),
+        }
+    }
+
     /// Writes down that a flush begins, unless one has failed before: what it
     /// loses the kernel says to its process alone, which may die with that
     /// knowledge. Not where the device counts no errors, as NBD does not: there

@@ -23,24 +23,32 @@ impl Engine {
     /// Claims the map, flushes it, and takes it down with the maps of its
     /// partitions. `receipt` is kept up as it goes.
     ///
+    /// Where it is said to be `replaced`, another unit answers below it: nothing may be
+    /// written there, so nobody may have it or a partition of it open either.
+    ///
     /// # Errors
     /// `InUse`, naming by whom; `Io` where the flush failed: the map stands and
     /// nothing below it may be deleted; `TimedOut`.
     pub(super) fn take_map_down(
         &self,
         map: &Map,
-        way: (Option<&Daemon>, &DetachRequest),
+        way: (Option<&Daemon>, &DetachRequest, Option<Flush>),
         watch: &mut Watch,
         receipt: &mut MapReceipt,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<()> {
-        let (daemon, request) = way;
-        self.take_partition_maps_down(map, request.abandon, watch, phases, deadline)?;
+        let (daemon, request, replaced) = way;
+        let parts = (request.abandon, replaced.is_some());
+        self.take_partition_maps_down(map, parts, watch, phases, deadline)?;
         phases.enter(Stage::Claim);
         let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
-        phases.enter(Stage::Flush);
-        let flushed = self.write_map_back(map, &claim, daemon, receipt, deadline);
+        let flushed = if let Some(replaced) = replaced {
+            Ok(replaced)
+        } else {
+            phases.enter(Stage::Flush);
+            self.write_map_back(map, &claim, daemon, receipt, deadline)
+        };
         receipt.flush = Some(match flushed {
             Err(error) if request.abandon => Flush::Abandoned(error.to_string()),
             flushed => flushed?,
@@ -59,21 +67,30 @@ impl Engine {
     fn take_partition_maps_down(
         &self,
         map: &Map,
-        abandon: bool,
+        (abandon, replaced): (bool, bool),
         watch: &mut Watch,
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<()> {
         let parts = map.partition_maps()?;
-        if parts.is_empty() {
+        if parts.is_empty() && !replaced {
             return Ok(());
         }
         phases.enter(Stage::Claim);
         self.refuse_users_beside(map, &parts)?;
         let mut claimed = Vec::new();
         for part in parts {
-            let (_, claim) = self.claim_and_flush(part.disk(), abandon, watch, phases, deadline)?;
+            let claim = if replaced {
+                self.claim(part.disk(), false, watch, deadline)?
+            } else {
+                let flushed =
+                    self.claim_and_flush(part.disk(), abandon, watch, phases, deadline)?;
+                flushed.1
+            };
             claimed.push((part, claim));
+        }
+        if claimed.is_empty() {
+            return Ok(());
         }
         phases.enter(Stage::RemoveMap);
         for (part, claim) in claimed {
@@ -131,7 +148,7 @@ impl Engine {
         }
         let (file, node) = (file.clone(), map.disk().node(self.roots()));
         let flush = worker::start(Stage::Flush, move || claim::flush(file, &node, &lost))?;
-        let patience = Deadline::after(deadline.remaining() / 2);
+        let patience = deadline.half();
         loop {
             let turn = LOOK.min(deadline.remaining());
             if let Some(flushed) = flush.wait(Deadline::after(turn)) {
@@ -154,7 +171,7 @@ impl Engine {
                 );
                 // A daemon that hangs, or has no such map just now, has half of the
                 // time: the kernel does it without.
-                let limit = Deadline::after(deadline.remaining() / 2);
+                let limit = deadline.half();
                 if let Some(daemon) = daemon
                     && let Err(error) = daemon.disable_queueing(map.name(), limit)
                 {
@@ -231,7 +248,7 @@ impl Engine {
         let leaving = uevent::Leaving::of(roots, disk)?;
         // So that it is not made again when a path's event comes. A daemon that hangs
         // has half of the time: the kernel does it without.
-        let limit = Deadline::after(deadline.remaining() / 2);
+        let limit = deadline.half();
         if let Some(daemon) = daemon
             && let Err(error) = daemon.delete_map(map.name(), limit)
         {
@@ -273,4 +290,51 @@ fn explain_flush(error: Error, map: &Map, told_to_fail: bool) -> Error {
     Error::new(error.kind(), message)
         .at(Stage::Flush)
         .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::detach::DetachTarget;
+    use super::super::telemetry::Call;
+    use super::*;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_map_below_which_another_unit_answers_is_refused_to_its_users_before_a_claim() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let dir = roots.sysfs.join("block/dm-0");
+        fs::create_dir_all(dir.join("dm")).unwrap();
+        let uuid = "mpath-35000c500a1b2c3d4";
+        for (file, text) in [("dev", "253:0"), ("dm/uuid", uuid), ("dm/name", "m")] {
+            fs::write(dir.join(file), format!("{text}\n")).unwrap();
+        }
+        fs::create_dir_all(roots.proc.join("self")).unwrap();
+        let mount = "36 1 253:0 / /mnt rw - ext4 /dev/dm-0 rw\n";
+        fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
+        let map = Map::all(roots).unwrap().remove(0);
+        let unit: DetachTarget = "unit:naa.5000c500a1b2c3d4".parse().unwrap();
+        let request = DetachRequest::new(unit);
+        let mut receipt = MapReceipt {
+            name: map.name().to_owned(),
+            uuid: map.uuid().to_owned(),
+            node: map.disk().node(roots),
+            told_to_fail: false,
+            flush: None,
+            gone: false,
+        };
+        let mut watch = engine.hub().watch("dm-0");
+        let mut phases = Phases::new(Call::Detach, None);
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let replaced = Some(Flush::Replaced("another answers".to_owned()));
+        let way = (None, &request, replaced);
+        let taken =
+            engine.take_map_down(&map, way, &mut watch, &mut receipt, &mut phases, deadline);
+        // A claim would have failed otherwise: the map has no node here.
+        assert_eq!(taken.unwrap_err().kind(), ErrorKind::InUse);
+        assert_eq!(receipt.flush, None);
+    }
 }

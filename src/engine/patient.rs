@@ -24,11 +24,15 @@ pub(super) struct Patient {
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
+    /// Our own link had ended when that read began: what answers it is another's.
+    ended_before: bool,
     died: Option<Instant>,
     /// Requests fail already, so nothing that waits can be lost any more.
     spent: bool,
     pauses: Backoff,
     dials: u32,
+    /// It is not treated before.
+    rests_until: Option<Instant>,
 }
 
 impl Patient {
@@ -44,15 +48,27 @@ impl Patient {
             backend,
             timeouts,
             pulse: None,
+            ended_before: false,
             died: None,
             spent: false,
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
+            rests_until: None,
         }
     }
 
     pub(super) fn index(&self) -> NbdIndex {
         self.device.index()
+    }
+
+    /// Leaves it alone for a moment: it failed at once, and would again.
+    pub(super) fn rest(&mut self) {
+        self.rests_until = Some(Instant::now() + jittered(self.pauses.pause()));
+    }
+
+    /// Until when it is left alone.
+    pub(super) fn rests_until(&self) -> Option<Instant> {
+        self.rests_until.filter(|until| *until > Instant::now())
     }
 
     /// The kernel said that a link of it has died.
@@ -70,7 +86,15 @@ impl Patient {
         if outcome.serves() {
             self.died = None;
             self.spent = false;
+            if self.ended_before && !matches!(outcome, HealOutcome::Adopted(_)) {
+                self.let_go_of_link(engine);
+            }
         }
+        self.healing(outcome)
+    }
+
+    /// What is to be told of it.
+    pub(super) fn healing(&self, outcome: HealOutcome) -> Healing {
         let budget = self.died.zip(self.timeouts.dead_connection);
         Healing {
             index: self.index(),
@@ -108,14 +132,30 @@ impl Patient {
 
     /// By our own end, or by the kernel's word.
     fn is_known_dead(&self, engine: &Engine) -> bool {
+        self.died.is_some() || self.own_link_ended(engine)
+    }
+
+    fn own_link_ended(&self, engine: &Engine) -> bool {
         let ended = |link: &Link| link.backend == self.backend && link.is_dead();
-        self.died.is_some() || engine.links().get(&self.index()).is_some_and(ended)
+        engine.links().get(&self.index()).is_some_and(ended)
+    }
+
+    /// It serves by another's hand: that our link is dead is no news of it. One that
+    /// lives is of another treatment here.
+    fn let_go_of_link(&self, engine: &Engine) {
+        if let Some(link) = engine.links().get_mut(&self.index())
+            && link.backend == self.backend
+            && link.is_dead()
+        {
+            link.let_go();
+        }
     }
 
     fn feel_pulse(&mut self, engine: &Engine, deadline: Deadline) -> Result<Pulse> {
         let pulse = if let Some(pulse) = self.pulse.take() {
             pulse
         } else {
+            self.ended_before = self.own_link_ended(engine);
             let (disk, roots) = (self.device.disk().clone(), engine.roots().clone());
             worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?
         };
@@ -148,7 +188,11 @@ impl Patient {
             };
             let may_come = matches!(
                 failure.kind(),
-                ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::NotFound | ErrorKind::Io
+                ErrorKind::Unreachable
+                    | ErrorKind::TimedOut
+                    | ErrorKind::NotFound
+                    | ErrorKind::NotReady
+                    | ErrorKind::Io
             );
             if !may_come {
                 return Err(failure);
@@ -271,7 +315,7 @@ impl Patient {
             self.index(),
             self.backend
         );
-        Err(Error::new(ErrorKind::Vanished, message))
+        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure))
     }
 }
 

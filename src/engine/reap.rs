@@ -15,7 +15,7 @@ use std::thread;
 
 use super::Engine;
 #[cfg(feature = "journal")]
-use super::journal::Journal;
+use super::journal::{Journal, JournalView};
 use super::phases::{Phase, Phases, StageObserver};
 use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
@@ -176,6 +176,23 @@ impl Engine {
         telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
 
+    /// What [`reap_beside`](Self::reap_beside) would do, for who does not hold the
+    /// journal: a dry run, whatever `request` says.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    #[cfg(feature = "journal")]
+    pub fn reapable_beside(
+        &self,
+        journal: &JournalView,
+        request: &ReapRequest,
+        deadline: Deadline,
+    ) -> Result<Reaping> {
+        let request = request.clone().dry_run();
+        let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
+        telemetry::measured(Call::Reap, || self.reap_all(&request, &owner, deadline))
+    }
+
     #[tracing::instrument(name = "reap", skip_all, fields(dry_run = request.dry_run))]
     fn reap_all(
         &self,
@@ -202,7 +219,8 @@ impl Engine {
                     })
                 })
                 .collect();
-            let died = |_| Error::new(ErrorKind::Io, "the thread of a host died");
+            let died =
+                |_| Error::new(ErrorKind::Io, "the thread of a host died").at(Stage::Identify);
             let joined = threads.into_iter();
             joined
                 .map(|thread| thread.join().map_err(died))

@@ -67,6 +67,20 @@ pub struct PathReceipt {
     /// multipathd has forgotten it; `None` where none runs, or where it was not
     /// asked yet.
     pub forgotten: Option<bool>,
+    /// It was below the map when that was flushed and taken down.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) in_map: bool,
+}
+
+impl PathReceipt {
+    fn was_flushed(&self) -> bool {
+        match &self.flush {
+            Some(Flush::Done | Flush::NoDisk | Flush::ThroughMap(_)) => true,
+            // What it held went through the map.
+            Some(Flush::Unreachable(_)) => self.in_map,
+            _ => false,
+        }
+    }
 }
 
 /// What became of the dirty pages and of the device's cache.
@@ -94,7 +108,34 @@ pub enum Flush {
     NoDisk,
 }
 
+const NAMELESS: &str = "nobody could say a name that the unit alone can have, so other paths to \
+                        it were not looked for";
+
 impl Receipt {
+    /// Whether there was nothing, and no name by which to look for more.
+    #[cfg(feature = "journal")]
+    pub(super) fn found_nothing(&self) -> bool {
+        let nothing = self.paths.is_empty() && self.map.is_none() && self.names.is_empty();
+        nothing && self.notes.iter().all(|note| note == NAMELESS)
+    }
+
+    /// Takes in what was read back of another source of the same volume. Each has
+    /// drawn its own conclusion.
+    #[cfg(feature = "journal")]
+    pub(super) fn append(&mut self, next: Self) {
+        let known = std::mem::take(&mut self.names);
+        let new = next.names.into_iter().filter(|name| !known.contains(name));
+        self.names = known.iter().cloned().chain(new).collect();
+        if let (Some(_), Some(map)) = (&self.map, &next.map) {
+            let stands = if map.gone { "is gone" } else { "stands" };
+            self.notes.push(format!("the map {} {stands}", map.name));
+        }
+        self.map = self.map.take().or(next.map);
+        self.paths.extend(next.paths);
+        self.notes.extend(next.notes);
+        self.safe_to_unmap &= next.safe_to_unmap;
+    }
+
     /// Nothing of the unit was found any more: what others took away meanwhile is
     /// gone too.
     pub(super) fn nothing_is_there(&mut self) {
@@ -109,16 +150,10 @@ impl Receipt {
     /// Draws the conclusion, from what it says itself and from `doubts`.
     pub(super) fn conclude(&mut self, mut doubts: Vec<String>) {
         if !self.names.iter().any(Wwid::is_registered) {
-            doubts.push(
-                "nobody could say a name that the unit alone can have, so other paths to it were \
-                 not looked for"
-                    .to_owned(),
-            );
+            doubts.push(NAMELESS.to_owned());
         }
-        let mut through_map = false;
         if let Some(map) = &self.map {
-            through_map = map.flush == Some(Flush::Done);
-            if !through_map {
+            if map.flush != Some(Flush::Done) {
                 doubts.push(format!("the map {} was not flushed", map.name));
             }
             if !map.gone {
@@ -126,9 +161,8 @@ impl Receipt {
             }
         }
         for path in &self.paths {
-            let PathReceipt { hctl, flush, .. } = path;
-            // What a map held went through the map.
-            if !through_map && !matches!(flush, Some(Flush::Done | Flush::NoDisk)) {
+            let hctl = path.hctl;
+            if !path.was_flushed() {
                 doubts.push(format!("{hctl} was not flushed"));
             }
             if !path.gone {
@@ -158,15 +192,32 @@ pub struct DetachFailure {
 }
 
 impl DetachFailure {
+    /// What it says of itself is not all: it was not looked whether more is there.
     pub(super) fn new(error: Error, mut receipt: Receipt) -> Self {
-        receipt.conclude(Vec::new());
-        let receipt = Box::new(receipt);
+        receipt.conclude(vec!["the detach did not come to its end".to_owned()]);
+        Self::after(error, Some(receipt))
+    }
+
+    /// The same failure, after the detach of another source of the same volume.
+    #[cfg(feature = "journal")]
+    pub(super) fn after_part(self, done: Option<Receipt>) -> Self {
+        let Some(mut receipt) = done.filter(|done| !done.found_nothing()) else {
+            return self;
+        };
+        receipt.append(*self.receipt);
+        Self::after(self.error, Some(receipt))
+    }
+
+    /// What failed after a detach had come to its end, which has drawn its conclusion;
+    /// NBD has no receipt.
+    pub(super) fn after(error: Error, concluded: Option<Receipt>) -> Self {
+        let receipt = Box::new(concluded.unwrap_or_default());
         Self { error, receipt }
     }
 }
 
 impl From<Error> for DetachFailure {
-    /// Nothing was done.
+    /// With an empty receipt: of what fails before anything is done, and of NBD.
     fn from(error: Error) -> Self {
         let receipt = Box::default();
         Self { error, receipt }
@@ -218,6 +269,7 @@ mod tests {
             flush: Some(flush),
             gone: true,
             forgotten: None,
+            in_map: false,
         }
     }
 
@@ -260,6 +312,61 @@ mod tests {
     }
 
     #[test]
+    fn what_fails_after_the_end_of_a_detach_leaves_its_conclusion_as_it_is() {
+        let mut receipt = Receipt::default();
+        receipt.conclude(vec!["a doubt".to_owned()]);
+        let notes = receipt.notes.clone();
+        let error = Error::new(crate::error::ErrorKind::Io, "no");
+        let failure = DetachFailure::after(error, Some(receipt));
+        assert_eq!(failure.receipt.notes, notes);
+        assert!(!failure.receipt.safe_to_unmap);
+    }
+
+    #[cfg(feature = "journal")]
+    #[test]
+    fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
+        use super::super::detach::{Detachment, Place};
+
+        let detached = |receipt: Option<Receipt>| {
+            let place = Place::Scsi {
+                hctl: None,
+                name: None,
+            };
+            let mut detachment = Detachment::unchanged(place);
+            if let Some(mut receipt) = receipt {
+                detachment.changed = !receipt.paths.is_empty();
+                receipt.conclude(Vec::new());
+                detachment.safe_to_unmap = receipt.safe_to_unmap;
+                detachment.receipt = Some(receipt);
+            }
+            detachment
+        };
+        let unit = |flush| {
+            detached(Some(Receipt {
+                names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
+                paths: vec![path(flush)],
+                ..Receipt::default()
+            }))
+        };
+        let safe = || unit(Flush::Done);
+        let lossy = || unit(Flush::Abandoned("EIO".to_owned()));
+        for both in [safe().and(lossy()), lossy().and(safe())] {
+            assert!(both.changed && !both.safe_to_unmap);
+            let receipt = both.receipt.unwrap();
+            assert!(!receipt.safe_to_unmap);
+            assert_eq!((receipt.paths.len(), receipt.notes.len()), (2, 1));
+        }
+        // Where nothing was there any more, nothing is said.
+        for nothing in [None, Some(Receipt::default())] {
+            assert!(safe().and(detached(nothing.clone())).safe_to_unmap);
+            assert!(detached(nothing).and(safe()).safe_to_unmap);
+        }
+        let error = Error::new(crate::error::ErrorKind::InUse, "no");
+        let failure = DetachFailure::from(error).after_part(safe().receipt);
+        assert!(failure.receipt.paths[0].gone && !failure.receipt.safe_to_unmap);
+    }
+
+    #[test]
     fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
         let taken = |flush| {
             concluded(|receipt| {
@@ -275,9 +382,18 @@ mod tests {
     #[test]
     fn what_went_through_a_map_was_flushed_though_a_path_was_dead() {
         let dead = || path(Flush::Unreachable("ENXIO".to_owned()));
-        assert!(concluded(|receipt| {
+        let beside = |in_map| {
+            concluded(|receipt| {
+                receipt.map = Some(map(Some(Flush::Done)));
+                receipt.paths[1] = dead();
+                receipt.paths[1].in_map = in_map;
+            })
+        };
+        assert!(beside(true));
+        assert!(!beside(false), "the map never saw what it held");
+        assert!(!concluded(|receipt| {
             receipt.map = Some(map(Some(Flush::Done)));
-            receipt.paths[1] = dead();
+            receipt.paths[1].flush = None;
         }));
         assert!(!concluded(|receipt| {
             receipt.map = Some(map(None));

@@ -8,7 +8,6 @@ pub use survey::Surveyed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use super::Engine;
@@ -18,8 +17,9 @@ use super::sessions::{LOGIN, end_unnamed};
 use super::telemetry::{self, Call};
 use super::volume::DetachVolume;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stage};
 use crate::id::{Source, VolumeId, Wwid};
+use crate::kernel::worker;
 use look::Seen;
 
 /// What was found of every volume of a journal, and done about it.
@@ -67,6 +67,16 @@ impl Recovered {
             Action::Nothing => self.condition == Condition::Complete,
             Action::Finished | Action::Undone | Action::Healed => true,
             Action::Failed(_) => false,
+        }
+    }
+
+    fn failed(volume: VolumeId, condition: Condition, seen: String, error: Error) -> Self {
+        Self {
+            volume,
+            condition,
+            seen,
+            action: Action::Failed(error),
+            node: None,
         }
     }
 }
@@ -157,21 +167,24 @@ impl Engine {
 
     fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
         let records = journal.records();
-        let volumes = thread::scope(|scope| {
-            let begun: Vec<_> = records
-                .iter()
-                .map(|record| {
-                    scope.spawn(|| self.recover_volume(journal, &record.volume, deadline))
-                })
-                .collect();
-            let ended = begun.into_iter().filter_map(|thread| thread.join().ok());
-            ended.flatten().collect()
-        });
+        let one = |record: &Record| self.recover_volume(journal, &record.volume, deadline);
+        let ended = worker::each(Stage::Resolve, &records, one);
+        let without_end = |record: &Record, error| {
+            let seen = "it could not be looked for to the end".to_owned();
+            Recovered::failed(record.volume.clone(), under_way(record), seen, error)
+        };
+        let volumes = records
+            .iter()
+            .zip(ended)
+            .filter_map(|(record, ended)| {
+                ended.unwrap_or_else(|error| Some(without_end(record, error)))
+            })
+            .collect();
         if let Err(error) = end_unnamed(self.roots(), deadline) {
             // Its lease stays, and the next recovery finds it.
             tracing::warn!(%error, "a session that was never named is left");
         }
-        Lease::sweep(self.roots(), LOGIN);
+        self.sweep_leases();
         // A volume that was attached meanwhile is known as well.
         let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
         Ok(Recovery {
@@ -179,6 +192,12 @@ impl Engine {
             foreign: self.foreign(&known)?,
             problems: journal.problems().to_vec(),
         })
+    }
+
+    /// Takes away the files of leases that processes have left which died with them,
+    /// but for those that say that a login was not finished.
+    pub(crate) fn sweep_leases(&self) {
+        Lease::sweep(self.roots(), LOGIN);
     }
 
     /// The same for one volume: looks for it, finishes or undoes what was begun,
@@ -190,13 +209,8 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
-        let failed = |condition, seen, error| Recovered {
-            volume: volume.clone(),
-            condition,
-            seen,
-            action: Action::Failed(error),
-            node: None,
-        };
+        let failed =
+            |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
         let turn = match journal.turn(volume, None, deadline) {
             Ok(turn) => turn,
             Err(error) => {

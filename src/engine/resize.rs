@@ -145,7 +145,8 @@ impl Engine {
     }
 
     /// Has the kernel read the size of each path again and compares it with what
-    /// the unit says on that path.
+    /// the unit says on that path. One of several has half of what is left of the
+    /// time, so that a silent one does not keep the others from it.
     fn rescan_all(
         &self,
         paths: &[KnownPath],
@@ -156,7 +157,12 @@ impl Engine {
         let mut without = Vec::new();
         let mut cause = None;
         for path in paths {
-            match self.rescan_one(path, at_least, deadline) {
+            let limit = if paths.len() == 1 {
+                deadline
+            } else {
+                deadline.half()
+            };
+            match self.rescan_one(path, at_least, limit) {
                 Ok(size) => {
                     sizes.insert(size);
                 }

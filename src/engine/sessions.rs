@@ -80,6 +80,26 @@ pub(super) fn end_if_unused(
     session: &StandingSession,
     deadline: Deadline,
 ) -> Result<bool> {
+    end_unless(roots, session, deadline, || Ok(false))
+}
+
+/// The same, but of one that serves no I/O: what was at its login when it was looked
+/// at is its maker's, who has no right to it yet.
+pub(super) fn end_if_down(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> Result<bool> {
+    let serves = || Ok(session.plight()? == Some(Plight::Stands));
+    end_unless(roots, session, deadline, serves)
+}
+
+fn end_unless(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+    stays: impl Fn() -> Result<bool>,
+) -> Result<bool> {
     // Looked at first without the right to it: on a session that others use
     // nobody waits for them.
     let is_used = || Ok::<_, Error>(!session.devices()?.is_empty());
@@ -105,7 +125,7 @@ pub(super) fn end_if_unused(
     } else {
         None
     };
-    if !session.is_there() || is_used()? {
+    if !session.is_there() || is_used()? || stays()? {
         return Ok(false);
     }
     log_out(roots, session, deadline)?;
@@ -235,5 +255,46 @@ impl Engine {
             }
         }
         Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_session_that_serves_by_now_is_left_to_the_login_that_made_it() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        // No kernel has counted so far.
+        let id = u32::MAX.to_string();
+        let host = roots.sysfs.join("devices/platform/host9/session");
+        let session = host.join("iscsi_session").join(&id);
+        let connection = host.join("iscsi_connection").join(&id);
+        let classes = [("session", "", &session), ("connection", ":0", &connection)];
+        for (kind, suffix, dir) in classes {
+            fs::create_dir_all(dir).unwrap();
+            let class = roots.sysfs.join(format!("class/iscsi_{kind}"));
+            fs::create_dir_all(&class).unwrap();
+            symlink(dir, class.join(format!("{kind}{id}{suffix}"))).unwrap();
+        }
+        let attributes = [
+            ("state", "LOGGED_IN"),
+            ("creator", "-1"),
+            ("ifacename", "lunbd"),
+            ("target_id", "0"),
+        ];
+        for (name, value) in attributes {
+            fs::write(session.join(name), value).unwrap();
+        }
+        fs::write(connection.join("state"), "up").unwrap();
+        fs::create_dir_all(&roots.run).unwrap();
+        let session = StandingSession::new(&roots, id.parse().unwrap());
+        assert!(session.is_ours().unwrap() && session.devices().unwrap().is_empty());
+        let deadline = Deadline::after(std::time::Duration::from_secs(20));
+        assert!(!end_if_down(&roots, &session, deadline).unwrap());
     }
 }

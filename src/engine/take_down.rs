@@ -7,7 +7,7 @@ use super::lost::Lost;
 use super::phases::Phases;
 use super::receipt::Flush;
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::uevent::{self, Watch};
@@ -55,6 +55,24 @@ impl Engine {
         phases.enter(Stage::Delete);
         self.delete(device, &disk, held, watch, deadline)?;
         Ok(flush)
+    }
+
+    /// Deletes a device that had no disk when it was looked at.
+    ///
+    /// # Errors
+    /// `Vanished` where its disk has come since, which nobody has claimed: nothing is
+    /// done. Else those of a delete.
+    pub(super) fn delete_bare(
+        &self,
+        device: &ScsiDevice,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if let Some(disk) = device.disk()? {
+            let message = format!("{} is the disk of {} meanwhile", disk.name(), device.hctl());
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
+        }
+        scsi::delete(device, &self.lanes, watch, deadline)
     }
 
     /// Deletes the device under a claim and returns when udev has handled that.

@@ -65,7 +65,7 @@ impl Engine {
 
     /// Who answers at a device, and whether it is the unit that the kernel scanned
     /// there.
-    fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
+    pub(super) fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
         let disk = device.disk()?;
         let was = scanned_as(device)?;
         // After its pages: a device that goes loses this attribute before them.
@@ -112,7 +112,8 @@ impl Engine {
     }
 
     /// Every device of the unit of these names that there is now, those of
-    /// `seeds` first. Those in `looked_at` are taken as they are.
+    /// `seeds` first. Those in `looked_at` are taken as they are, unless a disk has
+    /// come since that was not looked at.
     pub(super) fn paths_of(
         &self,
         names: &BTreeSet<Wwid>,
@@ -133,6 +134,10 @@ impl Engine {
                 }
             }
         }
+        looked_at.retain(|path| {
+            let now = path.device.disk();
+            now.is_ok_and(|now| now.is_none() || now == path.disk)
+        });
         let mut paths = Vec::new();
         for device in found {
             let known = looked_at.iter().position(|path| path.device == device);
@@ -256,6 +261,33 @@ mod tests {
         let leaves: Vec<bool> = known.iter().map(|path| path.leaves).collect();
         assert_eq!(leaves, [true, false]);
         assert_eq!(names(&known).unwrap(), BTreeSet::from([expected.clone()]));
+    }
+
+    #[test]
+    fn a_path_whose_disk_has_come_since_it_was_looked_at_is_not_taken_as_it_was() {
+        let (_root, engine) = two_devices(3, &[0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
+        let devices = ScsiDevice::all(engine.roots()).unwrap();
+        let soon = Deadline::after(Duration::from_secs(30));
+        let look = |known| {
+            let paths = engine.paths_of(&BTreeSet::new(), &devices, known, soon);
+            paths.unwrap()
+        };
+        let disk = |path: &KnownPath| path.disk.as_ref().map(|disk| disk.name().to_owned());
+        let mut known = look(Vec::new());
+        assert!(known.iter().all(|path| path.disk.is_none()));
+        // What nobody has read anew stays as it was.
+        known[1].late = true;
+        for name in ["sdb", "sdc"] {
+            let parent = engine.roots().sysfs.join("devices/2:0:0:1/block");
+            fs::create_dir_all(parent.join(name)).unwrap();
+            fs::write(parent.join(name).join("dev"), "8:16\n").unwrap();
+            // Not asked who it is: it is offline.
+            fs::write(parent.join("../state"), "offline\n").unwrap();
+            known = look(known);
+            assert_eq!(disk(&known[0]).as_deref(), Some(name));
+            assert!(known[1].disk.is_none() && known[1].late);
+            fs::remove_dir_all(parent).unwrap();
+        }
     }
 
     #[test]

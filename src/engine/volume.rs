@@ -13,7 +13,7 @@ use super::resize::{ResizeRequest, Resized};
 use super::{AttachRequest, Attachment, Engine, in_use, lost};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::VolumeId;
+use crate::id::{Source, VolumeId};
 use crate::kernel::machine;
 use crate::uevent::{self, Mode};
 
@@ -55,7 +55,7 @@ impl Engine {
     /// As [`attach`](Self::attach), for a volume of the journal: the intent is on
     /// the disk before anything is done, and what was read back is when this
     /// returns. Repeating it is safe; further paths may be named then, or other
-    /// options. Once the unit has said who it is, the volume is that unit, also
+    /// timeouts. Once the unit has said who it is, the volume is that unit, also
     /// where the caller expects none.
     ///
     /// An attach that fails leaves the record as it was before; one that times
@@ -66,7 +66,8 @@ impl Engine {
     /// # Errors
     /// Before anything is done: `InvalidInput` where the request holds a CHAP secret,
     /// which no journal has; `InUse` where the volume is known from another
-    /// source, or where source, backend id or unit are another volume's, with
+    /// source, under another backend id, as another initiator, or an NBD device with
+    /// another access or count of connections, and has to be detached first; or where source, backend id or unit are another volume's, with
     /// both names; `IdentityMismatch` where the volume is known as another unit;
     /// at stage `journal` `Io` (the disk is full) and `TimedOut`. `InUse` also
     /// where the source turns out to lead to another volume's unit: what was
@@ -80,11 +81,12 @@ impl Engine {
         request: &AttachRequest,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        request
-            .require_repeatable()
-            .map_err(|error| error.at(Stage::Journal))?;
+        let at = |error: Error| error.at(Stage::Journal);
+        request.require_repeatable().map_err(at)?;
         let spec = VolumeSpec::of(request);
-        if spec.nbd.is_some() && machine::kernel_version(self.roots())? < (5, 14) {
+        let is_old =
+            || Ok::<_, Error>(machine::kernel_version(self.roots()).map_err(at)? < (5, 14));
+        if spec.nbd.is_some() && is_old()? {
             let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \
                            again: Linux 5.14 does";
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Journal));
@@ -173,9 +175,10 @@ impl Engine {
     /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
     /// found by the names that were read back, wherever they are now; its record
     /// goes when nothing of it is left. Where no attach came to its end, and no
-    /// name was expected, its sources are detached; another volume's device that
-    /// is there is left alone. A session that was made for it is logged out, also
-    /// where no device came of it, unless other devices are on it.
+    /// name was expected, its sources are detached, and the answer is for all of
+    /// them; another volume's device that is there is left alone. A session that was
+    /// made for it is logged out, also where no device came of it, unless other
+    /// devices are on it.
     ///
     /// A refusal leaves the record as it was. What was detached in part, or has
     /// timed out, stays there as a detach that was begun, and a repeated detach
@@ -218,7 +221,7 @@ impl Engine {
         let openers = in_use::find_openers(roots, disk)?;
         if mode == Mode::Udev && openers.iter().any(in_use::is_udevs) {
             // A probe may hang on a dead link: the flush is tried all the same then.
-            let limit = Deadline::after(deadline.remaining() / 2);
+            let limit = deadline.half();
             let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
         }
         Ok(())
@@ -241,8 +244,10 @@ impl Engine {
         turn.write(intent, deadline)?;
         let failure = match self.detach_all(turn, &record, how, deadline) {
             Ok(detachment) => {
-                turn.remove(deadline)?;
-                return Ok(detachment);
+                return match turn.remove(deadline) {
+                    Ok(()) => Ok(detachment),
+                    Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
+                };
             }
             Err(failure) => failure,
         };
@@ -270,10 +275,7 @@ impl Engine {
             let sources = &record.spec.sources;
             match self.end_sessions_of(sources, &log_in.initiator, deadline) {
                 Ok(ended) => done.logged_out.extend(ended),
-                Err(error) => {
-                    let receipt = done.receipt.unwrap_or_default();
-                    return Err(DetachFailure::new(error, receipt));
-                }
+                Err(error) => return Err(DetachFailure::after(error, done.receipt)),
             }
         }
         Ok(done)
@@ -289,27 +291,39 @@ impl Engine {
         if let Some(name) = record.names().first() {
             return self.detach(how.request(DetachTarget::Unit(name.clone())), deadline);
         }
-        let mut done = None;
+        let mut done: Option<Detachment> = None;
         for source in &record.spec.sources {
-            let mut request = how.request(source.clone());
-            if let Some(nbd) = &record.spec.nbd {
-                request = request.backend(nbd.backend.clone());
-            } else if self.leads_to_another(turn, source)? {
-                // All that is known is where it was meant to be, and it is not
-                // what is there.
-                let nowhere = Place::Scsi {
-                    hctl: None,
-                    name: None,
-                };
-                done.get_or_insert(Detachment::unchanged(nowhere));
-                continue;
-            }
-            let detachment = self.detach(request, deadline)?;
-            if done.as_ref().is_none_or(|done| !done.changed) {
-                done = Some(detachment);
-            }
+            let next = self.detach_source(turn, record, source, how, deadline);
+            done = Some(match (done, next) {
+                (None, next) => next?,
+                (Some(done), Ok(next)) => done.and(next),
+                (Some(done), Err(failure)) => return Err(failure.after_part(done.receipt)),
+            });
         }
         done.ok_or_else(|| unknown(&record.volume).into())
+    }
+
+    fn detach_source(
+        &self,
+        turn: &Turn,
+        record: &Record,
+        source: &Source,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let mut request = how.request(source.clone());
+        if let Some(nbd) = &record.spec.nbd {
+            request = request.backend(nbd.backend.clone());
+        } else if self.leads_to_another(turn, source)? {
+            // All that is known is where it was meant to be, and it is not
+            // what is there.
+            let nowhere = Place::Scsi {
+                hctl: None,
+                name: None,
+            };
+            return Ok(Detachment::unchanged(nowhere));
+        }
+        self.detach(request, deadline)
     }
 
     /// As [`resize`](Self::resize), for a volume of the journal.
@@ -379,4 +393,50 @@ impl Engine {
 fn unknown(volume: &VolumeId) -> Error {
     let message = format!("the journal has no volume {volume}");
     Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::Wwid;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let volume: VolumeId = "pvc-1".parse().unwrap();
+        let source: Source = "scsi:1:0:0:4".parse().unwrap();
+        let name: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
+        let spec = VolumeSpec::of(&AttachRequest::new(source).expect(name.clone()));
+        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
+        let record = Record {
+            volume: volume.clone(),
+            spec,
+            intent: Some(Intent::now(Operation::Attach)),
+            outcome: None,
+        };
+        let directory = journal.directory().to_owned();
+        let observer = StageObserver::new(move |stage| {
+            if stage == Stage::Lock {
+                for entry in fs::read_dir(&directory).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.to_string_lossy().contains("pvc-1") && path.is_file() {
+                        fs::remove_file(&path).unwrap();
+                        fs::create_dir(&path).unwrap();
+                    }
+                }
+            }
+        });
+        let how = DetachVolume::default().observe(observer);
+        let detached = engine.detach_in_turn(&turn, record, &how, deadline);
+        let failure = detached.unwrap_err();
+        assert_eq!(failure.stage(), Some(Stage::Journal), "{failure}");
+        assert_eq!(failure.receipt.names, [name]);
+    }
 }

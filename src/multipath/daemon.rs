@@ -170,7 +170,10 @@ impl Daemon {
         let socket = self.connect(stage, command, deadline)?;
         let mut stream = DeadlineStream::new(socket.as_fd(), deadline);
         let failed = |seen: &str, error: &io::Error| match error.kind() {
-            io::ErrorKind::TimedOut => timed_out(stage, command, deadline).with_last_seen(seen),
+            // A connection that timed out by itself is not our deadline.
+            io::ErrorKind::TimedOut if deadline.has_passed() => {
+                timed_out(stage, command, deadline).with_last_seen(seen)
+            }
             io::ErrorKind::InvalidData => {
                 let message = format!("multipathd was told {command:?}, and {error}");
                 Error::new(ErrorKind::Protocol, message).at(stage)

@@ -49,9 +49,14 @@ impl Link {
         point!(NbdLinkEnded);
     }
 
-    /// Whether every connection has ended.
+    /// Whether every connection has ended; not so where they are another's.
     pub(crate) fn is_dead(&self) -> bool {
-        self.sockets.iter().all(has_hung_up)
+        !self.sockets.is_empty() && self.sockets.iter().all(has_hung_up)
+    }
+
+    /// The device is served over connections of another: ours say nothing of it.
+    pub(crate) fn let_go(&mut self) {
+        self.sockets.clear();
     }
 }
 
@@ -96,5 +101,20 @@ mod tests {
         assert!(!link.is_dead());
         link.shut_down();
         assert!(link.is_dead());
+    }
+
+    #[test]
+    fn a_link_is_not_dead_once_another_serves_its_device() {
+        let (one, peer_of_one) = UnixStream::pair().unwrap();
+        let mut link = Link::new(
+            "nbd://h/x".parse().unwrap(),
+            BackendId::derived("x"),
+            vec![one.into()],
+            NewTimeouts::default(),
+        );
+        drop(peer_of_one);
+        assert!(link.is_dead());
+        link.let_go();
+        assert!(!link.is_dead());
     }
 }

@@ -232,7 +232,7 @@ fn of_volume(volume: &VolumeId, error: &Error) -> Error {
     Error::new(error.kind(), format!("volume {volume}: {error}"))
 }
 
-pub(super) fn spelt(spec: &VolumeSpec) -> String {
+fn spelt(spec: &VolumeSpec) -> String {
     let sources: Vec<String> = spec.sources.iter().map(ToString::to_string).collect();
     sources.join(" and ")
 }

@@ -75,8 +75,8 @@ pub enum Event {
         /// Why, in words.
         why: String,
         /// How long requests to an NBD device wait before they fail with `EIO`,
-        /// at the least; `None` where that is not known. Seconds when
-        /// serialised.
+        /// from the death of its link on; `None` where nobody saw when that was.
+        /// Seconds when serialised.
         #[serde(rename = "budget_left_seconds", serialize_with = "as_seconds")]
         budget_left: Option<Duration>,
     },

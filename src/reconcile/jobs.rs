@@ -61,7 +61,7 @@ impl State {
         (self.replan, self.retry_at) = (false, None);
         self.forget_sizes();
         for (volume, tracked) in &self.tracked {
-            let Some(retake) = &tracked.retake else {
+            let Some(retake) = tracked.retake.as_ref().filter(|_| !self.once) else {
                 continue;
             };
             if retake.at > now {
@@ -71,6 +71,7 @@ impl State {
                 self.look.soon();
             }
         }
+        let drive = self.drives();
         for step in self.plan().steps {
             let tracked = self.tracked.entry(step.volume.clone()).or_default();
             if tracked.busy {
@@ -94,6 +95,9 @@ impl State {
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;
+                if self.once && failure.drive == drive {
+                    continue;
+                }
                 if failure.next.is_none_or(|next| next > now) {
                     self.retry_at = sooner(self.retry_at, failure.next);
                     continue;
@@ -154,7 +158,8 @@ impl State {
             if job.step.kind == StepKind::Attach {
                 tracked.died = None;
             }
-            self.at_work += 1;
+            let begins = Instant::now();
+            self.workers.begin(job.step.volume.clone(), begins);
             self.retrying += usize::from(job.again);
             return Some(job);
         }
@@ -163,7 +168,7 @@ impl State {
     pub(super) fn settle(&mut self, job: &mut Job, done: Done, options: &Options) -> Vec<Event> {
         let treatment = job.treatment.take();
         let volume = &job.step.volume;
-        self.at_work -= 1;
+        self.workers.end(volume);
         self.retrying -= usize::from(job.again);
         self.ended += 1;
         self.counters.steps += 1;
@@ -327,6 +332,7 @@ impl State {
         const LONGEST_WITHOUT_SERVER: Duration = Duration::from_secs(10);
         self.counters.failures += 1;
         self.telling.change();
+        let drive = self.drives();
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let error = Arc::new(error);
         let (shortest, longest) = (options.shortest_retry, options.longest_retry);
@@ -342,6 +348,7 @@ impl State {
             step: kind,
             error: Arc::clone(&error),
             tries: tries.saturating_add(1),
+            drive,
             pauses,
             next: pause.map(|pause| Instant::now() + pause),
         });

@@ -29,9 +29,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How many volumes are worked on at once; 8 without it. Those that have
-    /// failed before are given half of the threads at most, so that what hangs
-    /// does not keep the others waiting.
+    /// How many volumes are worked on at once; 8 without it. What hangs does not
+    /// keep the others waiting: those that have failed before are given half of the
+    /// threads at most, and a step that takes longer than 5 s keeps its thread beside
+    /// these.
     #[must_use]
     pub fn threads(mut self, count: NonZeroUsize) -> Self {
         self.threads = count;
@@ -46,7 +47,9 @@ impl Options {
     }
 
     /// How often everything is looked at though nothing has happened: the net
-    /// below the kernel's events; 5 minutes without it.
+    /// below the kernel's events; 5 minutes without it. Where a volume has a login,
+    /// the sessions alone are looked at every 10 seconds too: what waits on a lost one
+    /// does not wait for long.
     #[must_use]
     pub fn resync(mut self, period: Duration) -> Self {
         self.resync = period;

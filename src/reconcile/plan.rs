@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::actual::Actual;
-use super::desired::{Desired, Wanted, spelt};
-use crate::engine::journal::{Operation, VolumeSpec};
+use super::desired::{Desired, Wanted};
+use crate::engine::journal::{Operation, Standing, VolumeSpec, must_be_detached_first};
 use crate::engine::{Condition, Surveyed};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 
@@ -268,54 +268,15 @@ fn untaken(there: &Surveyed) -> String {
 
 /// Why a volume has to be detached before it can be attached as it is wanted.
 fn moved(wanted: &VolumeSpec, there: &Surveyed) -> Option<String> {
-    let is = &there.spec;
-    if is == wanted {
+    if there.spec == *wanted {
         return None;
     }
-    let shared = |source| is.sources.contains(source);
-    if !wanted.sources.iter().any(shared) {
-        let (from, to) = (spelt(is), spelt(wanted));
-        return Some(format!("it is attached from {from} and wanted from {to}"));
-    }
-    if let (Some(is), Some(wanted)) = (&is.nbd, &wanted.nbd) {
-        let index = wanted.index.filter(|_| wanted.index != there.nbd_index);
-        return if is.backend != wanted.backend {
-            let (is, wanted) = (&is.backend, &wanted.backend);
-            Some(format!("its backend id is {is} and wanted to be {wanted}"))
-        } else if is.read_only != wanted.read_only {
-            let to = if wanted.read_only {
-                "read-only"
-            } else {
-                "writable"
-            };
-            Some(format!("it is wanted {to}"))
-        } else if is.connections != wanted.connections {
-            Some(format!(
-                "it is wanted with {} connections",
-                wanted.connections
-            ))
-        } else {
-            let index = index.filter(|_| there.nbd_index.is_some())?;
-            Some(format!("it is wanted as nbd{index}"))
-        };
-    }
-    if let (Some(is), Some(wanted)) = (&is.log_in, &wanted.log_in)
-        && is.initiator != wanted.initiator
-    {
-        let (is, wanted) = (&is.initiator, &wanted.initiator);
-        return Some(format!("it is logged in to as {is} and wanted as {wanted}"));
-    }
-    let mut names: Vec<&Wwid> = there.names.iter().collect();
-    if names.is_empty() {
-        names.extend(&is.expect);
-    }
-    let expected = wanted.expect.as_ref()?;
-    if names.is_empty() || names.contains(&expected) {
-        return None;
-    }
-    let names: Vec<String> = names.into_iter().map(ToString::to_string).collect();
-    let names = names.join(", ");
-    Some(format!("it is unit {names} and wanted as unit {expected}"))
+    let standing = Standing {
+        spec: &there.spec,
+        names: &there.names,
+        nbd_index: there.nbd_index,
+    };
+    must_be_detached_first(standing, wanted).map(|bar| bar.why)
 }
 
 /// What one volume alone can have, as it is found in a plan.

@@ -13,6 +13,7 @@ use super::look::Scope;
 use super::options::Options;
 use super::plan::Plan;
 use super::state::{AtWork, Counters, Drive, State};
+use super::workers::Workers;
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -100,7 +101,8 @@ impl Reconciler {
     /// The volumes that this machine uses, or may use: those that are wanted, from
     /// that moment on, and those whose detach is not proven yet. It holds across
     /// processes, as the journal does, and no other machine may be given one of
-    /// these.
+    /// these. Not among them is a volume whose record was set aside: while
+    /// [`Journal::problems`] is not empty, this is not all.
     #[must_use]
     pub fn in_use(&self) -> BTreeSet<VolumeId> {
         // In this order: what is wanted comes into the journal while it is busy,
@@ -218,7 +220,7 @@ impl Reconciler {
             let message = "it runs already";
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Converge));
         }
-        state.drive = Drive::Somebody;
+        state.begin(until.is_some());
         drop(state);
         let of = self;
         Ok(Driving { of, until })
@@ -240,19 +242,26 @@ impl Reconciler {
             }
         };
         let _listening = self.engine.listen(hear, Deadline::after(LIMIT))?;
+        self.engine.sweep_leases();
         thread::scope(|scope| {
             let end = EndOfWork(&self.shared);
-            for _ in 0..self.options.threads.get() {
+            let start_worker = || {
                 let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
                 let started = worker.spawn_scoped(scope, || self.work(driving.until));
                 started.map_err(|error| not_started(&error))?;
+                self.shared.state().workers.start_one();
+                Ok(())
+            };
+            self.shared.state().workers = Workers::default();
+            for _ in 0..self.options.threads.get() {
+                start_worker()?;
             }
             if driving.until.is_none() {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
                 let started = keeper.spawn_scoped(scope, || self.keep_sessions());
                 started.map_err(|error| not_started(&error))?;
             }
-            let result = self.turn(driving.until);
+            let result = self.turn(driving.until, start_worker);
             drop(end);
             // Nobody tries them again.
             self.tell_failing(Vec::new());
@@ -260,21 +269,23 @@ impl Reconciler {
         })
     }
 
-    fn turn(&self, until: Option<Deadline>) -> Result<()> {
-        let mut resync = Instant::now() + self.options.resync;
+    fn turn(&self, until: Option<Deadline>, start_worker: impl Fn() -> Result<()>) -> Result<()> {
+        let mut resync = Deadline::after(self.options.resync);
         let mut state = self.shared.state();
         loop {
             let passed = until.is_some_and(|deadline| deadline.has_passed());
             if state.stopped || passed {
                 return Ok(());
             }
-            if resync <= Instant::now() {
-                state.forgive();
+            if resync.has_passed() {
+                if until.is_none() {
+                    state.forgive();
+                }
                 state.look.now();
             }
             if let Some(scope) = state.look.take() {
                 if matches!(scope, Scope::All) {
-                    resync = Instant::now() + self.options.resync;
+                    resync = Deadline::after(self.options.resync);
                 }
                 let epoch = state.epoch();
                 drop(state);
@@ -299,15 +310,23 @@ impl Reconciler {
             if until.is_some() && state.is_idle() {
                 return Ok(());
             }
+            if state.lacks_a_worker(self.options.threads.get()) {
+                drop(state);
+                start_worker()?;
+                state = self.shared.state();
+                continue;
+            }
             if let Some(failing) = state.take_failing() {
                 drop(state);
                 self.tell_failing(failing);
                 state = self.shared.state();
                 continue;
             }
-            let timers = [state.next_timer(), Some(resync)];
-            let next = timers.into_iter().flatten().min().unwrap_or(resync);
-            let mut wait = next.saturating_duration_since(Instant::now());
+            let mut wait = resync.remaining();
+            for timer in [state.next_timer(), state.next_slow_step()] {
+                let left = timer.map(|at| at.saturating_duration_since(Instant::now()));
+                wait = wait.min(left.unwrap_or(wait));
+            }
             if let Some(deadline) = until {
                 wait = wait.min(deadline.remaining());
             }
@@ -366,5 +385,5 @@ impl Drop for EndOfWork<'_> {
 }
 
 fn not_started(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(Stage::Converge)
 }

@@ -12,6 +12,7 @@ use super::failing::Telling;
 use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
+use super::workers::Workers;
 use crate::deadline::Backoff;
 use crate::engine::{Cause, Condition, KeeperStop, Surveyed, Treatment};
 use crate::error::{Error, Stage};
@@ -55,13 +56,15 @@ pub(super) struct State {
     pub(super) actual: Actual,
     pub(super) tracked: BTreeMap<VolumeId, Tracked>,
     /// Whose a part of a device path is: `2:0:0:1`, `nbd3`, `dm-0`.
-    by_component: HashMap<String, VolumeId>,
+    pub(super) by_component: HashMap<String, VolumeId>,
+    /// The same the other way round.
+    pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
     pub(super) look: Look,
     pub(super) telling: Telling,
     pub(super) replan: bool,
     pub(super) fresh: VecDeque<Job>,
     pub(super) again: VecDeque<Job>,
-    pub(super) at_work: usize,
+    pub(super) workers: Workers,
     pub(super) retrying: usize,
     pub(super) retry_at: Option<Instant>,
     /// Counts the steps that ended, so that a look that began before is not
@@ -69,6 +72,10 @@ pub(super) struct State {
     pub(super) ended: u64,
     pub(super) stopped: bool,
     pub(super) drive: Drive,
+    /// Counts the drives.
+    drives: u64,
+    /// This drive tries each step one time.
+    pub(super) once: bool,
     /// Ends the wait of who keeps the sessions.
     pub(super) keeping: Option<KeeperStop>,
     pub(super) counters: Counters,
@@ -121,6 +128,8 @@ pub(super) struct Failure {
     pub(super) step: StepKind,
     pub(super) error: Arc<Error>,
     pub(super) tries: u32,
+    /// In which drive.
+    pub(super) drive: u64,
     pub(super) pauses: Backoff,
     /// `None` where something must change first.
     pub(super) next: Option<Instant>,
@@ -145,6 +154,18 @@ impl State {
         self.replan = true;
     }
 
+    /// Somebody runs it from now on.
+    pub(super) fn begin(&mut self, once: bool) {
+        (self.drive, self.once) = (Drive::Somebody, once);
+        self.drives += 1;
+        // What failed in an apply has no time for its next try.
+        self.replan = true;
+    }
+
+    pub(super) fn drives(&self) -> u64 {
+        self.drives
+    }
+
     /// Everything is tried again now.
     pub(super) fn forgive(&mut self) {
         for tracked in self.tracked.values_mut() {
@@ -159,7 +180,7 @@ impl State {
 
     pub(super) fn is_idle(&self) -> bool {
         let queued = !self.fresh.is_empty() || !self.again.is_empty();
-        !queued && self.at_work == 0 && !self.replan && !self.look.is_wanted()
+        !queued && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -170,6 +191,16 @@ impl State {
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = sooner(self.look.due(), self.retry_at);
         sooner(timers, self.telling.due())
+    }
+
+    /// When another thread may be needed.
+    pub(super) fn next_slow_step(&self) -> Option<Instant> {
+        let waits = !self.fresh.is_empty();
+        waits.then(|| self.workers.next_slow(Instant::now()))
+    }
+
+    pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
+        !self.fresh.is_empty() && self.workers.lack_one(threads, Instant::now())
     }
 
     pub(super) fn retry_is_due(&self) -> bool {
@@ -332,7 +363,7 @@ impl State {
             Some(Event::Lost {
                 volume,
                 why: there.seen.clone(),
-                budget_left: budget(&there),
+                budget_left: tracked.died.and_then(|_| budget(&there)),
             })
         } else if now && there.doubt.is_none() && tracked.lost {
             tracked.lost = false;
@@ -346,21 +377,38 @@ impl State {
 
     pub(super) fn know(&mut self, there: Surveyed) {
         let volume = &there.volume;
-        for component in components(&there) {
-            self.by_component.insert(component, volume.clone());
+        let mut parts = components(&there);
+        let before = self.disown(volume);
+        if there.condition == Condition::LinkDead {
+            // Of one without a path nothing shows which it had, and by them it is heard
+            // that they are back.
+            let lost = before.into_iter().filter(|part| !parts.contains(part));
+            parts.extend(lost.collect::<Vec<_>>());
         }
+        for part in &parts {
+            self.by_component.insert(part.clone(), volume.clone());
+        }
+        self.parts.insert(volume.clone(), parts);
         self.actual.volumes.insert(volume.clone(), there);
+    }
+
+    /// What happens to its parts, which are returned, is no news of it any more.
+    fn disown(&mut self, volume: &VolumeId) -> Vec<String> {
+        let mut parts = self.parts.remove(volume).unwrap_or_default();
+        parts.retain(|part| {
+            let own = self.by_component.get(part) == Some(volume);
+            if own {
+                self.by_component.remove(part);
+            }
+            own
+        });
+        parts
     }
 
     /// Nothing of it is left.
     pub(super) fn forget(&mut self, volume: &VolumeId) {
-        if let Some(there) = self.actual.volumes.remove(volume) {
-            for component in components(&there) {
-                if self.by_component.get(&component) == Some(volume) {
-                    self.by_component.remove(&component);
-                }
-            }
-        }
+        self.actual.volumes.remove(volume);
+        self.disown(volume);
         if let Some(tracked) = self.tracked.get_mut(volume) {
             (tracked.died, tracked.treatment, tracked.lost) = (None, None, false);
             tracked.retake = None;

@@ -1,7 +1,7 @@
 //! One step of one volume.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::jobs::{Done, Job};
 use super::plan::StepKind;
@@ -36,10 +36,11 @@ impl Reconciler {
     fn next_job(&self) -> Option<Job> {
         let mut state = self.shared.state();
         loop {
-            if state.drive == Drive::Over {
+            let threads = self.options.threads.get();
+            let too_many = state.workers.let_one_go(threads, Instant::now());
+            if state.drive == Drive::Over || too_many {
                 return None;
             }
-            let threads = self.options.threads.get();
             if let Some(job) = state.take_job(threads) {
                 return Some(job);
             }

@@ -38,6 +38,9 @@ pub struct Row {
     pub whole: Series,
     /// Uevents that the kernel sent for one attach, udevd's own doing included.
     pub uevents: Series,
+    /// Processes that the way started for an attach and a detach.
+    #[serde(default)]
+    pub processes: Series,
     /// Processor time of the whole machine from an attach's call to its return, its
     /// idle time taken off: kernel, target, udev and all.
     #[serde(default)]

@@ -10,30 +10,28 @@
 )]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 use vm_tests::guest::agent::unit;
+use vm_tests::guest::directory::Directory;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
-use vm_tests::guest::{self, ScsiDebug};
+use vm_tests::guest::{self, ScsiDebug, terminal};
 
 /// More than anything takes here, on a machine that is several times slower too.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Of a test, which starts the command two dozen times.
 const IN_ALL: Duration = Duration::from_secs(600);
 
-/// A file of volumes and a journal; removed on drop.
-struct Place(PathBuf);
+/// A file of volumes and a journal.
+struct Place(Directory);
 
 impl Place {
     fn new() -> Self {
         guest::time_limit(IN_ALL);
-        let place = PathBuf::from(format!("/tmp/apply-{}", std::process::id()));
-        let _not_there = fs::remove_dir_all(&place);
-        fs::create_dir(&place).unwrap();
-        Self(place)
+        Self(Directory::new("apply"))
     }
 
     /// As an editor writes it: another file takes its place.
@@ -88,12 +86,6 @@ impl Place {
         let complete = |volume: &&str| ((*volume).to_owned(), "complete".to_owned());
         let expected: Vec<_> = volumes.iter().map(complete).collect();
         assert_eq!(self.status(), expected);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _gone_already = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -214,6 +206,48 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
     assert!(gone.status.success(), "{gone:?}");
     assert_eq!(place.status(), []);
     assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn on_a_terminal_the_plan_is_a_table_and_the_work_is_seen_to_move() {
+    const VOLUMES: u64 = 24;
+    let target = ScsiDebug::options().luns(25).size_mib(16).load();
+    let place = Place::new();
+    let ids: Vec<String> = (1..=VOLUMES).map(|lun| format!("v{lun}")).collect();
+    let sources: Vec<String> = (1..=VOLUMES)
+        .map(|lun| unit(&target, lun).to_string())
+        .collect();
+    let volumes = ids.iter().zip(&sources);
+    let volumes: Vec<_> = volumes.map(|(id, source)| (&**id, &**source)).collect();
+    for (wanted, step) in [(&volumes[..], "attach"), (&[], "detach")] {
+        place.want(wanted);
+        let arguments = place.arguments(&[]);
+        let arguments: Vec<&str> = arguments.iter().map(|text| &**text).collect();
+        let (status, drawn) = terminal::lunbd(&arguments);
+        println!("{drawn}");
+        assert!(status.success());
+        let heading = drawn.lines().next().unwrap();
+        let words: Vec<&str> = heading.split_whitespace().collect();
+        assert_eq!(words, ["STEP", "VOLUME", "AFTER", "WHY"]);
+        let rows = drawn.lines().filter(|line| line.starts_with(step));
+        assert_eq!(rows.count(), ids.len());
+        // How much is done, and which volume is at which stage: each drawn anew.
+        assert!(drawn.contains(&format!("of {VOLUMES} steps")));
+        let is_at_work = |id: &String| drawn.contains(&format!(" {id}: {step}"));
+        assert!(ids.iter().filter(|id| is_at_work(id)).count() > 1);
+        assert!(drawn.contains("\u{1b}["), "lines are cleared");
+    }
+    // In a pipe none of it is seen.
+    place.want(&volumes[..2]);
+    let piped = place.apply(&[]);
+    let piped = [piped.stdout, piped.stderr].concat();
+    let piped = String::from_utf8(piped).unwrap();
+    assert!(
+        !piped.contains('\u{1b}') && !piped.contains("STEP"),
+        "{piped}"
+    );
+    place.want(&[]);
+    assert!(place.apply(&[]).status.success());
 }
 
 /// A process that is killed, not ended.

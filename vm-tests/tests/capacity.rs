@@ -10,6 +10,7 @@
 )]
 
 use std::fs;
+use std::path::Path;
 
 use lunbd::ErrorKind;
 use lunbd::engine::FileSystem;
@@ -82,6 +83,26 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
     fs::remove_dir(MOUNT).unwrap();
     let bare = engine.capacity(&attached.node, soon()).unwrap();
     assert_eq!(bare.file_systems.len(), 0);
+
+    // Of a partition's file system the volume says it too, by either node.
+    fs::write("/tmp/layout", "start=2048, size=16384\n").unwrap();
+    guest::run(&["sh", "-c", &format!("sfdisk -q {node} < /tmp/layout")]);
+    let partition = format!("{node}1");
+    guest::run(&["udevadm", "settle"]);
+    guest::run(&["mkfs.ext4", "-q", "-F", &partition]);
+    fs::create_dir_all(MOUNT).unwrap();
+    guest::run(&["mount", &partition, MOUNT]);
+    for asked in [node, &partition] {
+        let full = engine.capacity(Path::new(asked), soon()).unwrap();
+        let usage = full.file_systems[0].usage.as_ref().unwrap();
+        assert_eq!((full.bytes, full.file_systems.len()), (16 * MIB, 1));
+        assert!(
+            (6 * MIB..=8 * MIB).contains(&usage.total_bytes),
+            "{usage:?}"
+        );
+    }
+    guest::run(&["umount", MOUNT]);
+    fs::remove_dir(MOUNT).unwrap();
     detach(&engine, &target, 1).unwrap();
     let gone = engine.capacity(&attached.node, soon()).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);

@@ -1,5 +1,5 @@
 //! Each command to the kernel's iSCSI of a login and of a logout, and each step of the
-//! login on our own socket, fails once in every way, and once never returns: the error
+//! login on our own socket, and those of a login again, fails once in every way, and once never returns: the error
 //! names the stage, what stands is known, and the next try succeeds.
 #![allow(
     missing_docs,
@@ -10,12 +10,17 @@
     reason = "a test panics to fail"
 )]
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use vm_tests::guest;
-use vm_tests::guest::faults::FaultSweep;
+use vm_tests::guest::faults::{FAULTS, FaultSweep};
+use vm_tests::guest::inject::{self, Fault, Traced};
 use vm_tests::guest::iscsi_target::IscsiTarget;
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
-use vm_tests::guest::iscsid::sessions;
+use vm_tests::guest::iscsid::{Session, sessions, the_only_session};
 use vm_tests::guest::lio::Store;
+use vm_tests::guest::writer::Writer;
 
 /// All but those settings that come after the names: one stands for them.
 fn is_tried(act: &str) -> bool {
@@ -38,6 +43,98 @@ fn each_step_of_a_login_and_a_logout_fails_once_in_every_way() {
     FaultSweep::new("iSCSI", vec![source], 21, stands)
         .attach_options(&["--log-in"])
         .only(is_tried)
-        .run(&["attach iscsi connect:1", "detach iscsi event 27:1"]);
+        .run(&[
+            "attach iscsi connect:1",
+            "detach iscsi event 27:1",
+            // The session is destroyed asynchronously.
+            "detach iscsi event 43:1",
+        ]);
+    nothing_is_left();
+}
+
+/// Has a process keep the session until it serves again, or `patience` is over.
+fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> Traced {
+    /// It says what it did.
+    const SPEAKS: Duration = Duration::from_millis(500);
+    let begun = Instant::now();
+    let mut serves_since = None;
+    let arguments = ["heal", "--watch"].map(str::to_owned);
+    inject::run_until(&arguments, fault, || {
+        let serves = session.state() == "LOGGED_IN";
+        let since = serves.then(|| *serves_since.get_or_insert_with(Instant::now));
+        since.is_some_and(|since| since.elapsed() > SPEAKS) || begun.elapsed() > patience
+    })
+}
+
+#[test]
+fn each_step_of_a_login_again_fails_once_in_every_way_and_the_next_try_succeeds() {
+    /// One try has 10 seconds, and begins when the program does.
+    const HUNG: Duration = Duration::from_secs(40);
+    const LIMIT: Duration = Duration::from_secs(120);
+    IscsiTarget::need_portals_that_go_down();
+    guest::sweep_time_limit();
+    iscsi_tcp::prepare();
+    let mut target = IscsiTarget::new("iqn.2026-01.example:faults");
+    target.map(1, &Store::file("f2", 16 << 20));
+    let source = target.uri(&[0], 1);
+    let attached = guest::lunbd(&["attach", &source, "--log-in", "--json"]);
+    let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
+    let session = the_only_session();
+    // Longer than all that hangs here.
+    let budget = format!(
+        "/sys/class/iscsi_session/session{}/recovery_tmo",
+        session.id
+    );
+    std::fs::write(budget, "600").unwrap();
+    let writer = Writer::start(Path::new(attached["node"].as_str().unwrap()));
+    let lose = || {
+        writer.goes_on();
+        target.cut(0);
+        session.wait_for_state("FAILED", LIMIT);
+    };
+    lose();
+    let undisturbed = keep(&session, None, LIMIT);
+    println!("acts: {:?}", undisturbed.acts);
+    // To lose it, to give it its new socket and to start it.
+    for act in ["iscsi event 18:1", "iscsi event 15:1", "iscsi event 17:1"] {
+        assert!(undisturbed.acts.iter().any(|done| done == act), "{act}");
+    }
+    let tried = undisturbed.acts.iter().filter(|act| is_tried(act));
+    let faults = tried.flat_map(|act| FAULTS.map(|fault| (act, fault)));
+    let one_in = if guest::sweeps_are_whole() { 1 } else { 13 };
+    let (mut failed, mut hung) = (0, 0);
+    for (act, fault) in faults.step_by(one_in) {
+        let hangs = fault == Fault::Hangs;
+        if hangs && act.starts_with("iscsi connect") {
+            // That of a socket that does not block always returns.
+            continue;
+        }
+        lose();
+        let patience = if hangs { HUNG } else { LIMIT };
+        let traced = keep(&session, Some((act, fault)), patience);
+        println!("{act}, {fault:?}: {traced:?}");
+        assert!(traced.injected, "{act}, {fault:?}");
+        assert_eq!(traced.code, None, "{act}, {fault:?}: it ended by itself");
+        if session.state() != "LOGGED_IN" {
+            assert!(hangs, "{act}, {fault:?}: it was not tried again");
+            let said = traced.said.to_string();
+            assert!(
+                said.contains("timed_out") && said.contains("stage"),
+                "{act}: {said}"
+            );
+            keep(&session, None, LIMIT);
+        }
+        assert_eq!(session.state(), "LOGGED_IN", "{act}, {fault:?}");
+        failed += usize::from(!hangs);
+        hung += usize::from(hangs);
+    }
+    assert!(failed > 0 && hung > 0);
+    guest::tell(&format!(
+        "login again: {failed} calls failed and {hung} hung"
+    ));
+    writer.goes_on();
+    writer.end();
+    let detached = guest::lunbd(&["detach", &source]);
+    assert!(detached.status.success(), "{detached:?}");
     nothing_is_left();
 }

@@ -9,37 +9,39 @@
     reason = "a test panics to fail"
 )]
 
+use std::fs;
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{Multipath, StageObserver, Unit};
+use lunbd::engine::{Multipath, Unit};
 use lunbd::error::Stage;
 use lunbd::iscsi::{Credentials, Secret, SessionOptions};
-use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, session_of, soon, writes_and_reads};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
-use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Timeouts, sessions};
+use vm_tests::guest::iscsid::{INITIATOR, sessions};
 use vm_tests::guest::lio::Store;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
+use vm_tests::guest::own_processes::OwnProcesses;
+use vm_tests::guest::served::Served;
+use vm_tests::guest::tgt::Tgt;
 
 const IQN: &str = "iqn.2026-01.example:log-in";
 const USER: (&str, &str) = ("asker", "the-askers-own-secret");
 const TARGET: (&str, &str) = ("array", "what-the-array-knows");
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn options() -> SessionOptions {
     SessionOptions::new(INITIATOR.parse().unwrap())
 }
 
-fn source(target: &IscsiTarget, portals: &[usize], lun: u64) -> Source {
+fn source(target: &impl Served, portals: &[usize], lun: u64) -> Source {
     target.uri(portals, lun).parse().unwrap()
 }
 
-fn request(target: &IscsiTarget, portals: &[usize], lun: u64) -> AttachRequest {
+fn request(target: &impl Served, portals: &[usize], lun: u64) -> AttachRequest {
     AttachRequest::new(source(target, portals, lun)).log_in(options())
 }
 
@@ -99,6 +101,63 @@ fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out
 }
 
 #[test]
+fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::ramdisk("cd", 8 * MIB));
+    let multipathd = Multipathd::start(NoPath::Fail);
+    let started = OwnProcesses::start();
+    for portals in [&[0][..], &[0, 2]] {
+        let wanted = request(&target, portals, 1).min_paths(portals.len());
+        engine.attach(&wanted, soon()).unwrap();
+        let ended = detach(&engine, source(&target, portals, 1));
+        assert_eq!(ended.len(), portals.len());
+    }
+    assert_eq!(started.count(), 0);
+    // It would have been seen.
+    guest::run(&["true"]);
+    assert_eq!(started.count(), 1);
+    drop(multipathd);
+    nothing_is_left();
+}
+
+#[test]
+fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
+    const HOSTS: &str = "/etc/hosts";
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::ramdisk("ce", 8 * MIB));
+    let hosts = fs::read_to_string(HOSTS).unwrap();
+    let ours = "127.0.0.1 array.example also.example\n";
+    fs::write(HOSTS, hosts.clone() + ours).unwrap();
+    let source = |host: &str| -> Source { format!("iscsi://{host}/{IQN}/1").parse().unwrap() };
+    let attach = |host: &str| {
+        let request = AttachRequest::new(source(host)).log_in(options());
+        engine.attach(&request, soon())
+    };
+    let attachment = attach("array.example").unwrap();
+    let session = session_of(&attachment);
+    assert_eq!(attribute(session, "persistent_address"), "array.example");
+    assert_eq!(attribute(session, "address"), "127.0.0.1");
+    writes_and_reads(&attachment);
+    // The same unit, as another path.
+    let other = attach("also.example").unwrap();
+    assert_ne!(session_of(&other), session);
+    assert_ne!(other.node, attachment.node);
+    // By any of its sources all of it goes.
+    let mut ended = detach(&engine, source("also.example"));
+    ended.sort_unstable();
+    assert_eq!(ended, [session, session_of(&other)]);
+    nothing_is_left();
+    let unknown = attach("nobody.example").unwrap_err();
+    assert_eq!(unknown.stage(), Some(Stage::Resolve), "{unknown}");
+    nothing_is_left();
+    fs::write(HOSTS, hosts).unwrap();
+}
+
+#[test]
 fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
     iscsi_tcp::prepare();
     let engine = engine();
@@ -150,9 +209,16 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
         assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
         nothing_is_left();
     }
-    writes_and_reads(&attach(one_way(USER.1)).unwrap());
-    assert_eq!(detach(&engine, source(&target, &[0], 1)).len(), 1);
-    nothing_is_left();
+    let each = ["MD5", "SHA1", "SHA256", "SHA3-256"].map(Some);
+    for only in each.into_iter().chain([None]) {
+        let credentials = match only {
+            Some(algorithm) => one_way(USER.1).algorithms(algorithm.parse().unwrap()),
+            None => one_way(USER.1),
+        };
+        writes_and_reads(&attach(credentials).unwrap());
+        assert_eq!(detach(&engine, source(&target, &[0], 1)).len(), 1);
+        nothing_is_left();
+    }
 
     target.ask_for_chap(USER, Some(TARGET));
     let error = attach(mutual("not-what-the-array-knows")).unwrap_err();
@@ -189,127 +255,20 @@ fn with_digests_data_is_written_and_read_and_both_sides_have_them() {
 }
 
 #[test]
-fn sixty_four_luns_of_one_target_beside_each_other_are_one_login_and_one_logout() {
-    // Half a minute where nothing else runs.
-    guest::time_limit(Duration::from_secs(20 * 60));
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    for lun in 0..64 {
-        target.map(lun, &Store::ramdisk(&format!("{lun:02x}c5"), MIB));
-    }
-    let start = Instant::now();
-    let each = |work: &(dyn Fn(u64) + Sync)| {
-        std::thread::scope(|scope| {
-            for worker in 0..8 {
-                // In another order than that of the numbers.
-                scope.spawn(move || (0..8).for_each(|at| work((at * 8 + worker) * 37 % 64)));
-            }
-        });
-    };
-    each(&|lun| {
-        engine.attach(&request(&target, &[0], lun), soon()).unwrap();
-    });
-    println!("64 attached in {:?}", start.elapsed());
-    let [only] = &sessions()[..] else {
-        panic!("{:?}", sessions());
-    };
-    let start = Instant::now();
-    let ended = Mutex::new(Vec::new());
-    each(&|lun| {
-        let mine = detach(&engine, source(&target, &[0], lun));
-        ended.lock().unwrap().extend(mine);
-    });
-    println!("64 detached in {:?}", start.elapsed());
-    assert_eq!(ended.into_inner().unwrap(), [only.id]);
-    nothing_is_left();
-    // The kernel counts its sessions: there was no other.
-    engine.attach(&request(&target, &[0], 5), soon()).unwrap();
-    assert_eq!(sessions()[0].id, only.id + 1);
-    detach(&engine, source(&target, &[0], 5));
-}
-
-#[test]
-fn attaches_and_detaches_that_meet_never_lose_the_session_under_each_other() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    for lun in 0..3 {
-        target.map(lun, &Store::ramdisk(&format!("{lun:02x}c6"), MIB));
-    }
-    std::thread::scope(|scope| {
-        for lun in 0..3 {
-            let (engine, target) = (&engine, &target);
-            scope.spawn(move || {
-                for _ in 0..2 {
-                    engine.attach(&request(target, &[0], lun), soon()).unwrap();
-                    detach(engine, source(target, &[0], lun));
-                }
-            });
-        }
-    });
-    nothing_is_left();
-}
-
-#[test]
-fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_session() {
-    iscsi_tcp::prepare();
-    let engine = Arc::new(engine());
-    let mut target = IscsiTarget::new(IQN);
-    for lun in [1, 2] {
-        target.map(lun, &Store::ramdisk(&format!("{lun:02x}cd"), MIB));
-    }
-    let first = engine.attach(&request(&target, &[0], 1), soon()).unwrap();
-    let last = source(&target, &[0], 1);
-    let (done, detached) = mpsc::channel();
-    let beside = Mutex::new(Some((Arc::clone(&engine), done)));
-    // It has found the session and has not scanned.
-    let meet = StageObserver::new(move |stage| {
-        let Some((engine, done)) = (stage == Stage::Scan)
-            .then(|| beside.lock().unwrap().take())
-            .flatten()
-        else {
-            return;
-        };
-        let (told, at_its_logout) = mpsc::channel();
-        let observer = StageObserver::new(move |stage| {
-            if stage == Stage::Logout {
-                let _ = told.send(());
-            }
-        });
-        let last = DetachRequest::from(last.clone()).observe(observer);
-        std::thread::spawn(move || {
-            let detachment = engine.detach(last, soon()).unwrap();
-            let _nobody_asks = done.send(detachment);
-        });
-        at_its_logout.recv_timeout(LIMIT).unwrap();
-        // Time for it to do what it must not.
-        let _ = at_its_logout.recv_timeout(Duration::from_secs(2));
-    });
-    let patient = Deadline::after(3 * LIMIT);
-    let second = engine
-        .attach(&request(&target, &[0], 2).observe(meet), patient)
-        .unwrap();
-    assert_eq!(session_of(&second), session_of(&first));
-    let detachment = detached.recv_timeout(LIMIT).unwrap();
-    assert!(detachment.safe_to_unmap, "{detachment:?}");
-    assert_eq!(detachment.logged_out, []);
-    writes_and_reads(&second);
-    assert_eq!(
-        detach(&engine, source(&target, &[0], 2)),
-        [session_of(&first)]
-    );
-    nothing_is_left();
-}
-
-#[test]
 fn of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+    one_of_two_portals::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+    one_of_two_portals::<Tgt>();
+}
+
+fn one_of_two_portals<T: Served>() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
     let engine = engine();
-    let store = Store::ramdisk("c7", 8 * MIB);
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &store);
+    let mut target = T::serve(IQN, &[1], 8 * MIB);
     target.portal_down(1);
     // It takes connections and says nothing.
     let silent = TcpListener::bind("127.0.0.3:3260").unwrap();
@@ -348,6 +307,24 @@ fn of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
 }
 
 #[test]
+fn io_waits_for_a_lost_session_for_seconds_where_there_is_another_path() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let store = Store::ramdisk("c9", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    // Nobody but the engine says how long: no multipathd runs.
+    let wanted = request(&target, &[0, 2], 1).multipath(Multipath::Prefer);
+    let attachment = engine.attach(&wanted, soon()).unwrap();
+    assert_eq!(attachment.paths().len(), 2);
+    for session in sessions() {
+        assert_eq!(attribute(session.id, "recovery_tmo"), "5");
+    }
+    assert_eq!(detach(&engine, source(&target, &[0, 2], 1)).len(), 2);
+    nothing_is_left();
+}
+
+#[test]
 fn two_portals_are_two_sessions_below_one_map_and_both_are_logged_out() {
     iscsi_tcp::prepare();
     let engine = engine();
@@ -364,6 +341,8 @@ fn two_portals_are_two_sessions_below_one_map_and_both_are_logged_out() {
         attachment.node.to_str().unwrap().contains("dm-"),
         "{attachment:?}"
     );
+    let capacity = engine.capacity(&attachment.node, soon()).unwrap();
+    assert_eq!((capacity.bytes, capacity.file_systems.len()), (8 * MIB, 0));
     for session in sessions() {
         assert_eq!(attribute(session.id, "recovery_tmo"), "5");
     }
@@ -371,108 +350,4 @@ fn two_portals_are_two_sessions_below_one_map_and_both_are_logged_out() {
     assert_eq!(detach(&engine, source(&target, &[0, 2], 1)).len(), 2);
     nothing_is_left();
     drop(multipathd);
-}
-
-#[test]
-fn an_iscsid_that_starts_leaves_our_session_alone_and_its_own_is_never_logged_out_here() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let store = Store::ramdisk("c9", 8 * MIB);
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &store);
-    target.map(2, &Store::ramdisk("ca", 8 * MIB));
-    let attachment = engine.attach(&request(&target, &[0], 1), soon()).unwrap();
-    let ours = session_of(&attachment);
-    let mut iscsid = Iscsid::start();
-    let listed = guest::run(&["iscsiadm", "-m", "session", "-P", "3"]);
-    println!("{listed}");
-    assert!(listed.contains(IQN), "{listed}");
-    iscsid.restart();
-    writes_and_reads(&attachment);
-    assert_eq!(attribute(ours, "creator"), "-1");
-    assert_eq!(attribute(ours, "state"), "LOGGED_IN");
-
-    // Its own is used, and stays.
-    let theirs = iscsid.login(PORTALS[1], IQN, Timeouts::default());
-    let over_theirs = engine.attach(&request(&target, &[1], 2), soon()).unwrap();
-    assert_eq!(session_of(&over_theirs), theirs.id);
-    assert_eq!(detach(&engine, source(&target, &[1], 2)), [] as [u32; 0]);
-    assert_eq!(theirs.state(), "LOGGED_IN");
-    assert_eq!(detach(&engine, source(&target, &[0], 1)), [ours]);
-    assert_eq!(sessions(), std::slice::from_ref(&theirs));
-    let doctor = guest::lunbd(&["doctor"]);
-    let doctor = String::from_utf8(doctor.stdout).unwrap();
-    assert!(
-        doctor.contains("0 sessions of ours, 1 of others; iscsid runs"),
-        "{doctor}"
-    );
-    theirs.logout();
-}
-
-#[test]
-fn a_session_can_be_kept_and_the_next_attach_uses_it() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let store = Store::ramdisk("cb", 8 * MIB);
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &store);
-    let first = engine.attach(&request(&target, &[0], 1), soon()).unwrap();
-    let kept = DetachRequest::from(source(&target, &[0], 1)).keep_sessions();
-    let kept = engine.detach(kept, soon()).unwrap();
-    assert_eq!(kept.logged_out, []);
-    let session = session_of(&first);
-    assert_eq!(attribute(session, "state"), "LOGGED_IN");
-    // No login is asked for: a session is there.
-    let plain = AttachRequest::new(source(&target, &[0], 1));
-    assert_eq!(session_of(&engine.attach(&plain, soon()).unwrap()), session);
-    assert_eq!(detach(&engine, source(&target, &[0], 1)), [session]);
-    nothing_is_left();
-}
-
-#[test]
-fn two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
-    iscsi_tcp::prepare();
-    let mut target = IscsiTarget::new(IQN);
-    for lun in [1, 2] {
-        target.map(lun, &Store::ramdisk(&format!("{lun:02x}cc"), MIB));
-    }
-    target.ask_for_chap(USER, None);
-    let run = |verb: &'static str, lun: u64| {
-        let uri = target.uri(&[0], lun);
-        let mut command = std::process::Command::new("lunbd");
-        command.arg(verb).arg(uri);
-        if verb == "attach" {
-            command
-                .args(["--log-in", "--digests"])
-                .env("LUNBD_CHAP_USER", USER.0)
-                .env("LUNBD_CHAP_SECRET", USER.1);
-        }
-        command.output().unwrap()
-    };
-    for verb in ["attach", "detach"] {
-        let outputs = std::thread::scope(|scope| {
-            let run = &run;
-            let running = [1, 2].map(|lun| scope.spawn(move || run(verb, lun)));
-            running.map(|one| one.join().unwrap())
-        });
-        for output in outputs {
-            println!("{}", String::from_utf8_lossy(&output.stdout));
-            assert!(output.status.success(), "{output:?}");
-        }
-        let expected = usize::from(verb == "attach");
-        assert_eq!(sessions().len(), expected, "{:?}", sessions());
-        let json = guest::lunbd(&["sessions", "--json"]);
-        let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
-        let listed = json["sessions"].as_array().unwrap();
-        assert_eq!(listed.len(), expected, "{json}");
-        for session in listed {
-            assert_eq!(session["ours"], true, "{json}");
-            assert_eq!(session["devices"].as_array().unwrap().len(), 2, "{json}");
-            assert_eq!(session["parameters"]["data_digest"], "1", "{json}");
-        }
-    }
-    nothing_is_left();
-    guest::wait_until("the target's own end", LIMIT, || {
-        (target.sessions() == 0).then_some(())
-    });
 }

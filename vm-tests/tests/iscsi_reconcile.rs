@@ -25,6 +25,7 @@ use lunbd::{AttachRequest, Attachment, Engine, Source};
 use serde_json::{Value, json};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::directory::Directory;
 use vm_tests::guest::iscsi_target::IscsiTarget;
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, sessions};
@@ -36,17 +37,14 @@ const MIB: u64 = 1 << 20;
 /// More than anything takes here, on a machine that is several times slower too.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A directory of one test; removed on drop.
-struct Place(PathBuf);
+/// What an agent works on.
+struct Place(Directory);
 
 impl Place {
     fn new() -> Self {
         iscsi_tcp::prepare();
         assert!(!iscsi_tcp::iscsid_runs());
-        let path = PathBuf::from(format!("/tmp/iscsi-node-{}", std::process::id()));
-        let _not_there = fs::remove_dir_all(&path);
-        fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(Directory::new("iscsi-node"))
     }
 
     fn journal(&self) -> PathBuf {
@@ -118,12 +116,6 @@ impl Place {
         events
             .filter(|event: &Value| event["event"] == "session")
             .collect()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _gone_already = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sessions of ours whose connection is lost, with the kernel's own target.
+//! Sessions of ours whose connection is lost, with the kernel's own target and tgt.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -9,16 +9,12 @@
 )]
 
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, Multipath};
+use lunbd::engine::{KeepOutcome, Multipath};
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Source};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
@@ -28,9 +24,12 @@ use vm_tests::guest::crash::Place;
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
-use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts, sessions};
+use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Timeouts, sessions, the_only_session};
+use vm_tests::guest::keeping::{HealWatch, Keeping};
 use vm_tests::guest::lio::Store;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
+use vm_tests::guest::served::Served;
+use vm_tests::guest::tgt::Tgt;
 use vm_tests::guest::writer::Writer;
 
 const IQN: &str = "iqn.2026-01.example:recovery";
@@ -38,7 +37,7 @@ const USER: (&str, &str) = ("keeper", "what-the-keeper-knows");
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn source(target: &IscsiTarget, portal: usize, lun: u64) -> Source {
+fn source(target: &impl Served, portal: usize, lun: u64) -> Source {
     target.uri(&[portal], lun).parse().unwrap()
 }
 
@@ -46,137 +45,44 @@ fn options() -> SessionOptions {
     SessionOptions::new(INITIATOR.parse().unwrap())
 }
 
-fn attach(engine: &Engine, target: &IscsiTarget, lun: u64, options: SessionOptions) -> Attachment {
+fn attach(engine: &Engine, target: &impl Served, lun: u64, options: SessionOptions) -> Attachment {
     let request = AttachRequest::new(source(target, 0, lun)).log_in(options);
     engine.attach(&request, soon()).unwrap()
 }
 
-fn detach(engine: &Engine, target: &IscsiTarget, lun: u64) -> Vec<u32> {
+fn detach(engine: &Engine, target: &impl Served, lun: u64) -> Vec<u32> {
     let detachment = engine.detach(source(target, 0, lun), soon()).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     detachment.logged_out.iter().map(|id| id.0).collect()
 }
 
-/// An agent in this process that keeps sessions.
-struct Keeping {
-    stop: Arc<AtomicBool>,
-    news: Arc<Mutex<Vec<KeptSession>>>,
-    thread: JoinHandle<()>,
-}
-
-impl Keeping {
-    fn start(engine: &Engine) -> Self {
-        let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let news = Arc::new(Mutex::new(Vec::new()));
-        let (told, list) = (Arc::clone(&stop), Arc::clone(&news));
-        let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
-                let turn = Deadline::after(Duration::from_millis(100));
-                for kept in keeper.next(turn).unwrap() {
-                    println!("{:?} after {} tries", kept.outcome, kept.tries);
-                    list.lock().unwrap().push(kept);
-                }
-            }
-        });
-        Self { stop, news, thread }
-    }
-
-    fn count(&self, is_it: impl Fn(&KeptSession) -> bool) -> usize {
-        let news = self.news.lock().unwrap();
-        news.iter().filter(|kept| is_it(kept)).count()
-    }
-
-    fn recovered(&self) -> usize {
-        self.count(|kept| matches!(kept.outcome, KeepOutcome::Recovered))
-    }
-
-    fn wait_until(&self, what: &str, is_it: impl Fn(&KeptSession) -> bool) {
-        guest::wait_until(what, LIMIT, || (self.count(&is_it) > 0).then_some(()));
-    }
-
-    fn wait_until_recovered(&self, times: usize) {
-        let what = format!("{times} recoveries");
-        guest::wait_until(&what, LIMIT, || (self.recovered() >= times).then_some(()));
-    }
-
-    fn end(self) -> Vec<KeptSession> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap();
-        std::mem::take(&mut self.news.lock().unwrap())
-    }
-}
-
-/// An agent that is a process of its own, and is killed.
-struct Agent {
-    child: Child,
-    news: Arc<Mutex<Vec<String>>>,
-}
-
-impl Agent {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new("lunbd")
-            .args(["heal", "--watch", "--json"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let news: Arc<Mutex<Vec<String>>> = Arc::default();
-        let list = Arc::clone(&news);
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                println!("{line}");
-                list.lock().unwrap().push(line);
-            }
-        });
-        Self { child, news }
-    }
-
-    fn wait_until_recovered(&self, session: u32) {
-        let what = format!("session {session} to be logged in again");
-        let is_it = |line: &String| {
-            let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            let number = line["session"].as_str().and_then(|id| id.parse().ok());
-            number == Some(session) && line["outcome"] == "recovered"
-        };
-        guest::wait_until(&what, LIMIT, || {
-            let news = self.news.lock().unwrap();
-            news.iter().any(is_it).then_some(())
-        });
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
 /// One block, past the page cache.
-fn reads(node: &Path) -> std::io::Result<()> {
+fn reads(node: &Path) -> std::io::Result<Vec<u8>> {
     let mut page = memmap2::MmapMut::map_anon(4096)?;
     let direct = nix::libc::O_DIRECT;
     let disk = OpenOptions::new()
         .read(true)
         .custom_flags(direct)
         .open(node);
-    disk?.read_exact(&mut page)
-}
-
-fn the_only_session() -> Session {
-    let [session] = &sessions()[..] else {
-        panic!("{:?}", sessions());
-    };
-    session.clone()
+    disk?.read_exact(&mut page)?;
+    Ok(page.to_vec())
 }
 
 #[test]
 fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+    cut_ten_times::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+    cut_ten_times::<Tgt>();
+}
+
+fn cut_ten_times<T: Served>() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
     let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &Store::file("e1", 16 * MIB));
+    let target = T::serve(IQN, &[1], 16 * MIB);
     let attachment = attach(&engine, &target, 1, options());
     let session = session_of(&attachment);
     let writer = Writer::start(&attachment.node);
@@ -200,10 +106,18 @@ fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data(
 
 #[test]
 fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+    restarted::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+    restarted::<Tgt>();
+}
+
+fn restarted<T: Served>() {
     iscsi_tcp::prepare();
     let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &Store::file("e2", 16 * MIB));
+    let mut target = T::serve(IQN, &[1], 16 * MIB);
     let attachment = attach(&engine, &target, 1, options().digests(true, true));
     let session = the_only_session();
     // It sees what the kernel forgets with the connection.
@@ -214,8 +128,8 @@ fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
         writer.goes_on();
         let (before, failed) = (keeping.recovered(), failures());
         target.stop();
-        // It takes connections and refuses the login.
-        guest::wait_until("a login that is refused", LIMIT, || {
+        // One takes connections and refuses the login, the other takes none.
+        guest::wait_until("a login that fails", LIMIT, || {
             (failures() > failed).then_some(())
         });
         target.start();
@@ -233,18 +147,23 @@ fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
 
 #[test]
 fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+    gone_for_long::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+    gone_for_long::<Tgt>();
+}
+
+fn gone_for_long<T: Served>() {
     /// Time enough to see it lost.
     const BUDGET: Duration = Duration::from_secs(10);
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
     let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
+    let mut target = T::serve(IQN, &[1, 2], 8 * MIB);
     let options = options().recovery_timeout(BUDGET);
-    let mut units = Vec::new();
-    for lun in [1, 2] {
-        target.map(lun, &Store::ramdisk(&format!("{lun}e3"), 8 * MIB));
-        units.push(attach(&engine, &target, lun, options.clone()));
-    }
+    let units = [1, 2].map(|lun| attach(&engine, &target, lun, options.clone()));
     let session = the_only_session();
     let state = |lun| session.device_dir(lun).join("state");
     let is = |lun| fs::read_to_string(state(lun)).unwrap().trim().to_owned();
@@ -285,12 +204,20 @@ fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_ru
 
 #[test]
 fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+    two_portals_below_a_map::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+    two_portals_below_a_map::<Tgt>();
+}
+
+fn two_portals_below_a_map<T: Served>() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
     guest::time_limit(Duration::from_secs(600));
     let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &Store::file("e7", 16 * MIB));
+    let mut target = T::serve(IQN, &[1], 16 * MIB);
     // It gives the sessions its own recovery timeout.
     let multipathd = Multipathd::start_with(NoPath::Queue, 3);
     let uri: Source = target.uri(&[0, 1], 1).parse().unwrap();
@@ -344,11 +271,20 @@ fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_eno
 
 #[test]
 fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between() {
+    killed_and_taken_over::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between()
+ {
+    killed_and_taken_over::<Tgt>();
+}
+
+fn killed_and_taken_over<T: Served>() {
     IscsiTarget::need_portals_that_go_down();
     iscsi_tcp::prepare();
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &Store::file("e4", 16 * MIB));
-    target.ask_for_chap(USER, None);
+    let mut target = T::serve(IQN, &[1], 16 * MIB);
+    target.ask_for_chap(USER);
     let file = "/tmp/recovery-chap";
     fs::write(file, format!("user={}\nsecret={}\n", USER.0, USER.1)).unwrap();
     let uri = target.uri(&[0], 1);
@@ -357,7 +293,7 @@ fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_c
     let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
     let node = attached["node"].as_str().unwrap();
     let session = the_only_session();
-    let first = Agent::start(&chap);
+    let first = HealWatch::start(&chap);
     let writer = Writer::start(Path::new(node));
     writer.goes_on();
     target.cut(0);
@@ -365,7 +301,7 @@ fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_c
     first.kill();
     // The session needs no process.
     writer.goes_on();
-    let second = Agent::start(&chap);
+    let second = HealWatch::start(&chap);
     writer.goes_on();
     target.cut(0);
     second.wait_until_recovered(session.id);
@@ -373,7 +309,7 @@ fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_c
     second.kill();
     target.cut(0);
     session.wait_for_state("FAILED", LIMIT);
-    let third = Agent::start(&chap);
+    let third = HealWatch::start(&chap);
     third.wait_until_recovered(session.id);
     writer.goes_on();
     assert_eq!(attribute(session.id, "data_digest"), "1");
@@ -461,6 +397,33 @@ fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time
     keeping.end();
     let detachment = engine.detach(uri, soon()).unwrap();
     assert_eq!(detachment.logged_out[0].0, session);
+    drop(proxy);
+    nothing_is_left();
+}
+
+#[test]
+fn data_that_does_not_match_its_digest_costs_a_connection_and_reaches_nobody() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    let store = Store::file("e8", 16 * MIB);
+    fs::write(store.path().unwrap(), vec![0x5a; 16 << 20]).unwrap();
+    target.map(1, &store);
+    let proxy = IscsiProxy::with_data_digests("127.0.0.9:3260", PORTALS[0]);
+    let uri: Source = format!("iscsi://127.0.0.9/{IQN}/1").parse().unwrap();
+    let request = AttachRequest::new(uri.clone()).log_in(options().digests(false, true));
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let keeping = Keeping::start(&engine);
+    for round in 1..=3 {
+        proxy.break_a_read();
+        let block = reads(&attachment.node).unwrap();
+        assert!(!proxy.is_to_break());
+        assert!(block.iter().all(|&byte| byte == 0x5a), "{:x?}", &block[..8]);
+        keeping.wait_until_recovered(round);
+    }
+    keeping.end();
+    let detachment = engine.detach(uri, soon()).unwrap();
+    assert_eq!(detachment.logged_out.len(), 1);
     drop(proxy);
     nothing_is_left();
 }

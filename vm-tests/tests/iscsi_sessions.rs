@@ -9,9 +9,11 @@
     reason = "a test panics to fail"
 )]
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lunbd::error::Stage;
+use lunbd::id::SessionId;
 use lunbd::iscsi::{
     KernelSession, SessionName, SessionOptions, StandingSession, connect, hand_over, log_out,
 };
@@ -21,7 +23,7 @@ use vm_tests::guest::agent::soon;
 use vm_tests::guest::iscsi_proxy::{IscsiProxy, Wish};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
-use vm_tests::guest::iscsid::{INITIATOR, Session};
+use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts};
 use vm_tests::guest::lio::Store;
 
 const IQN: &str = "iqn.2026-01.example:sessions";
@@ -150,6 +152,80 @@ fn every_parameter_that_was_agreed_on_is_what_the_kernel_has() {
         assert_eq!(found, expected, "{attribute_name}");
     }
     log_out(&Roots::default(), &standing(session), soon()).unwrap();
+    nothing_is_left();
+}
+
+/// What `iscsiadm -P 3` says of a session, by its own words.
+fn shown_by_iscsiadm(session: u32) -> BTreeMap<String, String> {
+    let id = session.to_string();
+    let shown = guest::run(&["iscsiadm", "-m", "session", "-r", &id, "-P", "3"]);
+    println!("{shown}");
+    let lines = shown
+        .lines()
+        .filter_map(|line| line.trim().split_once(": "));
+    lines
+        .map(|(word, value)| (word.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+#[test]
+fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
+    const SAME: [(&str, &str); 15] = [
+        ("Iface Name", "ifacename"),
+        ("Iface IPaddress", "ipaddress"),
+        ("Recovery Timeout", "recovery_tmo"),
+        ("Target Reset Timeout", "tgt_reset_tmo"),
+        ("LUN Reset Timeout", "lu_reset_tmo"),
+        ("Abort Timeout", "abort_tmo"),
+        ("HeaderDigest", "header_digest"),
+        ("DataDigest", "data_digest"),
+        ("MaxRecvDataSegmentLength", "max_recv_dlength"),
+        ("MaxXmitDataSegmentLength", "max_xmit_dlength"),
+        ("FirstBurstLength", "first_burst_len"),
+        ("MaxBurstLength", "max_burst_len"),
+        ("ImmediateData", "immediate_data"),
+        ("InitialR2T", "initial_r2t"),
+        ("MaxOutstandingR2T", "max_outstanding_r2t"),
+    ];
+    iscsi_tcp::prepare();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::ramdisk("e9", 8 * MIB));
+    let ours = log_in(&name(0), &options().digests(true, false)).unwrap();
+    let iscsid = Iscsid::start();
+    let theirs = iscsid.login(PORTALS[1], IQN, Timeouts::default());
+    let theirs = StandingSession::new(&Roots::default(), SessionId(theirs.id));
+    for session in [standing(ours), theirs] {
+        let shown = shown_by_iscsiadm(session.id().0);
+        let facts = session.facts().unwrap().unwrap();
+        for (word, name) in SAME {
+            let said = match (&*shown[word], &*facts.parameters[name]) {
+                ("Yes" | "CRC32C", "1") | ("No" | "None", "0") => continue,
+                said => said,
+            };
+            assert_eq!(said.0, said.1, "{word}");
+        }
+        let parameter = |name| &facts.parameters[name];
+        let portal = format!("{}:{}", parameter("address"), parameter("port"));
+        assert_eq!(
+            shown["Current Portal"],
+            format!("{portal},{}", parameter("tpgt"))
+        );
+        let asked = facts.portal.as_ref().unwrap().to_string();
+        assert_eq!(
+            shown["Persistent Portal"],
+            format!("{asked},{}", parameter("tpgt"))
+        );
+        assert_eq!(
+            shown["Iface Initiatorname"],
+            facts.initiator.unwrap().as_str()
+        );
+        assert_eq!(shown["iSCSI Session State"], facts.state);
+        assert_eq!(facts.connection_state.as_deref(), Some("up"));
+        let host = shown["Host Number"].split_whitespace().next().unwrap();
+        assert_eq!(host, facts.host.unwrap().to_string());
+    }
+    log_out(&Roots::default(), &standing(ours), soon()).unwrap();
+    drop(iscsid);
     nothing_is_left();
 }
 

@@ -118,7 +118,7 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
     };
     let only = |names: &str| one_way(USER.1).algorithms(names.parse().unwrap());
 
-    let target = Tgt::start("0", portal, IQN, BYTES);
+    let mut target = Tgt::start("0", portal, IQN, BYTES);
     target.ask_for_chap(USER, None);
     comes_in(one_way(USER.1), &target);
     comes_in(only("MD5"), &target);
@@ -131,7 +131,7 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
     is_refused(only("SHA3-256"), ErrorKind::Refused);
     drop(target);
 
-    let target = Tgt::start("0", portal, IQN, BYTES);
+    let mut target = Tgt::start("0", portal, IQN, BYTES);
     target.ask_for_chap(USER, Some(TARGET));
     comes_in(mutual(TARGET.1), &target);
     is_refused(mutual("not-what-the-array-knows"), ErrorKind::NotPermitted);

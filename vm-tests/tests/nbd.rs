@@ -82,6 +82,8 @@ fn comes_and_goes(server: &NbdServer) {
     let attachment = attach(&engine, &uri);
     assert!(attachment.changed);
     assert_eq!(attachment.size, 64 * MIB);
+    let capacity = engine.capacity(&attachment.node, soon()).unwrap();
+    assert_eq!((capacity.bytes, capacity.file_systems.len()), (64 * MIB, 0));
     assert!(!attachment.read_only);
     assert_ne!(attachment.settled, Settled::KernelOnly);
     let Unit::Nbd {

@@ -8,9 +8,11 @@
 )]
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lunbd::engine::{HealOutcome, Healing, NbdOptions};
@@ -111,6 +113,63 @@ fn the_healer_heals_as_links_die_over_unix_sockets_too() {
         });
         writer.goes_on();
     }
+    writer.end();
+    drop(healer);
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_it_serves() {
+    const LOOK: Duration = Duration::from_secs(4);
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri, &patient());
+    let mut healer = engine.healer(soon()).unwrap();
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    server.kill();
+    // It speaks, and not NBD.
+    let At::Tcp(address) = server.at() else {
+        unreachable!("a TCP server");
+    };
+    let stranger = TcpListener::bind(address).unwrap();
+    let (asked, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for client in stranger.incoming() {
+                if ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                asked.fetch_add(1, Ordering::Relaxed);
+                let _gone_already = client
+                    .unwrap()
+                    .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let look = Deadline::after(LOOK);
+        while !look.has_passed() {
+            let news = healer.next(look).unwrap();
+            assert!(
+                news.iter().all(|healing| !healing.outcome.serves()),
+                "{news:?}"
+            );
+        }
+        ends.store(true, Ordering::Relaxed);
+        let _wakes_it = TcpStream::connect(address);
+    });
+    // From 20 ms each pause is twice as long as the last, up to 2 s.
+    let asked = asked.into_inner();
+    assert!((2..=24).contains(&asked), "{asked} times in {LOOK:?}");
+    drop(stranger);
+    server.start();
+    guest::wait_until("the healer to heal", Duration::from_secs(60), || {
+        let news = healer.next(Deadline::after(Duration::from_secs(5)));
+        let mut news = news.unwrap().into_iter();
+        news.any(|healing| healing.outcome.serves()).then_some(())
+    });
+    writer.goes_on();
     writer.end();
     drop(healer);
     detach(&engine, &uri);

@@ -42,6 +42,8 @@ struct Rig {
 #[derive(Default, Clone)]
 struct Steps {
     attach: Vec<String>,
+    /// Of an attach that takes a lost path in again.
+    retake: Vec<String>,
     resize: Vec<String>,
     detach: Vec<String>,
 }
@@ -85,16 +87,16 @@ impl Rig {
         self.gigabytes << 30
     }
 
-    /// An attach, a resize and a detach, each killed at its step. A resize that
-    /// is `alone` has no multipathd.
+    /// An attach, one more that takes a lost path in again, a resize and a detach,
+    /// each killed at its step. A resize that is `alone` has no multipathd.
     fn turn(
         &mut self,
         sweep: &mut Sweep,
         all: &Steps,
-        at: &[Option<&String>; 3],
+        at: &[Option<&String>; 4],
         alone: bool,
     ) -> Steps {
-        let [attach, resize, detach] = at.map(|step| step.map(String::as_str));
+        let [attach, retake, resize, detach] = at.map(|step| step.map(String::as_str));
         let mut passed = Steps {
             attach: self.attach_killed_at(sweep, attach),
             ..Steps::default()
@@ -105,6 +107,9 @@ impl Rig {
         if self.multipathd.is_some() {
             // A map that is open cannot be removed.
             written.take().unwrap().sync_all().unwrap();
+        }
+        if let Some(lost) = self.sources.get(1).cloned() {
+            passed.retake = self.retake_killed_at(sweep, &lost, &node, retake);
         }
         if let Some(multipathd) = self.multipathd.as_mut().filter(|_| alone) {
             multipathd.stop();
@@ -131,6 +136,28 @@ impl Rig {
                 None => self.require_gone(&when),
             }
         }
+        ended.steps
+    }
+
+    fn retake_killed_at(
+        &mut self,
+        sweep: &mut Sweep,
+        lost: &str,
+        node: &Path,
+        step: Option<&str>,
+    ) -> Vec<String> {
+        let when = format!("retake at {}", step.unwrap_or("no step"));
+        let hctl = lost.strip_prefix("scsi:").unwrap();
+        fs::write(format!("/sys/bus/scsi/devices/{hctl}/delete"), "1").unwrap();
+        let ended = sweep.run(&self.place, "retake", &self.sources, step);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when).expect("the volume");
+            assert_eq!(recovered.node.as_deref(), Some(node), "{when}");
+            self.data.compare(node, &when);
+        }
+        assert_eq!(self.attach().node, node, "{when}");
+        assert_eq!(self.target.devices().len(), 2, "{when}");
+        self.data.compare(node, &when);
         ended.steps
     }
 
@@ -176,10 +203,10 @@ impl Rig {
 
     /// A turn without a kill, then as many as it takes.
     fn sweep(&mut self, sweep: &mut Sweep) {
-        let all = self.turn(sweep, &Steps::default(), &[None; 3], false);
+        let all = self.turn(sweep, &Steps::default(), &[None; 4], false);
         let mut alone = Steps::default();
         if self.multipathd.is_some() {
-            alone = self.turn(sweep, &alone, &[None; 3], true);
+            alone = self.turn(sweep, &alone, &[None; 4], true);
         }
         let tried = |steps: &[String]| -> Vec<String> {
             println!("steps of an operation: {steps:?}");
@@ -187,15 +214,20 @@ impl Rig {
             tried.cloned().collect()
         };
         let (attach, detach) = (tried(&all.attach), tried(&all.detach));
+        let retake = tried(&all.retake);
         let (resize, resize_alone) = (tried(&all.resize), tried(&alone.resize));
         let resizes = resize.len() + resize_alone.len();
-        for turn in guest::turns(attach.len().max(resizes).max(detach.len())) {
+        let most = [attach.len(), retake.len(), resizes, detach.len()];
+        for turn in guest::turns(most.into_iter().max().unwrap_or_default()) {
             let (attach, detach) = (attach.get(turn), detach.get(turn));
-            let at_alone = turn.checked_sub(resize.len());
-            match at_alone.map(|at| resize_alone.get(at)) {
-                Some(Some(at)) => self.turn(sweep, &alone, &[attach, Some(at), detach], true),
-                _ => self.turn(sweep, &all, &[attach, resize.get(turn), detach], false),
-            };
+            let retake = retake.get(turn);
+            let alone_at = turn.checked_sub(resize.len());
+            if let Some(at) = alone_at.and_then(|at| resize_alone.get(at)) {
+                self.turn(sweep, &alone, &[attach, retake, Some(at), detach], true);
+            } else {
+                let at = [attach, retake, resize.get(turn), detach];
+                self.turn(sweep, &all, &at, false);
+            }
         }
     }
 }
@@ -322,11 +354,11 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     sweep.conclude(&["journal", "lease", "lost", "block", "scsi"]);
 }
 
-/// On one kernel all but the fourth pass of a point, which is the second path's
-/// turn at what was the first one's. On the others, for the run's time, what is
-/// multipath's own: the rest is a SCSI volume's too.
+/// On one kernel, and in a whole sweep, all but the fourth pass of a point, which is
+/// the second path's turn at what was the first one's. On the others, for the run's
+/// time, what is multipath's own: the rest is a SCSI volume's too.
 fn is_tried(step: &str) -> bool {
-    let all = guest::series() == "6.1";
+    let all = guest::series() == "6.1" || guest::sweeps_are_whole();
     step.starts_with("multipath.") || (all && !step.ends_with(":4"))
 }
 

@@ -211,8 +211,18 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     }
     guest::udevd::settle();
     target.set("max_luns", 1);
+    // An agent holds the journal all the time.
+    let agent = engine();
+    let held = agent.open_journal_at(place.as_ref(), soon()).unwrap();
+    let dry = guest::lunbd(&["reap", "--dry-run", "--journal", &place]);
+    let text = String::from_utf8(dry.stdout).unwrap();
+    assert!(text.contains("would be reaped"), "{text}");
+    assert!(text.contains("reports 1 LUNs and not this one"), "{text}");
     let dry = guest::lunbd(&["reap", "--dry-run", "--json", "--journal", &place]);
     assert!(dry.status.success(), "{dry:?}");
+    let refused = guest::lunbd(&["reap", "--journal", &place]);
+    assert_eq!(refused.status.code(), Some(5), "{refused:?}");
+    drop(held);
     let found: Value = serde_json::from_slice(&dry.stdout).unwrap();
     let [idle, owned] = found["phantoms"].as_array().unwrap().as_slice() else {
         panic!("{found}");

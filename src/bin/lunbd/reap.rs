@@ -11,15 +11,18 @@ use crate::{arguments, attach, exit, progress::Progress, recover};
 /// Exits as the first phantom that stands says, where one was to go.
 pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result<ExitCode> {
     let progress = Progress::of("looking for phantoms");
-    let mut request = ReapRequest::default().observe(progress.observer());
-    if what.dry_run {
-        request = request.dry_run();
-    }
+    let request = ReapRequest::default().observe(progress.observer());
     let deadline = Deadline::after(what.timeout);
-    let journal = recover::open_if_there(engine, what.journal.as_deref(), deadline)?;
-    let reaping = match &journal {
-        Some(journal) => engine.reap_beside(journal, &request, deadline)?,
-        None => engine.reap(&request, deadline)?,
+    let directory = what.journal.as_deref();
+    let reaping = if what.dry_run {
+        // Beside whoever holds the journal, and with nothing changed there.
+        let journal = recover::read(engine, directory, deadline)?;
+        engine.reapable_beside(&journal, &request, deadline)?
+    } else {
+        match recover::open_if_there(engine, directory, deadline)? {
+            Some(journal) => engine.reap_beside(&journal, &request, deadline)?,
+            None => engine.reap(&request, deadline)?,
+        }
     };
     drop(progress);
     let printed = exit::print(|mut out| {

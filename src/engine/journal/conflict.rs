@@ -1,9 +1,9 @@
 //! What is refused before anything is done: two volumes on one device, one
 //! volume from two sources.
 
-use super::record::{Record, VolumeSpec};
+use super::record::{NbdSpec, Record, VolumeSpec};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source, VolumeId, Wwid};
+use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
 use crate::scsi::Identity;
 
 /// What a volume lays claim to.
@@ -23,6 +23,16 @@ impl<'a> Claimant<'a> {
             spec: &record.spec,
             names: names.unwrap_or_default(),
         }
+    }
+
+    /// Whose a unit is, or who is meant to be at its address.
+    pub(super) fn owner(
+        mut claimants: impl Iterator<Item = Self>,
+        identity: &Identity,
+        hctl: Hctl,
+    ) -> Option<VolumeId> {
+        let owner = claimants.find(|one| one.owns(identity) || one.is_meant_at(hctl));
+        owner.map(|owner| owner.volume.clone())
     }
 
     /// Whether it is meant to be at this address and nobody has said its name.
@@ -49,53 +59,104 @@ impl<'a> Claimant<'a> {
     }
 }
 
+/// A volume as it is attached.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standing<'a> {
+    pub(crate) spec: &'a VolumeSpec,
+    /// The names that its unit gave itself.
+    pub(crate) names: &'a [Wwid],
+    /// The NBD device that it is, where that was looked for.
+    pub(crate) nbd_index: Option<NbdIndex>,
+}
+
+/// Why a volume has to be detached before it can be attached as it is wanted.
+#[derive(Debug)]
+pub(crate) struct Bar {
+    kind: ErrorKind,
+    pub(crate) why: String,
+}
+
+impl Bar {
+    fn in_use(why: String) -> Self {
+        let kind = ErrorKind::InUse;
+        Self { kind, why }
+    }
+}
+
+/// What cannot be changed in place; `None` where an attach can bring all that is
+/// wanted otherwise.
+pub(crate) fn must_be_detached_first(standing: Standing<'_>, wanted: &VolumeSpec) -> Option<Bar> {
+    let is = standing.spec;
+    let shared = |source| is.sources.contains(source);
+    if !wanted.sources.iter().any(shared) {
+        let (from, to) = (spelt(is), spelt(wanted));
+        let why = format!("it is attached from {from} and wanted from {to}");
+        return Some(Bar::in_use(why));
+    }
+    if let (Some(is), Some(wanted)) = (&is.nbd, &wanted.nbd) {
+        return nbd_bar(is, wanted, standing.nbd_index).map(Bar::in_use);
+    }
+    if let (Some(is), Some(wanted)) = (&is.log_in, &wanted.log_in)
+        && is.initiator != wanted.initiator
+    {
+        let (is, wanted) = (&is.initiator, &wanted.initiator);
+        let why = format!("it is logged in to as {is} and wanted as {wanted}");
+        return Some(Bar::in_use(why));
+    }
+    let mut names: Vec<&Wwid> = standing.names.iter().collect();
+    if names.is_empty() {
+        names.extend(&is.expect);
+    }
+    let expected = wanted.expect.as_ref()?;
+    if names.is_empty() || names.contains(&expected) {
+        return None;
+    }
+    let names: Vec<String> = names.into_iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    Some(Bar {
+        kind: ErrorKind::IdentityMismatch,
+        why: format!("it is unit {names} and wanted as unit {expected}"),
+    })
+}
+
+fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<String> {
+    if is.backend != wanted.backend {
+        let (is, wanted) = (&is.backend, &wanted.backend);
+        return Some(format!("its backend id is {is} and wanted to be {wanted}"));
+    }
+    if is.read_only != wanted.read_only {
+        let to = if wanted.read_only {
+            "read-only"
+        } else {
+            "writable"
+        };
+        return Some(format!("it is wanted {to}"));
+    }
+    if is.connections != wanted.connections {
+        let wanted = wanted.connections;
+        return Some(format!("it is wanted with {wanted} connections"));
+    }
+    let wanted = wanted.index.filter(|_| wanted.index != index)?;
+    index.map(|_| format!("it is wanted as nbd{wanted}"))
+}
+
 /// # Errors
-/// `InUse` where the volume is known and wanted from elsewhere now;
-/// `IdentityMismatch` where it is known as another unit than the expected one.
+/// `InUse` where the volume is known, and cannot be what is wanted before it was
+/// detached; `IdentityMismatch` where it is known as another unit than the expected
+/// one.
 pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
-    let volume = &known.volume;
-    let shared = wanted
-        .sources
-        .iter()
-        .any(|source| known.spec.sources.contains(source));
-    if !shared {
-        let message = format!(
-            "volume {volume} is that of {}, and is wanted from {}: detach it first",
-            spelt(&known.spec),
-            spelt(wanted)
-        );
-        return Err(refusal(ErrorKind::InUse, message));
-    }
-    let ids = [&known.spec, wanted].map(|spec| spec.nbd.as_ref().map(|nbd| &nbd.backend));
-    if let [Some(before), Some(now)] = ids
-        && before != now
-    {
-        let message = format!(
-            "volume {volume} has backend id {before}, and is wanted under {now}: detach it first"
-        );
-        return Err(refusal(ErrorKind::InUse, message));
-    }
-    let initiators =
-        [&known.spec, wanted].map(|spec| spec.log_in.as_ref().map(|log_in| &log_in.initiator));
-    if let [Some(before), Some(now)] = initiators
-        && before != now
-    {
-        let message = format!(
-            "volume {volume} is logged in to as {before}, and is wanted as {now}: detach it first"
-        );
-        return Err(refusal(ErrorKind::InUse, message));
-    }
-    let names = known.names();
-    if let Some(expected) = &wanted.expect
-        && !names.is_empty()
-        && !names.contains(expected)
-    {
-        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let names = names.join(", ");
-        let message = format!("volume {volume} is {names}, and is expected to be {expected}");
-        return Err(refusal(ErrorKind::IdentityMismatch, message));
-    }
-    Ok(())
+    let names = known.outcome.as_ref().map(|outcome| &*outcome.names);
+    let standing = Standing {
+        spec: &known.spec,
+        names: names.unwrap_or_default(),
+        // The kernel knows which it is now, and the attach asks it.
+        nbd_index: None,
+    };
+    let Some(bar) = must_be_detached_first(standing, wanted) else {
+        return Ok(());
+    };
+    let message = format!("volume {}: {}: detach it first", known.volume, bar.why);
+    Err(refusal(bar.kind, message))
 }
 
 /// # Errors
@@ -164,4 +225,40 @@ fn spelt(spec: &VolumeSpec) -> String {
 
 fn refusal(kind: ErrorKind, message: String) -> Error {
     Error::new(kind, message).at(Stage::Journal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{AttachRequest, NbdOptions};
+
+    fn spec(options: NbdOptions) -> VolumeSpec {
+        let source: Source = "nbd://192.0.2.1/vol-7".parse().unwrap();
+        VolumeSpec::of(&AttachRequest::new(source).nbd(options))
+    }
+
+    #[test]
+    fn a_volume_that_stands_is_refused_in_what_only_a_new_device_has_and_not_in_its_timeouts() {
+        let known = Record {
+            volume: "pvc-1".parse().unwrap(),
+            spec: spec(NbdOptions::default()),
+            intent: None,
+            outcome: None,
+        };
+        let two = NonZeroU16::new(2).unwrap();
+        for (options, why) in [
+            (NbdOptions::default().read_only(), "read-only"),
+            (NbdOptions::default().connections(two), "2 connections"),
+        ] {
+            let error = with_itself(&known, &spec(options)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(why) && text.contains("pvc-1"), "{text}");
+        }
+        let slower = NbdOptions::default().io_timeout(Duration::from_secs(90));
+        with_itself(&known, &spec(slower)).unwrap();
+    }
 }

@@ -44,8 +44,9 @@ pub(super) fn name_of(volume: &VolumeId) -> String {
 }
 
 /// Puts `bytes` at `name`, whole or not at all, whenever the machine stops: it
-/// is written beside, brought to the disk, and renamed. **Blocks** for as long
-/// as the file system does.
+/// is written beside, brought to the disk, and renamed. That it is there after the
+/// machine stops takes a [`keep`] besides. **Blocks** for as long as the file
+/// system does.
 pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
@@ -69,6 +70,12 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
         Error::io("cannot write down what is to be done", &path, &error)
     })?;
     point!(JournalRenamed);
+    Ok(())
+}
+
+/// Brings what was [replaced](replace) to the disk by its name too. **Blocks** as
+/// that does.
+pub(super) fn keep(directory: &Path) -> Result<()> {
     sync(directory)?;
     point!(JournalKept);
     Ok(())

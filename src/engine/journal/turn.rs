@@ -62,10 +62,7 @@ impl Journal {
 
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
-        let table = self.shared.table();
-        let mut claimants = table.claimants();
-        let owner = claimants.find(|one| one.owns(identity) || one.is_meant_at(hctl));
-        owner.map(|owner| owner.volume.clone())
+        Claimant::owner(self.shared.table().claimants(), identity, hctl)
     }
 }
 
@@ -144,9 +141,10 @@ impl Turn {
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
+            // It is there, whatever becomes of the rest.
             let volume = turn.volume.clone();
             turn.shared.table().records.insert(volume, record);
-            Ok(())
+            file::keep(directory)
         })
     }
 

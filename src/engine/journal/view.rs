@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
+use super::conflict::Claimant;
 use super::failing::Failing;
 use super::open::{self, Problem};
 use super::record::Record;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::error::{Result, Stage};
+use crate::id::{Hctl, VolumeId};
 use crate::kernel::worker;
+use crate::scsi::Identity;
 
 /// What a journal held at one look. Each record is whole; while its holder works,
 /// two of them may be of two moments.
@@ -23,6 +26,13 @@ pub struct JournalView {
     /// tries each again, by the word of a `reconcile::Reconciler`
     /// that runs; empty where none does.
     pub failing: Vec<Failing>,
+}
+
+impl JournalView {
+    /// The volume that a unit is, or that is meant to be at its address.
+    pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
+        Claimant::owner(self.records.iter().map(Claimant::of), identity, hctl)
+    }
 }
 
 impl Engine {

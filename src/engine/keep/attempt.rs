@@ -8,7 +8,7 @@ use super::{Ask, beside};
 use crate::deadline::Deadline;
 use crate::engine::lease::Lease;
 use crate::engine::sessions::{after_the_dead, login_lease_of, share};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
 use crate::kernel::Roots;
@@ -128,7 +128,7 @@ impl Attempt {
             _ => {
                 let id = self.session.id();
                 let message = format!("session {id} is ended by another, or is not lost any more");
-                Err(Error::new(ErrorKind::Vanished, message))
+                Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct Loss {
     looks_left: u32,
     /// `None` while an attempt is under way.
     due: Option<Instant>,
+    /// Nothing is done before, whatever is heard.
+    not_before: Instant,
     between_looks: Backoff,
     between_tries: Backoff,
     tries: u32,
@@ -39,6 +41,7 @@ impl Loss {
             lost: false,
             looks_left: LOOKS,
             due: Some(now),
+            not_before: now,
             between_looks: Backoff::new(Duration::from_millis(5), Duration::from_millis(250)),
             between_tries: Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
             tries: 0,
@@ -54,7 +57,7 @@ impl Loss {
 
     /// When it is to be looked at; `None` while that is of no use.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+        self.due.map(|due| due.max(self.not_before))
     }
 
     /// The kernel has said that it is lost; the first of it counts.
@@ -72,8 +75,8 @@ impl Loss {
 
     /// Nothing is done before `instant`.
     pub(super) fn not_before(&mut self, instant: Option<Instant>) {
-        if let (Some(due), Some(instant)) = (&mut self.due, instant) {
-            *due = instant.max(*due);
+        if let Some(instant) = instant {
+            self.not_before = instant.max(self.not_before);
         }
     }
 
@@ -200,6 +203,13 @@ mod tests {
         loss.not_before(Some(later));
         loss.not_before(Some(now));
         loss.not_before(None);
+        assert_eq!(loss.due(), Some(later));
+        // Another word of the same loss, and a try that has failed meanwhile.
+        loss.look_again_at(now);
+        assert_eq!(loss.due(), Some(later));
+        loss.begin();
+        assert_eq!(loss.due(), None);
+        loss.end(now);
         assert_eq!(loss.due(), Some(later));
     }
 

@@ -288,7 +288,7 @@ impl Engine {
         let log_in = found.spec.log_in.as_ref();
         let initiator = log_in.map(|log_in| log_in.initiator.clone());
         for source in &found.spec.sources {
-            match self.routes_as(std::iter::once(source), initiator.as_ref()) {
+            match self.routes_as(source, initiator.as_ref()) {
                 Ok(found) => routes.extend(found),
                 Err(error) => {
                     if let Source::Scsi(hctl) = source {

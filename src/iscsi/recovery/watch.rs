@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::pdu::{AsyncMessage, HEADER, Response};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::kernel::Roots;
 use crate::kernel::iscsi_netlink::{self, Heard, Listener};
@@ -131,7 +131,7 @@ impl SessionWatch {
 }
 
 fn failed(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("a pair of sockets: {error}"))
+    Error::new(ErrorKind::Io, format!("a pair of sockets: {error}")).at(Stage::Session)
 }
 
 fn notice(heard: Heard) -> Option<SessionNotice> {

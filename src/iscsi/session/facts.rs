@@ -8,7 +8,7 @@ use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
 
 /// Of a session, as `/sys/class/iscsi_session/sessionN` has them: what was agreed
 /// on, and times in seconds.
-const OF_SESSION: [&str; 14] = [
+const OF_SESSION: [&str; 17] = [
     "abort_tmo",
     "data_pdu_in_order",
     "data_seq_in_order",
@@ -22,7 +22,10 @@ const OF_SESSION: [&str; 14] = [
     "max_burst_len",
     "max_outstanding_r2t",
     "recovery_tmo",
+    "tgt_reset_tmo",
     "tpgt",
+    "username",
+    "username_in",
 ];
 /// Of its connection.
 const OF_CONNECTION: [&str; 8] = [
@@ -36,6 +39,10 @@ const OF_CONNECTION: [&str; 8] = [
     "recv_tmo",
 ];
 
+/// Of its SCSI host, as `/sys/class/iscsi_host/hostN` has them: our end of the
+/// connection.
+const OF_HOST: [&str; 3] = ["hwaddress", "ipaddress", "netdev"];
+
 /// A session with all that iscsiadm shows of one, secrets left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -47,6 +54,10 @@ pub struct SessionFacts {
     pub host: Option<HostNo>,
     /// `LOGGED_IN`, `FAILED`, `FREE`.
     pub state: String,
+    /// `up`, `down`, `failed` (`connection_state_names` of
+    /// `drivers/scsi/scsi_transport_iscsi.c`); `None` where the kernel does not say,
+    /// as older ones do not.
+    pub connection_state: Option<String>,
     /// It was made here.
     pub ours: bool,
     /// Who has logged in.
@@ -73,7 +84,8 @@ impl StandingSession {
         };
         let of_session = OF_SESSION.map(|name| (name, self.attribute(name)));
         let of_connection = OF_CONNECTION.map(|name| (name, self.connection_attribute(name)));
-        let said = of_session.into_iter().chain(of_connection);
+        let of_host = OF_HOST.map(|name| (name, self.host_attribute(name)));
+        let said = of_session.into_iter().chain(of_connection).chain(of_host);
         let parameters = said.filter_map(|(name, value)| Some((name, value.ok()??)));
         let (initiator, target, portal) = match self.name()? {
             Some(name) => (Some(name.initiator), Some(name.target), Some(name.portal)),
@@ -83,6 +95,7 @@ impl StandingSession {
             id: self.id(),
             host: self.host()?,
             state,
+            connection_state: self.connection_attribute("state")?,
             ours: self.is_ours()?,
             initiator,
             target,
@@ -108,7 +121,9 @@ mod tests {
         let device = sys.join("devices/platform/host3/session4");
         let class = device.join("iscsi_session/session4");
         let connection = device.join("connection4:0/iscsi_connection/connection4:0");
-        for dir in [&class, &connection, &device.join("target3:0:0/3:0:0:7")] {
+        let host = sys.join("devices/platform/host3/iscsi_host/host3");
+        let unit = device.join("target3:0:0/3:0:0:7");
+        for dir in [&class, &connection, &host, &unit] {
             fs::create_dir_all(dir).unwrap();
         }
         for (dir, kind) in [(&class, "session"), (&connection, "connection")] {
@@ -126,6 +141,8 @@ mod tests {
             (&connection, "persistent_address", "fe80::1"),
             (&connection, "persistent_port", "3261"),
             (&connection, "header_digest", "1"),
+            (&connection, "state", "up"),
+            (&host, "ipaddress", "fe80::2"),
         ] {
             fs::write(dir.join(name), format!("{value}\n")).unwrap();
         }
@@ -138,11 +155,13 @@ mod tests {
         let (_root, session) = machine("-1", "lunbd");
         let facts = session.facts().unwrap().unwrap();
         assert_eq!((facts.host, facts.ours), (Some(HostNo(3)), true));
+        assert_eq!(facts.connection_state.as_deref(), Some("up"));
         assert_eq!(facts.devices, ["3:0:0:7".parse().unwrap()]);
         assert_eq!(facts.portal, Some("[fe80::1]:3261".parse().unwrap()));
         let expected = [
             ("header_digest", "1"),
             ("ifacename", "lunbd"),
+            ("ipaddress", "fe80::2"),
             ("recovery_tmo", "120"),
         ];
         let expected = expected.map(|(name, value)| (name, value.to_owned()));

@@ -113,6 +113,15 @@ impl StandingSession {
         sysfs::read_if_there(&self.connection.join(name))
     }
 
+    /// `None` also where it has no host any more.
+    pub(super) fn host_attribute(&self, name: &str) -> Result<Option<String>> {
+        let (dir, host) = (self.host_dir()?, self.host()?);
+        let (Some(dir), Some(host)) = (dir, host) else {
+            return Ok(None);
+        };
+        sysfs::read_if_there(&dir.join(format!("iscsi_host/host{host}")).join(name))
+    }
+
     /// Its SCSI host; `None` where it is gone.
     ///
     /// # Errors

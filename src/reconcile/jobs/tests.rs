@@ -137,6 +137,28 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
 }
 
 #[test]
+fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    let mut on_nbd3 = there(0);
+    on_nbd3.nbd_index = crate::id::NbdIndex::new(3);
+    on_nbd3.node = Some("/dev/nbd3".into());
+    let done = Done::Stands(Box::new(on_nbd3));
+    state.settle(&mut job, done, &impatient());
+    let mut gone = there(0);
+    (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
+    for found in [gone, there(0)] {
+        let epoch = state.epoch();
+        state.merge(vec![found], &Scope::All, epoch, false);
+    }
+    let strangers = crate::id::NbdIndex::new(3).unwrap();
+    assert!(state.take_in(&Cause::LinkDead(strangers)).is_none());
+    assert!(state.attached(&id(0)).is_some());
+    let own = crate::id::NbdIndex::new(0).unwrap();
+    assert!(state.take_in(&Cause::LinkDead(own)).is_some());
+}
+
+#[test]
 fn what_stood_before_this_process_is_asked_once() {
     let mut state = wanting(0);
     let mut desired = Desired::default();
@@ -171,6 +193,23 @@ fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
     state.forgive();
     state.plan_now();
     assert!(state.take_job(8).is_some());
+}
+
+#[test]
+fn what_failed_in_a_drive_that_tries_once_is_not_tried_again_beside_what_is_at_work() {
+    let mut state = wanting(2);
+    state.begin(true);
+    let mut fails = state.take_job(8).unwrap();
+    let _at_work = state.take_job(8).unwrap();
+    state.settle(&mut fails, refused(), &impatient());
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    assert!(!state.retry_is_due(), "nor is the loop woken for it");
+    state.begin(true);
+    state.forgive();
+    state.plan_now();
+    let again = state.take_job(8).unwrap();
+    assert_eq!(again.step.volume, fails.step.volume);
 }
 
 #[test]
@@ -249,4 +288,44 @@ fn a_size_that_was_reached_past_us_is_no_failure_any_more() {
     state.plan_now();
     assert!(state.errors().is_empty());
     assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn what_failed_in_an_apply_is_tried_again_by_who_runs_after_it() {
+    let mut state = wanting(1);
+    state.begin(true);
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    state.settle(&mut job, refused(), &impatient());
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    state.begin(false);
+    assert!(!state.is_idle(), "it sleeps");
+    state.plan_now();
+    assert!(state.next_timer().is_some() || state.take_job(8).is_some());
+}
+
+#[test]
+fn a_volume_without_a_path_is_looked_at_when_one_it_had_is_back() {
+    let mut state = wanting(1);
+    let with = |paths: &[&str], node: Option<&str>, condition| {
+        let mut there = there(0);
+        (there.nbd_index, there.condition) = (None, condition);
+        there.paths = paths.iter().map(|path| path.parse().unwrap()).collect();
+        there.node = node.map(Into::into);
+        there
+    };
+    let owns = |state: &State, part: &str| state.by_component.contains_key(part);
+    state.know(with(&["2:0:0:1"], Some("/dev/dm-0"), Condition::Complete));
+    for _ in 0..2 {
+        state.know(with(&[], None, Condition::LinkDead));
+        assert!(owns(&state, "2:0:0:1") && owns(&state, "dm-0"));
+    }
+    assert_eq!(state.parts[&id(0)].len(), 2);
+    // What it stands on from now on.
+    state.know(with(&["3:0:0:1"], Some("/dev/dm-4"), Condition::Complete));
+    assert!(!owns(&state, "2:0:0:1") && !owns(&state, "dm-0"));
+    assert!(owns(&state, "3:0:0:1") && owns(&state, "dm-4"));
+    state.forget(&id(0));
+    assert!(state.by_component.is_empty() && state.parts.is_empty());
 }

@@ -428,6 +428,11 @@ impl Sweep {
         for (since, (state, times)) in &self.left {
             println!("  {times:4} kills since {since} left {state:?}");
         }
+        assert!(kills > 0, "nothing was killed");
+        assert!(
+            self.passed_by.len() * 5 <= kills,
+            "too many steps did not come again"
+        );
         if !super::sweeps_are_whole() {
             return;
         }
@@ -437,10 +442,6 @@ impl Sweep {
             .filter(|point| !self.killed.contains_key(*point))
             .collect();
         assert!(missed.is_empty(), "no kill at {missed:?}");
-        assert!(
-            self.passed_by.len() * 5 <= kills,
-            "too many steps did not come again"
-        );
     }
 }
 

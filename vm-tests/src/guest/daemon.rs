@@ -71,6 +71,17 @@ impl Daemon {
         self.signal(Signal::SIGCONT);
     }
 
+    /// Kills it and all that it started, at once (SIGKILL); none of them is left when
+    /// this returns.
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        let _status = self.child.wait();
+        let group = i32::try_from(self.child.id()).expect("a pid");
+        super::wait_until(&format!("{} to be gone", self.what), LIMIT, || {
+            killpg(Pid::from_raw(group), None).err()
+        });
+    }
+
     fn signal(&self, signal: Signal) {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ended_already = killpg(Pid::from_raw(group), signal);

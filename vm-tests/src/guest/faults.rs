@@ -15,7 +15,8 @@ use nix::errno::Errno;
 use super::crash::Place;
 use super::inject::{self, Fault, Traced};
 
-const FAULTS: [Fault; 5] = [
+/// In which ways an act fails.
+pub const FAULTS: [Fault; 5] = [
     Fault::Fails(Errno::EIO),
     Fault::Fails(Errno::EBUSY),
     Fault::Fails(Errno::ENODEV),

@@ -8,6 +8,8 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -56,6 +58,16 @@ impl Traced {
 /// fault.
 #[must_use]
 pub fn run(arguments: &[String], inject: Option<(&str, Fault)>) -> Traced {
+    run_until(arguments, inject, || false)
+}
+
+/// The same with one that goes on until it is ended (SIGTERM), when `is_over`.
+#[must_use]
+pub fn run_until(
+    arguments: &[String],
+    inject: Option<(&str, Fault)>,
+    mut is_over: impl FnMut() -> bool + Send,
+) -> Traced {
     super::enter();
     let begun = Instant::now();
     // It waits until it is traced, so that no call of it is missed.
@@ -83,7 +95,21 @@ pub fn run(arguments: &[String], inject: Option<(&str, Fault)>) -> Traced {
         runs: false,
     };
     // Shorter than a pipe, what it prints is there when it has ended.
-    let code = tracer.follow();
+    let (has_ended, waits) = mpsc::channel::<()>();
+    let code = thread::scope(|scope| {
+        scope.spawn(move || {
+            let pause = Duration::from_millis(20);
+            while waits.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                if is_over() {
+                    let _ended_by_itself = kill(pid, Signal::SIGTERM);
+                    return;
+                }
+            }
+        });
+        let code = tracer.follow();
+        drop(has_ended);
+        code
+    });
     let said = said(&mut child);
     Traced {
         acts: tracer.acts,

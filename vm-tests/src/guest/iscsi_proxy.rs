@@ -8,6 +8,9 @@ use std::thread;
 
 const HEADER: usize = 48;
 const SCSI_COMMAND: u8 = 0x01;
+const LOGIN_REQUEST: u8 = 0x03;
+const LOGIN_RESPONSE: u8 = 0x23;
+const DATA_IN: u8 = 0x25;
 const LOGOUT_REQUEST: u8 = 0x06;
 const ASYNC_MESSAGE: u8 = 0x32;
 const NO_TAG: [u8; 4] = [0xff; 4];
@@ -24,7 +27,7 @@ pub enum Wish {
 }
 
 /// Carries PDUs between initiators and a target, as long as it is not dropped.
-/// Sessions over it must have no digests.
+/// Sessions over it have no digests but what it was started for.
 #[derive(Debug)]
 pub struct IscsiProxy {
     address: &'static str,
@@ -34,6 +37,9 @@ pub struct IscsiProxy {
 #[derive(Debug, Default)]
 struct Shared {
     ends: AtomicBool,
+    /// The sessions have digests over data.
+    digests: bool,
+    breaks: AtomicBool,
     wishes: Mutex<Vec<Wish>>,
     /// The connection that came last.
     last: Mutex<Option<Way>>,
@@ -51,9 +57,23 @@ impl IscsiProxy {
     /// Listens at `address`, for the target at `portal`.
     #[must_use]
     pub fn start(address: &'static str, portal: &'static str) -> Self {
+        Self::serve(address, portal, Shared::default())
+    }
+
+    /// The same for sessions with digests over data.
+    #[must_use]
+    pub fn with_data_digests(address: &'static str, portal: &'static str) -> Self {
+        let shared = Shared {
+            digests: true,
+            ..Shared::default()
+        };
+        Self::serve(address, portal, shared)
+    }
+
+    fn serve(address: &'static str, portal: &'static str, shared: Shared) -> Self {
         super::enter();
         let listener = TcpListener::bind(address).expect(address);
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(shared);
         let mine = Arc::clone(&shared);
         thread::spawn(move || {
             for initiator in listener.incoming() {
@@ -97,6 +117,17 @@ impl IscsiProxy {
         way.initiator.write_all(&pdu).expect("the initiator");
     }
 
+    /// Makes one bit of the next data that is read another.
+    pub fn break_a_read(&self) {
+        self.shared.breaks.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is still to come.
+    #[must_use]
+    pub fn is_to_break(&self) -> bool {
+        self.shared.breaks.load(Ordering::Relaxed)
+    }
+
     /// Ends the last connection, when all that was said on it is read.
     pub fn cut(&self) {
         let last = self.shared.last.lock().expect("a way");
@@ -129,7 +160,7 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
     let (mut from, mut to) = (initiator.try_clone()?, target.try_clone()?);
     let mine = Arc::clone(shared);
     thread::spawn(move || {
-        while let Ok((header, pdu)) = read(&mut from) {
+        while let Ok((header, pdu)) = read(&mut from, mine.digests) {
             if let Some(wish) = wish(&header) {
                 mine.wishes.lock().expect("the wishes").push(wish);
             }
@@ -143,7 +174,13 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
     let mine = Arc::clone(shared);
     thread::spawn(move || {
         let here = to.peer_addr().ok();
-        while let Ok((header, pdu)) = read(&mut from) {
+        while let Ok((header, mut pdu)) = read(&mut from, mine.digests) {
+            let data = pdu.get_mut(HEADER).filter(|_| header[0] & 0x3f == DATA_IN);
+            if let Some(byte) = data
+                && mine.breaks.swap(false, Ordering::Relaxed)
+            {
+                *byte ^= 1;
+            }
             // Nothing is said in between.
             let mut last = mine.last.lock().expect("a way");
             if let Some(way) = last.as_mut()
@@ -169,13 +206,20 @@ fn wish(header: &[u8; HEADER]) -> Option<Wish> {
 }
 
 /// One PDU.
-fn read(from: &mut TcpStream) -> io::Result<([u8; HEADER], Vec<u8>)> {
+fn read(from: &mut TcpStream, digests: bool) -> io::Result<([u8; HEADER], Vec<u8>)> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
     let [a, b, c] = [5, 6, 7].map(|at| usize::from(header[at]));
     let data = (a << 16 | b << 8 | c).next_multiple_of(4);
+    // Not in a login, and none of nothing.
+    let is_login = matches!(header[0] & 0x3f, LOGIN_REQUEST | LOGIN_RESPONSE);
+    let digest = if digests && !is_login && data > 0 {
+        4
+    } else {
+        0
+    };
     let mut pdu = header.to_vec();
-    pdu.resize(HEADER + usize::from(header[4]) * 4 + data, 0);
+    pdu.resize(HEADER + usize::from(header[4]) * 4 + data + digest, 0);
     from.read_exact(&mut pdu[HEADER..])?;
     Ok((header, pdu))
 }

@@ -120,9 +120,14 @@ impl IscsiTarget {
     ///
     /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
     pub fn portal_down(&self, portal: usize) {
+        self.close(portal);
+        reset_connections(PORTALS[portal].parse().expect("a portal"));
+    }
+
+    /// Stops to listen at a portal of [`PORTALS`]; the connections there stay.
+    pub fn close(&self, portal: usize) {
         let dir = self.portal_dir(portal);
         fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-        reset_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
     /// Cuts the connections that there are now at a portal of [`PORTALS`], those of

@@ -142,6 +142,15 @@ pub struct Session {
     pub host: u32,
 }
 
+/// The one that there is.
+#[must_use]
+pub fn the_only_session() -> Session {
+    let [session] = &sessions()[..] else {
+        panic!("{:?}", sessions());
+    };
+    session.clone()
+}
+
 /// The sessions that the kernel has, by number.
 #[must_use]
 pub fn sessions() -> Vec<Session> {

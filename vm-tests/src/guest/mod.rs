@@ -5,6 +5,9 @@ pub mod agent;
 #[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
+pub mod directory;
+#[cfg(feature = "guest")]
+pub mod exports;
 #[cfg(feature = "guest")]
 pub mod faults;
 pub mod fcoe;
@@ -13,12 +16,17 @@ pub mod iscsi_proxy;
 pub mod iscsi_target;
 pub mod iscsi_tcp;
 pub mod iscsid;
+#[cfg(feature = "guest")]
+pub mod keeping;
 pub mod lio;
 pub mod multipathd;
 pub mod nbd_server;
+pub mod own_processes;
 mod scsi_debug;
 mod scsi_disk;
+pub mod served;
 mod tcp_reset;
+pub mod terminal;
 pub mod tgt;
 pub mod udev_arrivals;
 pub mod udevd;

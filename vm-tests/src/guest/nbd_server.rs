@@ -295,6 +295,13 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(group) = self.group
+        {
+            // Was it the server's fault?
+            let ended = waitpid(group, Some(WaitPidFlag::WNOHANG));
+            eprintln!("{:?}: {ended:?}", self.command);
+        }
         self.kill();
         if let At::Unix(path) = &self.at {
             let _gone_already = fs::remove_file(path);
@@ -325,6 +332,35 @@ impl NbdModule {
         super::udevd::settle();
         Self(())
     }
+
+    /// The same, where the driver keeps backend ids.
+    #[must_use]
+    pub fn with_backend_ids(devices: u32) -> Self {
+        if super::kernel() < (5, 14) {
+            super::skip("no backend ids before 5.14");
+        }
+        Self::load(devices)
+    }
+}
+
+/// The backend ids of the connected NBD devices.
+#[must_use]
+pub fn backends() -> Vec<String> {
+    let mut backends = Vec::new();
+    for name in super::entries("/sys/block") {
+        let dir = Path::new("/sys/block").join(&name);
+        if !name.starts_with("nbd") {
+            continue;
+        }
+        // A disconnect takes the id away after the pid: one that goes while we look
+        // is not taken for one without an id.
+        let backend = fs::read_to_string(dir.join("backend")).unwrap_or_default();
+        if dir.join("pid").exists() {
+            backends.push(backend.trim_end().to_owned());
+        }
+    }
+    backends.sort();
+    backends
 }
 
 impl Drop for NbdModule {

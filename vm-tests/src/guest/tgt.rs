@@ -9,47 +9,126 @@ use super::daemon::Daemon;
 const SOCKETS: &str = "/var/run/tgtd";
 const FILE: &str = "/tmp/tgt-volume";
 
-/// A `tgtd` with one target, and one volume of it at LUN 1: LUN 0 is its
-/// controller and no disk. Dropping it ends it.
+/// A `tgtd` with one target whose LUN 0 is its controller and no disk. Dropping it
+/// ends it.
 #[derive(Debug)]
 pub struct Tgt {
     daemon: Option<Daemon>,
     control_port: &'static str,
+    portals: Vec<String>,
     iqn: String,
+    luns: Vec<u64>,
+    chap: Option<Chap>,
+}
+
+/// A name and a secret.
+type Account = (String, String);
+
+/// What it asks for, and what it proves itself with.
+#[derive(Debug, Clone)]
+struct Chap {
+    user: Account,
+    mutual: Option<Account>,
 }
 
 impl Tgt {
-    /// Listens at `portal`; lets everybody in. Two that run beside each other
-    /// have a control port each.
+    /// Listens at `portal`, with one volume at LUN 1; lets everybody in. Two that run
+    /// beside each other have a control port each.
     #[must_use]
     pub fn start(control_port: &'static str, portal: &str, iqn: &str, bytes: u64) -> Self {
+        Self::with(control_port, &[portal], iqn, &[1], bytes)
+    }
+
+    /// The same with several portals and LUNs, a volume of so many bytes each.
+    #[must_use]
+    pub fn with(
+        control_port: &'static str,
+        portals: &[&str],
+        iqn: &str,
+        luns: &[u64],
+        bytes: u64,
+    ) -> Self {
         super::enter();
         fs::create_dir_all(SOCKETS).expect(SOCKETS);
-        let file = format!("{FILE}-{control_port}");
-        let volume = fs::File::create(&file).expect(&file);
-        volume.set_len(bytes).expect("the volume's size");
-        let portal = format!("portal={portal}");
-        let command = ["tgtd", "-f", "-C", control_port, "--iscsi", &portal];
+        let mut tgt = Self {
+            daemon: None,
+            control_port,
+            portals: portals.iter().map(|&portal| portal.to_owned()).collect(),
+            iqn: iqn.to_owned(),
+            luns: luns.to_vec(),
+            chap: None,
+        };
+        for lun in luns {
+            let file = tgt.file(*lun);
+            let volume = fs::File::create(&file).expect(&file);
+            volume.set_len(bytes).expect("the volume's size");
+        }
+        tgt.start_again();
+        tgt
+    }
+
+    /// Starts the daemon, which forgets all but the data, and tells it the rest again.
+    pub fn start_again(&mut self) {
+        assert!(self.daemon.is_none(), "tgtd runs already");
+        let (port, first) = (self.control_port, format!("portal={}", self.portals[0]));
+        let command = ["tgtd", "-f", "-C", port, "--iscsi", &first];
         let ask = ["--lld", "iscsi", "--op", "show", "--mode", "target"];
         let daemon = Daemon::start(&command, || {
-            let shown = Command::new("tgtadm")
-                .args(["-C", control_port])
-                .args(ask)
-                .output();
+            let shown = Command::new("tgtadm").args(["-C", port]).args(ask).output();
             shown.is_ok_and(|shown| shown.status.success())
         });
-        let tgt = Self {
-            daemon: Some(daemon),
-            control_port,
-            iqn: iqn.to_owned(),
-        };
-        tgt.admin("new", "target", &["-T", iqn]);
-        tgt.admin("new", "logicalunit", &["--lun", "1", "-b", &file]);
-        tgt.admin("bind", "target", &["-I", "ALL"]);
-        for digest in ["HeaderDigest", "DataDigest"] {
-            tgt.update(digest, "CRC32C,None");
+        self.daemon = Some(daemon);
+        self.admin("new", "target", &["-T", &self.iqn]);
+        for lun in &self.luns {
+            let number = lun.to_string();
+            self.admin(
+                "new",
+                "logicalunit",
+                &["--lun", &number, "-b", &self.file(*lun)],
+            );
         }
-        tgt
+        for digest in ["HeaderDigest", "DataDigest"] {
+            self.update(digest, "CRC32C,None");
+        }
+        if let Some(chap) = &self.chap {
+            self.tell_of(chap);
+        }
+        for portal in &self.portals[1..] {
+            self.portal("new", portal);
+        }
+        // Nobody is let in before: he would find a target without its units.
+        self.admin("bind", "target", &["-I", "ALL"]);
+    }
+
+    /// Kills the daemon (SIGKILL); the data stays.
+    pub fn kill(&mut self) {
+        self.daemon.take().expect("a running tgtd").kill();
+    }
+
+    /// Listens at a portal (`new`), or no more (`delete`).
+    pub(super) fn portal(&self, operation: &str, portal: &str) {
+        let portal = format!("portal={portal}");
+        let command = self.command(operation, "portal");
+        super::run(&[&command[..], &["--param", &portal]].concat());
+    }
+
+    /// It takes no signal to end but this word.
+    fn end(&mut self) {
+        for (operation, mode, arguments) in [
+            ("delete", "target", &["--force", "--tid", "1"][..]),
+            ("delete", "system", &[]),
+        ] {
+            let command = [&self.command(operation, mode)[..], arguments].concat();
+            let ended = Command::new(command[0]).args(&command[1..]).output();
+            if !ended.as_ref().is_ok_and(|output| output.status.success()) {
+                eprintln!("{command:?}: {ended:?}");
+            }
+        }
+        self.daemon = None;
+    }
+
+    fn file(&self, lun: u64) -> String {
+        format!("{FILE}-{}-{lun}", self.control_port)
     }
 
     /// Its target's name.
@@ -71,10 +150,20 @@ impl Tgt {
 
     /// Asks everybody for CHAP with this name and secret; and proves itself with
     /// `mutual`.
-    pub fn ask_for_chap(&self, user: (&str, &str), mutual: Option<(&str, &str)>) {
+    pub fn ask_for_chap(&mut self, user: (&str, &str), mutual: Option<(&str, &str)>) {
+        let own = |(name, secret): (&str, &str)| (name.to_owned(), secret.to_owned());
+        let chap = Chap {
+            user: own(user),
+            mutual: mutual.map(own),
+        };
+        self.tell_of(&chap);
+        self.chap = Some(chap);
+    }
+
+    fn tell_of(&self, chap: &Chap) {
         let accounts = [
-            Some((user, &[][..])),
-            mutual.map(|own| (own, &["--outgoing"][..])),
+            Some((&chap.user, &[][..])),
+            chap.mutual.as_ref().map(|own| (own, &["--outgoing"][..])),
         ];
         for ((name, secret), direction) in accounts.into_iter().flatten() {
             let account = ["--user", name, "--password", secret];
@@ -118,18 +207,11 @@ impl Tgt {
 
 impl Drop for Tgt {
     fn drop(&mut self) {
-        // It takes no signal to end but this word.
-        for (operation, mode, arguments) in [
-            ("delete", "target", &["--force", "--tid", "1"][..]),
-            ("delete", "system", &[]),
-        ] {
-            let command = [&self.command(operation, mode)[..], arguments].concat();
-            let ended = Command::new(command[0]).args(&command[1..]).output();
-            if !ended.as_ref().is_ok_and(|output| output.status.success()) {
-                eprintln!("{command:?}: {ended:?}");
-            }
+        if self.daemon.is_some() {
+            self.end();
         }
-        self.daemon = None;
-        let _never_made = fs::remove_file(format!("{FILE}-{}", self.control_port));
+        for lun in &self.luns {
+            let _never_made = fs::remove_file(self.file(*lun));
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lunbd::engine::Phase;
 use nix::unistd::{SysconfVar, sysconf};
 use vm_tests::bench::{Row, Series};
+use vm_tests::guest::own_processes::OwnProcesses;
 use vm_tests::guest::udev_arrivals::UdevArrivals;
 use vm_tests::guest::{self, UeventCounter, udevd};
 
@@ -99,6 +100,7 @@ struct Run {
     detach: Vec<f64>,
     attach_cpu: Vec<f64>,
     uevents: Vec<f64>,
+    processes: Vec<f64>,
     after_own_event: Vec<f64>,
     attached_early: usize,
     detached_early: usize,
@@ -114,6 +116,7 @@ impl Run {
         let arrivals = UdevArrivals::start();
         let flowing = flood.map(Flood::begin);
         let since = SystemTime::now();
+        let started = OwnProcesses::start();
         let (used, start) = (machine_cpu(), Instant::now());
         let phases = way.attach();
         let returned = Instant::now();
@@ -121,6 +124,7 @@ impl Run {
             .push(millis(machine_cpu().saturating_sub(used)));
         self.attach.push(millis(returned - start));
         self.attach_stages.add(&phases);
+        let mut processes = started.count();
         let is_ready = || way.disk().filter(|disk| udev_handled(disk, since));
         self.attached_early += usize::from(is_ready().is_none());
         let disk = guest::wait_until(name, PATIENCE, is_ready);
@@ -136,9 +140,13 @@ impl Run {
         }
         drop((counter, arrivals));
 
+        let started = OwnProcesses::start();
         let start = Instant::now();
         let phases = way.detach();
         self.detach.push(millis(start.elapsed()));
+        processes += started.count();
+        #[expect(clippy::cast_precision_loss, reason = "some tens")]
+        self.processes.push(processes as f64);
         self.detach_stages.add(&phases);
         let is_gone = || way.is_gone().then_some(());
         self.detached_early += usize::from(is_gone().is_none());
@@ -155,6 +163,7 @@ impl Run {
             detach: Series::of(self.detach),
             attach_cpu: Series::of(self.attach_cpu),
             uevents: Series::of(self.uevents),
+            processes: Series::of(self.processes),
             after_own_event: Series::of(self.after_own_event),
             attached_early: self.attached_early,
             detached_early: self.detached_early,

@@ -32,7 +32,10 @@ pub(crate) fn print(title: &str, rows: &[Row]) {
         }
     }
     for row in rows {
-        let mut facts = vec![format!("{} uevents an attach", row.uevents.median)];
+        let mut facts = vec![
+            format!("{} processes started", row.processes.median),
+            format!("{} uevents an attach", row.uevents.median),
+        ];
         if !row.after_own_event.rounds.is_empty() {
             let after = row.after_own_event.median;
             facts.push(format!(

@@ -38,7 +38,8 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
     let attach = || engine.attach_volume(&journal, &volume(), &request(sources), soon());
     match operation {
         "open" => {}
-        "attach" => drop(attach()?),
+        // Of what is attached, and lacks a path.
+        "attach" | "retake" => drop(attach()?),
         "detach" => {
             let how = DetachVolume::default();
             engine.detach_volume(&journal, &volume(), &how, soon())?;

@@ -71,7 +71,7 @@ const ADDITIONS: &[Addition] = &[
     Addition {
         name: "tgt",
         packages: &["tgt"],
-        marks: &["tgt"],
+        marks: &["iscsi"],
     },
 ];
 
@@ -380,7 +380,7 @@ mod tests {
             wanted.map(|addition| addition.name).collect()
         };
         assert_eq!(wanted(&["attach", "detach"]), [] as [&str; 0]);
-        assert_eq!(wanted(&["attach", "iscsi_lab"]), ["san"]);
+        assert_eq!(wanted(&["attach", "iscsi_lab"]), ["san", "tgt"]);
         assert_eq!(wanted(&["nbd_heal"]), ["nbd"]);
         assert_eq!(wanted(&["scsi_mpath_and_nbd"]), ["nbd", "san"]);
     }

@@ -89,8 +89,15 @@ const WANTED: &[&str] = &[
     "crct10dif_generic",
     "crct10dif_pclmul",
     "libcrc32c",
+    "md5",
     "nls_ascii",
     "nls_cp437",
+    "sha1",
+    "sha1_generic",
+    "sha256",
+    "sha256_generic",
+    "sha3",
+    "sha3_generic",
     "t10-pi",
 ];
 

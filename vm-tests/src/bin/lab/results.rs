@@ -170,20 +170,21 @@ fn table(text: &mut String, title: &str, rows: &[Row]) {
     line(text, &format!("## {title}\n"));
     line(
         text,
-        "| way | attach | of lunbd's | processors | detach | uevents | after udev | rounds | done too early |\n\
-         |---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| way | attach | of lunbd's | processors | detach | processes | uevents | after udev | rounds | done too early |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     );
     let base = rows.first().map_or(1.0, |row| row.attach.median);
     for row in rows {
         line(
             text,
             &format!(
-                "| `{}` | {:.0} ms | {:.2} | {:.0} ms | {:.0} ms | {:.0} | {:.1} ms | {} | {} |",
+                "| `{}` | {:.0} ms | {:.2} | {:.0} ms | {:.0} ms | {:.0} | {:.0} | {:.1} ms | {} | {} |",
                 row.way,
                 row.attach.median,
                 row.attach.median / base,
                 row.attach_cpu.median,
                 row.detach.median,
+                row.processes.median,
                 row.uevents.median,
                 row.after_own_event.median,
                 row.attach.rounds.len(),

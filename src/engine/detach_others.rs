@@ -1,0 +1,273 @@
+//! Other units in the way of a detach: at one of its unit's addresses, since the array
+//! has given that to another volume, or below its map.
+
+use std::collections::BTreeSet;
+
+use super::detach_paths::Way;
+use super::receipt::Flush;
+use super::unit::{KnownPath, Standing};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+use crate::scsi::ScsiDevice;
+
+impl Way<'_> {
+    /// Where another unit has answered once, it does for the whole of this detach: a
+    /// path that is slow to say it again must not be written to.
+    pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
+        for path in paths {
+            let known = self.replaced.iter().find(|(it, _)| *it == path.device);
+            match (&path.standing, known) {
+                (Standing::Replaced { .. }, None) => {
+                    let kept = (path.device.clone(), path.standing.clone());
+                    self.replaced.push(kept);
+                }
+                (Standing::Silent(_), Some((_, standing))) => path.standing = standing.clone(),
+                _ => {}
+            }
+        }
+    }
+
+    /// A map may have disks below it that the kernel scanned as another unit, and which
+    /// are none of the `paths` for that.
+    ///
+    /// # Errors
+    /// `IdentityMismatch`, naming the disk: what the map holds would be written there.
+    pub(super) fn refuse_others_below(
+        &self,
+        map: &Map,
+        paths: &[KnownPath],
+        below: &[BlockDevice],
+        deadline: Deadline,
+    ) -> Result<()> {
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        let is_known = |disk: &&BlockDevice| paths.iter().all(|it| it.disk.as_ref() != Some(disk));
+        for disk in below.iter().filter(is_known) {
+            let device = match ScsiDevice::of_disk(disk) {
+                Ok(Some(device)) => device,
+                Ok(None) => continue,
+                Err(error) if error.kind() == ErrorKind::NotSupported => continue,
+                Err(error) => return Err(error.at(Stage::Identify)),
+            };
+            let path = self.engine.look_at(&device, deadline)?;
+            let there = match &path.standing {
+                Standing::Live(now) | Standing::Silent(now) | Standing::Replaced { now, .. } => now,
+            };
+            if !is_another(&there.names, &self.names) {
+                continue;
+            }
+            let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
+            let message = format!(
+                "{disk} ({hctl}) is below the map {map} and is {there}: nothing was \
+                 written to the map or taken down; have multipathd let go of that path first"
+            );
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+        }
+        Ok(())
+    }
+}
+
+/// Whether both have names of which it can be told that they are not of one unit. Names
+/// that only a vendor vouches for count where neither has others, and say nothing beside
+/// those.
+fn is_another(there: &[Wwid], ours: &BTreeSet<Wwid>) -> bool {
+    let there_registered = there.iter().any(Wwid::is_registered);
+    if there_registered != ours.iter().any(Wwid::is_registered) {
+        return false;
+    }
+    let mut comparable = there.iter();
+    let known = |name: &Wwid| name.is_registered() == there_registered && ours.contains(name);
+    !there.is_empty() && !comparable.any(known)
+}
+
+/// A path at which another unit answers may be below that one's map by now.
+///
+/// # Errors
+/// `InUse`, naming the map.
+pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
+    for path in paths {
+        let (Standing::Replaced { now, .. }, Some(disk)) = (&path.standing, &path.disk) else {
+            continue;
+        };
+        let Some(map) = Map::of_path(disk)? else {
+            continue;
+        };
+        if map.wwid().is_some_and(|name| now.is(&name)) {
+            let (hctl, disk, map) = (path.device.hctl(), disk.name(), map.name());
+            let message = format!("{disk} ({hctl}) is a path of the map {map} now, of {now}");
+            // Nothing of it passes by itself.
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve));
+        }
+    }
+    Ok(())
+}
+
+/// What is said instead of a flush where another unit answers.
+pub(super) fn replaced(path: &KnownPath) -> Option<Flush> {
+    let Standing::Replaced { now, .. } = &path.standing else {
+        return None;
+    };
+    let hctl = path.device.hctl();
+    Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
+}
+
+/// The same of a map with these disks below it.
+pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
+    let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
+    paths.iter().filter(is_below).find_map(replaced)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::super::Engine;
+    use super::super::detach::{DetachRequest, DetachTarget};
+    use super::super::detach_paths::tests::{path, way};
+    use super::*;
+    use crate::kernel::Roots;
+    use crate::scsi::Identity;
+
+    const OURS: &str = "naa.5000c500a1b2c3d4";
+    const ANOTHERS: &str = "naa.5000c500ffffffff";
+    const VENDORS: &str = "t10.VENDOR_disk";
+
+    fn unit(name: &str) -> Identity {
+        Identity {
+            names: vec![name.parse().unwrap()],
+            ..Identity::default()
+        }
+    }
+
+    /// The map of a unit over the disks of these paths.
+    fn map_over(roots: &Roots, name: &str, paths: &[KnownPath]) -> Map {
+        let dir = roots.sysfs.join("devices/virtual/block/dm-0");
+        for below in ["dm", "slaves"] {
+            fs::create_dir_all(dir.join(below)).unwrap();
+        }
+        let uuid = format!("mpath-{}", name.replace("naa.", "3"));
+        for (file, text) in [("dev", "253:0"), ("dm/uuid", &uuid), ("dm/name", "m")] {
+            fs::write(dir.join(file), format!("{text}\n")).unwrap();
+        }
+        fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+        symlink(&dir, roots.sysfs.join("block/dm-0")).unwrap();
+        for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
+            symlink(disk.dir(), dir.join("slaves").join(disk.name())).unwrap();
+            fs::create_dir_all(disk.dir().join("holders")).unwrap();
+            let device = disk.dir().ancestors().nth(2).unwrap();
+            symlink(device, disk.dir().join("device")).unwrap();
+            symlink(&dir, disk.dir().join("holders/dm-0")).unwrap();
+        }
+        Map::all(roots).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_map_is_not_flushed_where_another_unit_answers_on_a_path_below_it() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mut paths =
+            [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")].map(|(hctl, disk)| path(&roots, hctl, disk));
+        let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
+        assert_eq!(replaced_below(&paths, &below), None);
+        let (was, now) = (Identity::default(), Identity::default());
+        paths[1].standing = Standing::Replaced { was, now };
+        let Some(Flush::Replaced(why)) = replaced_below(&paths, &below) else {
+            panic!("it would be flushed");
+        };
+        assert!(why.contains("answers at 2:0:0:4 now"), "{why}");
+        assert_eq!(replaced_below(&paths, &below[..1]), None);
+    }
+
+    #[test]
+    fn another_unit_is_told_by_names_of_one_kind() {
+        let another = |there: &[&str], ours: &[&str]| {
+            let names = |names: &[&str]| -> Vec<Wwid> {
+                names.iter().map(|name| name.parse().unwrap()).collect()
+            };
+            is_another(&names(there), &names(ours).into_iter().collect())
+        };
+        assert!(another(&[ANOTHERS], &[OURS]));
+        assert!(!another(&[OURS, VENDORS], &[OURS]));
+        // A vendor's text may be of several.
+        assert!(another(&[ANOTHERS, VENDORS], &[OURS, VENDORS]));
+        assert!(another(&["t10.VENDOR_other"], &[VENDORS]));
+        // Nothing to compare.
+        for (there, ours) in [
+            (&[VENDORS][..], &[OURS][..]),
+            (&[OURS], &[VENDORS]),
+            (&[], &[OURS]),
+        ] {
+            assert!(!another(there, ours), "{there:?} {ours:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_in_the_map_of_the_unit_that_answers_now_is_in_use() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mut paths = [path(&roots, "1:0:0:4", "sdb")];
+        map_over(&roots, ANOTHERS, &paths);
+        refuse_maps_of_others(&paths).unwrap();
+        let (was, now) = (unit(OURS), unit(ANOTHERS));
+        paths[0].standing = Standing::Replaced { was, now };
+        let error = refuse_maps_of_others(&paths).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("the map m"), "{error}");
+    }
+
+    #[test]
+    fn a_map_over_a_disk_that_was_scanned_as_another_unit_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        way.names = BTreeSet::from([OURS.parse::<Wwid>().unwrap()]);
+        let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")];
+        let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
+        let map = map_over(roots, OURS, &paths);
+        let below = map.paths().unwrap();
+        assert_eq!(below.len(), 2);
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        // Of one that says nothing nobody knows better.
+        way.refuse_others_below(&map, &paths[..1], &below, soon)
+            .unwrap();
+        for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
+            let mut page = vec![0, 0x83, 0, 12, 1, 3, 0, 8];
+            let digits = name.strip_prefix("naa.").unwrap();
+            page.extend(u64::from_str_radix(digits, 16).unwrap().to_be_bytes());
+            fs::write(roots.sysfs.join("devices/2:0:0:4/vpd_pg83"), page).unwrap();
+            let done = way.refuse_others_below(&map, &paths[..1], &below, soon);
+            assert_eq!(done.is_err(), refused, "{done:?}");
+            way.refuse_others_below(&map, &paths, &below, soon).unwrap();
+            if let Err(error) = done {
+                assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
+                assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_at_which_another_has_answered_stays_anothers_while_it_is_silent() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        let mut paths = [path(engine.roots(), "1:0:0:4", "sdb")];
+        let (was, now) = (unit(OURS), unit(ANOTHERS));
+        let another = Standing::Replaced { was, now };
+        paths[0].standing = another.clone();
+        way.keep_as_replaced(&mut paths);
+        paths[0].standing = Standing::Silent(unit(OURS));
+        way.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].standing, another);
+        paths[0].standing = Standing::Live(unit(OURS));
+        way.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].standing, Standing::Live(unit(OURS)));
+    }
+}
