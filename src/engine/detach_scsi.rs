@@ -222,6 +222,10 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
                 tracing::debug!(%error, "once more");
                 let pause = pauses.pause().min(deadline.remaining());
                 way.maps.next(Deadline::after(pause));
+                // A turn that had no time would say less than this one did.
+                if deadline.has_passed() {
+                    return Err(error);
+                }
             }
             Err(error) => return Err(error),
         }

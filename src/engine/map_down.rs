@@ -57,7 +57,16 @@ impl Engine {
         // opens it from here on.
         drop(claim);
         phases.enter(Stage::RemoveMap);
-        self.remove_map(map, daemon, watch, deadline)?;
+        let removed = self.remove_map(map, daemon, watch, deadline);
+        if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
+            let told = self.free_lookers(map, daemon, deadline);
+            // Why it could not be removed says more than why nobody was freed.
+            receipt.told_to_fail |= told.unwrap_or_else(|error| {
+                tracing::debug!(%error, "who looks at the map is not freed");
+                false
+            });
+        }
+        removed?;
         receipt.gone = true;
         Ok(())
     }
@@ -165,31 +174,49 @@ impl Engine {
             let status = map.status(self.roots(), deadline)?;
             let stuck = status.queues && status.active() == 0;
             if stuck && patience.has_passed() && !receipt.told_to_fail {
-                tracing::warn!(
-                    map = map.name(),
-                    "it queues with no path left: told to fail"
-                );
-                // A daemon that hangs, or has no such map just now, has half of the
-                // time: the kernel does it without.
-                let limit = deadline.half();
-                if let Some(daemon) = daemon
-                    && let Err(error) = daemon.disable_queueing(map.name(), limit)
-                {
-                    tracing::debug!(%error, "multipathd does not turn queueing off");
-                }
-                match multipath::fail_if_no_path(self.roots(), map, deadline) {
-                    // Suspended for a moment, or told to queue by another: at the
-                    // next look.
-                    Err(error) if error.kind() == ErrorKind::NotReady => {
-                        tracing::debug!(%error, "not told yet");
-                    }
-                    told => {
-                        told?;
-                        receipt.told_to_fail = true;
-                    }
-                }
+                receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
             }
         }
+    }
+
+    /// Has I/O that finds no path fail, now and, where multipathd answers, for good.
+    /// Whether the kernel was told: it takes no word while the map is suspended.
+    fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+        tracing::warn!(
+            map = map.name(),
+            "it queues with no path left: told to fail"
+        );
+        // A daemon that hangs, or has no such map just now, has half of the time: the
+        // kernel does it without.
+        let limit = deadline.half();
+        if let Some(daemon) = daemon
+            && let Err(error) = daemon.disable_queueing(map.name(), limit)
+        {
+            tracing::debug!(%error, "multipathd does not turn queueing off");
+        }
+        match multipath::fail_if_no_path(self.roots(), map, deadline) {
+            // Suspended for a moment, or told to queue by another: at the next look.
+            Err(error) if error.kind() == ErrorKind::NotReady => {
+                tracing::debug!(%error, "not told yet");
+                Ok(false)
+            }
+            told => told.map(|()| true),
+        }
+    }
+
+    /// Who looks at a map that queues with no path left waits in its read, and has the
+    /// map open, until a path comes: multipathd that hung when it was told to fail has
+    /// it queue again. Whether it was told, after which they let go. For who gave up
+    /// what is unwritten: somebody whom /proc does not show may write there.
+    fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+        if !self.will_be_let_go(map)? {
+            return Ok(false);
+        }
+        let status = map.status(self.roots(), deadline)?;
+        if !status.queues || status.active() > 0 {
+            return Ok(false);
+        }
+        self.tell_to_fail(map, daemon, deadline)
     }
 
     /// Removes a map whose last path was taken out from below it, which multipathd

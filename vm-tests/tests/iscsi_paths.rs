@@ -9,6 +9,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -309,6 +310,13 @@ fn a_detach_that_expects_another_unit_leaves_the_one_that_is_there() {
     engine.detach(over(&[0], 1), soon()).unwrap();
 }
 
+fn has_open(pid: u32, node: &Path) -> bool {
+    let folder = format!("/proc/{pid}/fd");
+    let open = guest::entries(&folder).into_iter();
+    let mut open = open.map(|fd| fs::read_link(Path::new(&folder).join(fd)));
+    open.any(|file| file.is_ok_and(|file| file == node))
+}
+
 /// Both paths go down under what was written.
 fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
     IscsiTarget::need_portals_that_go_down();
@@ -354,6 +362,10 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
     closer.join().unwrap();
     if multipathd_hangs {
         multipathd.go_on();
+        let map = failure.receipt.map.as_ref().unwrap();
+        guest::wait_until("multipathd to have the map queue again", LIMIT, || {
+            multipathd::queues(&map.name).then_some(())
+        });
     }
     // The kernel tells of it once; a flush that succeeds now proves nothing.
     let failure = engine.detach(over(&[0, 1], 4), soon()).unwrap_err();
@@ -361,11 +373,24 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
         failure.to_string().contains("an earlier flush"),
         "{failure}"
     );
+    // As udev does: it reads the map for as long as that queues.
+    let mut looker = multipathd_hangs.then(|| {
+        let mut blkid = Command::new("blkid");
+        blkid.arg("-p").arg(&attachment.node).spawn().unwrap()
+    });
+    if let Some(looker) = &looker {
+        guest::wait_until("blkid to wait in its read", LIMIT, || {
+            has_open(looker.id(), &attachment.node.canonicalize().unwrap()).then_some(())
+        });
+    }
     let abandon = DetachRequest::new(over(&[0, 1], 4)).abandon_unwritten();
     let detachment = engine.detach(abandon, soon()).unwrap();
     assert!(!detachment.safe_to_unmap);
     assert_eq!(multipathd::maps(), [] as [&str; 0]);
     assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
+    if let Some(looker) = &mut looker {
+        assert!(!looker.wait().unwrap().success());
+    }
     drop(multipathd);
 }
 

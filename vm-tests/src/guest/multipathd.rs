@@ -162,6 +162,12 @@ pub fn map_of(disk: &str) -> Option<String> {
     holders.pop()
 }
 
+/// Whether the map of this name keeps I/O that finds no path.
+#[must_use]
+pub fn queues(name: &str) -> bool {
+    super::run(&["dmsetup", "table", name]).contains("queue_if_no_path")
+}
+
 /// A map of a partition, as kpartx makes it, on the map at `node`.
 pub fn make_a_partition(node: &Path) {
     let map = node.canonicalize().expect("a map's node");
