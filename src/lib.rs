@@ -87,7 +87,8 @@
 //!
 //! Needs the module `iscsi_tcp`, root, and the initial network namespace. A lost
 //! session blocks its devices for the recovery timeout, 5 s where a multipath map
-//! is wanted and 120 s else, and then fails their I/O.
+//! is required, or is preferred and multipathd runs, and 120 s else, and then fails
+//! their I/O.
 //!
 //! **What an agent must do:** keep an [`Engine::keep_sessions`] on a thread, from its
 //! start on; a `reconcile::Reconciler` that runs does it by itself. The kernel never

@@ -1,10 +1,13 @@
 //! What is at the addresses where a volume was meant to be, whosever it is: all
 //! that is known of one that no attach has come to its end with.
 
+use std::collections::BTreeSet;
+
 use super::Engine;
 use super::journal::{Record, Turn};
+use super::lease::Lease;
 use crate::error::Result;
-use crate::id::Source;
+use crate::id::{Hctl, Source, Wwid};
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
@@ -39,21 +42,45 @@ impl Engine {
 
     fn at_source(&self, source: &Source) -> Result<Vec<ScsiDevice>> {
         let mut there = Vec::new();
-        // No path of a SCSI unit, as the attach will say.
-        if matches!(source, Source::Nbd(_)) {
-            return Ok(there);
-        }
-        for hctl in self.addresses_of(source)? {
+        for hctl in self.scsi_addresses_of(source)? {
             there.extend(ScsiDevice::find(self.roots(), hctl)?);
         }
         Ok(there)
     }
 
-    /// Whether what is at a source's addresses is another volume's.
-    pub(super) fn leads_to_another(&self, turn: &Turn, source: &Source) -> Result<bool> {
+    /// None for an NBD source: no path of a SCSI unit, as the attach will say.
+    pub(super) fn scsi_addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
+        match source {
+            Source::Nbd(_) => Ok(BTreeSet::new()),
+            source => self.addresses_of(source),
+        }
+    }
+
+    /// Whether what is at a source's addresses is another volume's, or another unit
+    /// than the volume is expected to be. What has said nothing may be that.
+    pub(super) fn leads_to_another(
+        &self,
+        turn: &Turn,
+        expected: Option<&Wwid>,
+        source: &Source,
+    ) -> Result<bool> {
         for device in self.at_source(source)? {
-            if turn.is_anothers(&device.cached_identity()?) {
+            let identity = device.cached_identity()?;
+            let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
+            if turn.is_anothers(&identity) || !expected.is_none_or(is_expected) {
                 return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a scan for a volume is in the kernel still, and may bring something.
+    pub(super) fn is_being_scanned(&self, record: &Record) -> Result<bool> {
+        for source in &record.spec.sources {
+            for hctl in self.scsi_addresses_of(source)? {
+                if Lease::is_held(self.roots(), &Lease::of_scan(hctl))? {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)

@@ -131,6 +131,20 @@ impl Engine {
         addresses.into_iter().map(take).collect()
     }
 
+    /// Waits until the kernel scans none of these addresses for us any more, be it for
+    /// a process that was killed: what such a scan finds comes at its end.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `lock`, naming whose scan it is.
+    pub(super) fn wait_for_scans(
+        &self,
+        addresses: &BTreeSet<Hctl>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let wait = |&hctl| Lease::wait(self.roots(), &Lease::of_scan(hctl), deadline);
+        addresses.iter().try_for_each(wait)
+    }
+
     /// From paths that have each said who they are to an attached unit.
     fn prove(
         &self,

@@ -1,9 +1,9 @@
 //! One path of an attach: from an address to a disk that has said who it is.
 
 use std::collections::BTreeSet;
-use std::thread;
 
 use super::attach::AttachRequest;
+use super::lease::Lease;
 use super::phases::Phases;
 use super::unit::mismatch;
 use super::{Engine, undo};
@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::udev_record;
+use crate::kernel::{udev_record, worker};
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::transport::Via;
 use crate::uevent::Watch;
@@ -85,38 +85,18 @@ impl Engine {
         // What one path cannot do in half of the time does not take the rest of
         // it from those that can.
         let limit = deadline.half();
-        let done: Vec<_> = thread::scope(|scope| {
-            let span = tracing::Span::current();
-            let threads: Vec<_> = ways
-                .into_iter()
-                .map(|way| {
-                    let (via, span) = (way.0.clone(), span.clone());
-                    let (bring, fork) = (&bring, &fork);
-                    let thread = scope.spawn(move || {
-                        let _entered = span.entered();
-                        let mut own = fork.clock();
-                        let brought = bring(way, &mut own, limit);
-                        (brought, own.part())
-                    });
-                    (via, thread)
-                })
-                .collect();
-            let joined = threads.into_iter().map(|(via, thread)| {
-                thread.join().map_err(|_| Lost {
-                    via,
-                    error: Error::new(ErrorKind::Io, "the thread of a path died").at(Stage::Probe),
-                })
-            });
-            joined.collect()
+        let vias: Vec<Via> = ways.iter().map(|(via, _)| via.clone()).collect();
+        let done = worker::each(Stage::Probe, ways, |way| {
+            let mut own = fork.clock();
+            let brought = bring(way, &mut own, limit);
+            (brought, own.part())
         });
-        let mut brought = Vec::new();
-        for one in done {
-            brought.push(one.and_then(|(brought, own)| {
-                phases.adopt_if_longer(own);
-                brought
-            }));
-        }
-        brought
+        let joined = vias.into_iter().zip(done).map(|(via, one)| {
+            let (brought, own) = one.map_err(|error| Lost { via, error })?;
+            phases.adopt_if_longer(own);
+            brought
+        });
+        joined.collect()
     }
 
     #[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
@@ -149,7 +129,10 @@ impl Engine {
             }
         }
         phases.enter(Stage::Scan);
-        let device = scsi::scan(roots, &self.lanes, hctl, deadline)
+        let under_way = Lease::of_scan(hctl);
+        let own = roots.clone();
+        let held = move || Lease::share(&own, &under_way, deadline);
+        let device = scsi::scan(roots, &self.lanes, hctl, held, deadline)
             .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
         let found = self
             .identify(&device, true, &mut watch, phases, deadline)

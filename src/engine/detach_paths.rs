@@ -1,7 +1,6 @@
 //! One turn of a SCSI detach: all that is there of the unit now.
 
 use std::collections::BTreeSet;
-use std::thread;
 use std::time::Duration;
 
 use super::claim::Claim;
@@ -16,6 +15,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
@@ -250,29 +250,11 @@ impl Way<'_> {
     /// slow to do it does not hold up the others.
     fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
-        let results: Vec<(ScsiDevice, Result<()>)> = thread::scope(|scope| {
-            let span = tracing::Span::current();
-            let threads: Vec<_> = doomed
-                .into_iter()
-                .map(|one| {
-                    let span = span.clone();
-                    let device = one.path.device.clone();
-                    let thread = scope.spawn(move || {
-                        let _entered = span.entered();
-                        delete(engine, one, deadline)
-                    });
-                    (device, thread)
-                })
-                .collect();
-            let died = || Error::new(ErrorKind::Io, "the thread of a delete died");
-            let joined = threads.into_iter().map(|(device, thread)| {
-                let result = thread.join().unwrap_or_else(|_| Err(died()));
-                (device, result)
-            });
-            joined.collect()
-        });
+        let devices: Vec<_> = doomed.iter().map(|one| one.path.device.clone()).collect();
+        let ended = worker::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
-        for (device, result) in results {
+        for (device, ended) in devices.into_iter().zip(ended) {
+            let result = ended.and_then(|result| result);
             if let Some(entry) = self.entry(&device) {
                 entry.gone = !device.is_there();
                 // Its disk has come: what is written to that is not flushed.

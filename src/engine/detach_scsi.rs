@@ -50,6 +50,7 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         phases.enter(Stage::Lock);
         let _leases = self.lease_addresses(wanted.leased(), deadline)?;
+        self.wait_for_scans(&wanted.addresses, deadline)?;
 
         phases.enter(Stage::Identify);
         let seeds = self.seeds(wanted, request.expected.as_ref())?;

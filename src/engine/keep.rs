@@ -218,7 +218,13 @@ impl SessionKeeper {
             }
             let mut known = self.known.remove(&id).unwrap_or_default();
             match session.plight()? {
-                Some(Plight::Stands) => known.digests = Some(session.digests()?),
+                Some(Plight::Stands) => {
+                    let digests = session.digests()?;
+                    // Lost in between, the kernel may have forgotten them already.
+                    if session.plight()? == Some(Plight::Stands) {
+                        known.digests = Some(digests);
+                    }
+                }
                 Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
                 _ => {}
             }

@@ -11,7 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
-use crate::id::Wwid;
+use crate::id::{Hctl, Wwid};
 use crate::kernel::{Roots, sysfs, worker};
 
 /// The right to work on one device. The kernel takes it back when the process
@@ -80,6 +80,30 @@ impl Lease {
         let name = name.to_string();
         let name: String = name.chars().take(LONGEST).map(plain).collect();
         format!("unit-{name}")
+    }
+
+    /// What is shared by the scans of an address that the kernel has not ended, those
+    /// of processes that were killed included.
+    pub(super) fn of_scan(hctl: Hctl) -> String {
+        format!("scan-{hctl}")
+    }
+
+    /// Waits until nobody has the right to work on `name`.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(super) fn wait(roots: &Roots, name: &str, deadline: Deadline) -> Result<()> {
+        if Self::path(roots, name)?.exists() {
+            Self::take(roots, name, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody has the right to work on `name`.
+    #[cfg(feature = "journal")]
+    pub(super) fn is_held(roots: &Roots, name: &str) -> Result<bool> {
+        let path = Self::path(roots, name)?;
+        Ok(path.exists() && Self::try_at(&path, false)?.is_none())
     }
 
     /// Takes the right to work on `name` if nobody has it.

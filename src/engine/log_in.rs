@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{self, SessionName, SessionOptions, StandingSession};
 use crate::kernel::Roots;
+use crate::multipath::Daemon;
 use crate::transport::{Missing, MissingReason, Route, Via};
 
 /// How long I/O waits for a lost session where there are other paths, and where
@@ -72,6 +73,10 @@ impl Sessions {
     /// it by now.
     pub(super) fn give_up(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
+        if deadline.has_passed() {
+            // Each is ended by a thread of its own, for which nobody waits.
+            return drop(self.fresh);
+        }
         for fresh in self.fresh {
             let session = fresh.keep();
             if let Err(error) = end_if_unused(roots, &session, deadline) {
@@ -265,7 +270,8 @@ impl Engine {
         let portals: usize = request.sources().map(portals_of).sum();
         let has_other_paths = match request.multipath {
             Multipath::Require => true,
-            Multipath::Prefer => portals > 1,
+            // Without the daemon there will be no map, and I/O has no other path.
+            Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
             Multipath::Off => false,
         };
         let options = options.clone().recovery_timeout_or(if has_other_paths {

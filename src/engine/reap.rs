@@ -11,7 +11,6 @@ mod proof;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::thread;
 
 use super::Engine;
 #[cfg(feature = "journal")]
@@ -21,6 +20,7 @@ use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
+use crate::kernel::worker;
 use crate::scsi::{Identity, ScsiDevice};
 pub use fate::Fate;
 pub use proof::Evidence;
@@ -204,30 +204,15 @@ impl Engine {
         phases.enter(Stage::Resolve);
         let hosts = self.disks_by_host()?;
         let fork = phases.fork();
-        let parts: Vec<_> = thread::scope(|scope| {
-            let span = tracing::Span::current();
-            let threads: Vec<_> = hosts
-                .into_values()
-                .map(|devices| {
-                    let (span, fork) = (span.clone(), &fork);
-                    scope.spawn(move || {
-                        let _entered = span.entered();
-                        let mut own = fork.clock();
-                        let found =
-                            self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
-                        (found, own.part())
-                    })
-                })
-                .collect();
-            let died =
-                |_| Error::new(ErrorKind::Io, "the thread of a host died").at(Stage::Identify);
-            let joined = threads.into_iter();
-            joined
-                .map(|thread| thread.join().map_err(died))
-                .collect::<Result<_>>()
-        })?;
+        let of_host = |devices| {
+            let mut own = fork.clock();
+            let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
+            (found, own.part())
+        };
+        let parts = worker::each(Stage::Identify, hosts.into_values(), of_host);
         let mut whole = Found::default();
-        for (found, part) in parts {
+        for part in parts {
+            let (found, part) = part?;
             phases.adopt_if_longer(part);
             whole.phantoms.extend(found.phantoms);
             whole.unproven.extend(found.unproven);

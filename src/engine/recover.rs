@@ -152,6 +152,7 @@ impl Engine {
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
     /// | | nothing | `Gone` | the detach is proven and the record goes |
     /// | a resize was begun | the unit answers | `HalfAttached` | resized |
+    /// | | no path answers | `LinkDead` | nothing, and it stays begun |
     ///
     /// A detach that is finished loses nothing that a detach would not lose, and
     /// abandons unwritten data only where the caller had said so. An iSCSI session
@@ -215,7 +216,8 @@ impl Engine {
             Ok(turn) => turn,
             Err(error) => {
                 let seen = "another thread works on it".to_owned();
-                return Some(failed(Condition::HalfAttached, seen, error));
+                let record = journal.record(volume)?;
+                return Some(failed(under_way(&record), seen, error));
             }
         };
         let record = turn.record()?;
@@ -284,6 +286,10 @@ impl Engine {
             Some(Operation::Resize { at_least }) if matches!(seen, Seen::Answers { .. }) => {
                 self.resize_in_turn(turn, record.clone(), at_least, deadline)?;
                 done(Action::Finished)
+            }
+            // Its paths come back, and it is as it was begun.
+            Some(Operation::Resize { .. }) if condition == Condition::LinkDead => {
+                done(Action::Nothing)
             }
             Some(Operation::Attach) if record.outcome.is_none() => {
                 self.detach_in_turn(turn, record.clone(), &DetachVolume::default(), deadline)?;

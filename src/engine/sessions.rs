@@ -7,7 +7,6 @@
 //! that deletes the last device sees that there is none.
 
 use std::collections::BTreeSet;
-use std::thread::{self, ScopedJoinHandle};
 
 use super::Engine;
 use super::lease::Lease;
@@ -17,7 +16,7 @@ use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Portal, Source};
 use crate::iscsi::{self, Plight, SessionName, StandingSession, hold_off_makers, log_out};
-use crate::kernel::Roots;
+use crate::kernel::{Roots, worker};
 
 fn lease_of(id: SessionId) -> String {
     format!("iscsi-session-{id}")
@@ -227,24 +226,10 @@ impl Engine {
         let done: Vec<Result<bool>> = match sessions.as_slice() {
             [] => return Ok(Vec::new()),
             [one] => vec![end(one)],
-            several => thread::scope(|scope| {
-                let span = tracing::Span::current();
-                let threads: Vec<_> = several
-                    .iter()
-                    .map(|session| {
-                        let span = span.clone();
-                        scope.spawn(move || {
-                            let _entered = span.entered();
-                            end(session)
-                        })
-                    })
-                    .collect();
-                let died = || Error::new(ErrorKind::Io, "the thread of a logout died");
-                let joined = threads.into_iter().map(ScopedJoinHandle::join);
-                joined
-                    .map(|done| done.unwrap_or_else(|_| Err(died())))
-                    .collect()
-            }),
+            several => worker::each(Stage::Logout, several, end)
+                .into_iter()
+                .map(|ended| ended.and_then(|done| done))
+                .collect(),
         };
         let mut ended = Vec::new();
         for (session, done) in sessions.iter().zip(done) {

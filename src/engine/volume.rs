@@ -161,7 +161,11 @@ impl Engine {
         let taken_back = match before {
             Some(before) => turn.write(before, deadline),
             None => match self.at_sources(intent) {
-                Ok(now) if now.is_part_of(there) => turn.remove(deadline),
+                Ok(now) if now.is_part_of(there) => match self.is_being_scanned(intent) {
+                    Ok(false) => turn.remove(deadline),
+                    Ok(true) => Ok(()),
+                    Err(error) => Err(error),
+                },
                 Ok(_) => Ok(()),
                 Err(error) => Err(error),
             },
@@ -174,9 +178,11 @@ impl Engine {
 
     /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
     /// found by the names that were read back, wherever they are now; its record
-    /// goes when nothing of it is left. Where no attach came to its end, and no
-    /// name was expected, its sources are detached, and the answer is for all of
-    /// them; another volume's device that is there is left alone. A session that was
+    /// goes when nothing of it is left. Where no attach came to its end, its sources
+    /// are detached as well, and the answer is for all of them, when the kernel has
+    /// ended what scans were begun there, be it for a process that was killed; another
+    /// volume's device that is there, or another unit than was expected, is left
+    /// alone, and one that does not say which it is refuses the detach. A session that was
     /// made for it is logged out, also where no device came of it, unless other
     /// devices are on it.
     ///
@@ -288,10 +294,16 @@ impl Engine {
         how: &DetachVolume,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
+        let mut done = None;
         if let Some(name) = record.names().first() {
-            return self.detach(how.request(DetachTarget::Unit(name.clone())), deadline);
+            let unit = DetachTarget::Unit(name.clone());
+            let detachment = self.detach(how.request(unit), deadline)?;
+            if record.outcome.is_some() {
+                return Ok(detachment);
+            }
+            // What was scanned for it may have said to nobody yet who it is.
+            done = Some(detachment);
         }
-        let mut done: Option<Detachment> = None;
         for source in &record.spec.sources {
             let next = self.detach_source(turn, record, source, how, deadline);
             done = Some(match (done, next) {
@@ -313,8 +325,11 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         let mut request = how.request(source.clone());
         if let Some(nbd) = &record.spec.nbd {
-            request = request.backend(nbd.backend.clone());
-        } else if self.leads_to_another(turn, source)? {
+            return self.detach(request.backend(nbd.backend.clone()), deadline);
+        }
+        let expected = record.spec.expect.as_ref();
+        self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
+        if self.leads_to_another(turn, expected, source)? {
             // All that is known is where it was meant to be, and it is not
             // what is there.
             let nowhere = Place::Scsi {
@@ -323,13 +338,17 @@ impl Engine {
             };
             return Ok(Detachment::unchanged(nowhere));
         }
+        if let Some(expected) = expected {
+            request = request.expect(expected.clone());
+        }
         self.detach(request, deadline)
     }
 
     /// As [`resize`](Self::resize), for a volume of the journal.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume; `NotSupported` for an NBD
+    /// `NotFound` where the journal has no such volume; `NotReady` where an attach or a
+    /// detach of it was begun and has not come to its end; `NotSupported` for an NBD
     /// device, which keeps its size while it is connected; at stage `journal` `Io`
     /// (the disk is full) and `TimedOut`. Else those of [`resize`](Self::resize).
     #[tracing::instrument(skip_all, fields(%volume))]
@@ -342,6 +361,14 @@ impl Engine {
     ) -> Result<Resized> {
         let turn = journal.turn(volume, None, deadline)?;
         let record = turn.record().ok_or_else(|| unknown(volume))?;
+        let begun = record.intent.as_ref().map(|intent| intent.operation);
+        if let Some(Operation::Attach | Operation::Detach { .. }) = begun {
+            let message = format!(
+                "an attach or a detach of volume {volume} was begun and has not come to its end: \
+                 repeat it, or recover, and resize it then"
+            );
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal));
+        }
         self.resize_in_turn(&turn, record, at_least, deadline)
     }
 
@@ -400,9 +427,74 @@ mod tests {
     use std::fs;
     use std::time::Duration;
 
+    use super::super::lease::Lease;
     use super::*;
     use crate::id::Wwid;
     use crate::kernel::Roots;
+
+    #[test]
+    fn a_resize_leaves_what_was_begun_before_it_to_its_end() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let volume: VolumeId = "pvc-1".parse().unwrap();
+        let source: Source = "scsi:1:0:0:4".parse().unwrap();
+        let spec = VolumeSpec::of(&AttachRequest::new(source));
+        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
+        let record = Record {
+            volume: volume.clone(),
+            spec,
+            intent: Some(Intent::now(Operation::Attach)),
+            outcome: None,
+        };
+        turn.write(record.clone(), deadline).unwrap();
+        drop(turn);
+        let error = engine
+            .resize_volume(&journal, &volume, None, deadline)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+        assert_eq!(journal.record(&volume), Some(record));
+    }
+
+    #[test]
+    fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let volume: VolumeId = "pvc-1".parse().unwrap();
+        let source: Source = "scsi:1:0:0:4".parse().unwrap();
+        let Source::Scsi(hctl) = source else {
+            unreachable!();
+        };
+        // Found by a name that nothing has so far, and by its address all the same.
+        let name: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
+        let spec = VolumeSpec::of(&AttachRequest::new(source).expect(name));
+        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
+        let record = Record {
+            volume: volume.clone(),
+            spec,
+            intent: Some(Intent::now(Operation::Attach)),
+            outcome: None,
+        };
+        turn.write(record.clone(), deadline).unwrap();
+        drop(turn);
+        let scan = Lease::share(engine.roots(), &Lease::of_scan(hctl), deadline).unwrap();
+        assert!(engine.is_being_scanned(&record).unwrap());
+        let at_once = Deadline::after(Duration::from_millis(300));
+        let how = DetachVolume::default();
+        let failure = engine.detach_volume(&journal, &volume, &how, at_once);
+        let failure = failure.unwrap_err();
+        assert_eq!(failure.stage(), Some(Stage::Lock), "{failure}");
+        assert!(failure.to_string().contains("scan-1:0:0:4"), "{failure}");
+        assert!(journal.record(&volume).is_some());
+        drop(scan);
+        engine
+            .detach_volume(&journal, &volume, &how, deadline)
+            .unwrap();
+        assert_eq!(journal.records(), []);
+    }
 
     #[test]
     fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {

@@ -1,6 +1,6 @@
 //! Which targets a portal knows: `SendTargets` (RFC 7143, appendix C).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{Read, Write};
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub struct DiscoveredTarget {
 }
 
 /// One portal of a target.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TargetPortal {
@@ -190,6 +190,8 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Vec<DiscoveredTarget>> {
     let mut targets: Vec<DiscoveredTarget> = Vec::new();
     let mut places = BTreeMap::new();
     let mut current = None;
+    // A list may be as long as the target likes, up to the limit of its text.
+    let mut said = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
         match pair.key {
@@ -210,7 +212,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Vec<DiscoveredTarget>> {
                 let portal = TargetPortal { portal, group };
                 let target = current.and_then(|place: usize| targets.get_mut(place));
                 let target = target.ok_or_else(|| pair.broken("a TargetName before it"))?;
-                if !target.portals.contains(&portal) {
+                if said.insert((current, portal.clone())) {
                     target.portals.push(portal);
                 }
             }

@@ -90,8 +90,9 @@ impl SessionOptions {
     }
 
     /// How long I/O waits for a lost connection to come back, in whole seconds,
-    /// before it fails. Without it 5 s where a multipath map is wanted, which has
-    /// other paths, and else 120 s. An existing session keeps its own.
+    /// before it fails. Without it 5 s where a multipath map is required, or is
+    /// preferred and multipathd runs, which has other paths, and else 120 s. An
+    /// existing session keeps its own.
     #[must_use]
     pub fn recovery_timeout(mut self, limit: Duration) -> Self {
         self.recovery_timeout = Some(limit);

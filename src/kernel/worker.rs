@@ -123,9 +123,15 @@ fn each_on<T: Send, R: Send>(
     items: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> R + Sync,
 ) -> Vec<Result<R>> {
+    let span = tracing::Span::current();
     thread::scope(|scope| {
-        let work = &work;
-        let start = |item| new_thread().spawn_scoped(scope, move || work(item));
+        let (work, span) = (&work, &span);
+        let start = |item| {
+            new_thread().spawn_scoped(scope, move || {
+                let _entered = span.enter();
+                work(item)
+            })
+        };
         let started: Vec<_> = items.into_iter().map(start).collect();
         let ended = started.into_iter().map(|started| {
             let thread = started.map_err(|error| not_started(stage, &error))?;

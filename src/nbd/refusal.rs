@@ -235,7 +235,9 @@ fn invalid(
         }
         // The disk is there, or was a moment ago, and the driver will not have
         // it: what is left is one that is being taken away.
-        (Stage::Disconnect, _) => (Refusal::GoingDown, format!("{name} is being taken away")),
+        (Stage::Disconnect, _) | (Stage::Reconfigure, Some(_)) => {
+            (Refusal::GoingDown, format!("{name} is being taken away"))
+        }
         (Stage::Connect, None) if before.facts().is_some() => {
             (Refusal::GoingDown, format!("{name} is being taken away"))
         }

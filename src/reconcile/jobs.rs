@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::event::Event;
 use super::options::Options;
 use super::plan::{Step, StepKind, step_for};
-use super::state::{Failure, Retake, State, sooner};
+use super::state::{Failure, MAY_HAVE_DIED, Retake, State, sooner};
 use crate::deadline::Backoff;
 use crate::engine::{Condition, Surveyed, Treatment};
 use crate::error::{Error, ErrorKind, Retry};
@@ -16,6 +16,8 @@ use crate::id::VolumeId;
 pub(super) struct Job {
     pub(super) step: Step,
     wish: u64,
+    /// When a worker took it.
+    began: Instant,
     /// It has failed before.
     again: bool,
     /// It does not serve, or failed before.
@@ -98,7 +100,12 @@ impl State {
                 if self.once && failure.drive == drive {
                     continue;
                 }
-                if failure.next.is_none_or(|next| next > now) {
+                // Where it is not tried again, other steps of the volume are all the same.
+                let held = match failure.next {
+                    Some(next) => next > now,
+                    None => failure.step == step.kind,
+                };
+                if held {
                     self.retry_at = sooner(self.retry_at, failure.next);
                     continue;
                 }
@@ -107,6 +114,7 @@ impl State {
             let job = Job {
                 step,
                 wish: self.wish,
+                began: now,
                 again,
                 sick: again || tracked.lost,
                 tries,
@@ -158,8 +166,8 @@ impl State {
             if job.step.kind == StepKind::Attach {
                 tracked.died = None;
             }
-            let begins = Instant::now();
-            self.workers.begin(job.step.volume.clone(), begins);
+            job.began = Instant::now();
+            self.workers.begin(job.step.volume.clone(), job.began);
             self.retrying += usize::from(job.again);
             return Some(job);
         }
@@ -198,7 +206,7 @@ impl State {
                     safe_to_unmap,
                 });
             }
-            Done::Serves => events.extend(self.serves(volume)),
+            Done::Serves => events.extend(self.serves(volume, job.began)),
             Done::Resized { old_size, size } => {
                 if let Some(there) = self.actual.volumes.get_mut(volume) {
                     there.size = Some(size);
@@ -308,13 +316,16 @@ impl State {
         event
     }
 
-    /// It was asked, and answers.
-    fn serves(&mut self, volume: &VolumeId) -> Option<Event> {
+    /// It was asked, and answers. A link that died since that `began` may have died
+    /// after the answer, and the kernel says it once: it is asked again.
+    fn serves(&mut self, volume: &VolumeId, began: Instant) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
+        let died_since = tracked.died.is_some_and(|died| died >= began);
         (tracked.died, tracked.treatment) = (None, None);
         let lost = std::mem::take(&mut tracked.lost);
         let there = self.actual.volumes.get_mut(volume)?;
-        (there.condition, there.doubt) = (Condition::Complete, None);
+        there.condition = Condition::Complete;
+        there.doubt = died_since.then(|| MAY_HAVE_DIED.to_owned());
         "it answers".clone_into(&mut there.seen);
         lost.then(|| Event::Healed {
             volume: volume.clone(),

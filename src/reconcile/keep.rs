@@ -8,7 +8,6 @@ use super::reconciler::Reconciler;
 use super::state::{Drive, State};
 use crate::deadline::Deadline;
 use crate::engine::KeepOptions;
-use crate::engine::journal::VolumeSpec;
 use crate::error::Result;
 use crate::iscsi::SessionName;
 
@@ -87,14 +86,16 @@ impl Reconciler {
         }
     }
 
-    /// Those that any volume asks for: they are offered where it is not known what a
-    /// session had, for the target to choose.
+    /// Those that any volume asks for, or did that is left from before: they are offered
+    /// where it is not known what a session had, for the target to choose.
     fn digests(&self) -> (bool, bool) {
+        let left = self.journal.records();
         let state = self.shared.state();
-        let any = |is: fn(&VolumeSpec) -> bool| state.desired.iter().any(|(_, spec)| is(spec));
-        (
-            any(|spec| spec.log_in.as_ref().is_some_and(|how| how.header_digest)),
-            any(|spec| spec.log_in.as_ref().is_some_and(|how| how.data_digest)),
-        )
+        let wanted = state.desired.iter().map(|(_, spec)| spec);
+        let specs = wanted.chain(left.iter().map(|record| &record.spec));
+        let logins = specs.filter_map(|spec| spec.log_in.as_ref());
+        logins.fold((false, false), |(header, data), how| {
+            (header || how.header_digest, data || how.data_digest)
+        })
     }
 }

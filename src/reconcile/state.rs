@@ -81,6 +81,9 @@ pub(super) struct State {
     pub(super) counters: Counters,
 }
 
+/// Why a link that is not known to be dead is asked.
+pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
+
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Drive {
@@ -106,7 +109,7 @@ pub(super) struct Tracked {
     /// When its missing paths, which were asked for and did not come, are asked
     /// for again.
     pub(super) retake: Option<Retake>,
-    /// Something of it went away while a step was done.
+    /// Something of it went away while a step was done, or changed while it was asked.
     pub(super) stirred: bool,
     /// It was said to be lost.
     pub(super) lost: bool,
@@ -214,8 +217,12 @@ impl State {
                 let mut parts = devpath.split('/');
                 let volume = parts.find_map(|part| self.by_component.get(part))?;
                 match self.tracked.get_mut(volume) {
-                    // What its own step brings is no news.
-                    Some(tracked) if tracked.busy => tracked.stirred |= removed,
+                    // What its own step brings is no news; one that only asks brings
+                    // nothing.
+                    Some(tracked) if tracked.busy => {
+                        let asked = matches!(tracked.doing, Some(StepKind::Heal | StepKind::Prove));
+                        tracked.stirred |= *removed || asked;
+                    }
                     _ => {
                         self.look.some.insert(volume.clone());
                         self.look.soon();
@@ -230,8 +237,7 @@ impl State {
             Cause::AskAgain => {
                 for there in self.actual.volumes.values_mut() {
                     if there.spec.nbd.is_some() && there.condition == Condition::Complete {
-                        let doubt = "the death of its link may have been missed";
-                        there.doubt = Some(doubt.to_owned());
+                        there.doubt = Some(MAY_HAVE_DIED.to_owned());
                     }
                 }
                 self.replan = true;
@@ -351,11 +357,16 @@ impl State {
             }
             None => None,
         };
+        let was_complete = known.is_some_and(|known| known.condition == Condition::Complete);
+        if was_complete && there.spec.nbd.is_some() && there.condition == Condition::LinkDead {
+            // Sysfs, or our own end of the link, may tell of it before the kernel does.
+            tracked.died.get_or_insert_with(Instant::now);
+        }
         if tracked.died.is_some() && there.condition == Condition::Complete {
             there.condition = Condition::LinkDead;
             "its link has died".clone_into(&mut there.seen);
         }
-        let before = known.is_some_and(|known| known.condition == Condition::Complete);
+        let before = was_complete;
         let now = there.condition == Condition::Complete;
         let volume = there.volume.clone();
         let event = if before && !now && !tracked.lost {

@@ -15,17 +15,20 @@ use crate::kernel::{Roots, sysfs};
 /// returns (`scsi_scan.c`, `scsi_add_lun`). A device that exists already is not
 /// examined again by a scan. The disk driver comes later: see `probe`.
 ///
-/// After a timeout the kernel may still be scanning and the device may appear.
+/// After a timeout the kernel may still be scanning and the device may appear. What
+/// `held` gives is dropped when it has ended, also where the process was killed since:
+/// a file lock says so long that something may come.
 ///
 /// # Errors
 /// `NotFound` where the target does not present the LUN; `Refused` where the
 /// host cannot address it; `NotSupported` where the kernel's interface cannot
 /// carry it; `NotPermitted`; `Quarantined`; `TimedOut` at stage `queue`, and then
 /// nothing was scanned, or `scan`.
-pub(crate) fn scan(
+pub(crate) fn scan<H>(
     roots: &Roots,
     lanes: &Lanes,
     hctl: Hctl,
+    held: impl FnOnce() -> Result<H> + Send + 'static,
     deadline: Deadline,
 ) -> Result<ScsiDevice> {
     let Hctl {
@@ -54,7 +57,10 @@ pub(crate) fn scan(
                 let state = sysfs::read_if_there(&state).ok().flatten();
                 format!("host state={}", state.as_deref().unwrap_or("unreadable"))
             },
-            move || sysfs::write(&path, &line),
+            move || {
+                let _until_it_has_ended = held()?;
+                sysfs::write(&path, &line)
+            },
         )
         .map_err(|error| explain(error, hctl))?;
     point!(ScanWritten);

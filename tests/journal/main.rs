@@ -228,6 +228,30 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
 }
 
 #[test]
+fn a_begun_attach_leaves_another_unit_alone_and_what_does_not_say_which_it_is_refuses() {
+    let mut late = begun("late", ATTACHED, &json!("attach"));
+    late["spec"]["expect"] = json!(OTHER_NAME);
+    let how = DetachVolume::default();
+    let detach = |node: &Node| {
+        let journal = node.open();
+        node.engine
+            .detach_volume(&journal, &id("late"), &how, soon())
+    };
+    let node = Node::with(&[late.clone()]);
+    node.disk_named();
+    assert!(!detach(&node).unwrap().changed);
+    assert_eq!(node.files(), [] as [&str; 0]);
+    assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+
+    let node = Node::with(&[late]);
+    node.machine.disk("0:0:0:1", "sdb");
+    let failure = detach(&node).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::IdentityMismatch, "{failure}");
+    assert_eq!(node.files(), ["late.json"]);
+    assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+}
+
+#[test]
 fn a_begun_attach_at_another_volumes_device_is_undone_and_the_device_left_alone() {
     let node = Node::new();
     node.disk_named();

@@ -18,8 +18,9 @@ const HEADING: [&str; 7] = [
     "VOLUME", "STATE", "DEVICE", "SIZE", "USED", "HELD BY", "SOURCE",
 ];
 
-/// How long the journal may take, and then the mounted file systems to say how
-/// full they are.
+/// How long the journal may take.
+const TO_READ: Duration = Duration::from_secs(30);
+/// How long the mounted file systems may take to say how full they are.
 const LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Serialize)]
@@ -69,7 +70,7 @@ impl Volume {
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
     let place = place.unwrap_or_else(|| recover::place(engine));
-    let journal = recover::read(engine, Some(&place), Deadline::after(LIMIT))?;
+    let journal = recover::read(engine, Some(&place), Deadline::after(TO_READ))?;
     let mut units: Vec<Option<InventoryUnit>> =
         engine.inventory()?.units.into_iter().map(Some).collect();
     let deadline = Deadline::after(LIMIT);

@@ -42,7 +42,7 @@ pub enum FaultKind {
     Newer,
     /// It is something else, or another volume's record.
     Foreign,
-    /// It could not be read.
+    /// It could not be read, and is left where it is.
     Unreadable,
     /// It was set aside by an earlier start.
     SetAsideEarlier,

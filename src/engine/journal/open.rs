@@ -192,6 +192,8 @@ impl Found {
             Ok(record) => {
                 self.records.insert(record.volume.clone(), record);
             }
+            // It may be a good record, which a later start can read.
+            Err(fault) if fault.kind == FaultKind::Unreadable => self.report(path, fault),
             Err(fault) => match set_aside(&path) {
                 Ok(aside) => self.report(aside, fault),
                 Err(error) => {

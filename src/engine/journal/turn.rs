@@ -70,7 +70,9 @@ impl Table {
     /// What all volumes lay claim to.
     fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
         let busy = self.busy.iter().filter_map(|(volume, busy)| {
-            let (spec, names) = (busy.spec.as_ref()?, &*busy.names);
+            // Who was not told how it is wanted goes on with what its record says.
+            let known = || self.records.get(volume).map(|record| &record.spec);
+            let (spec, names) = (busy.spec.as_ref().or_else(known)?, &*busy.names);
             Some(Claimant {
                 volume,
                 spec,
@@ -137,7 +139,7 @@ impl Turn {
             let path = directory.join(name);
             let known = turn.shared.table().records.contains_key(&turn.volume);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "what is there is no record, and could not be set aside";
+                let message = "what is there could not be read as its record, or not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
@@ -178,5 +180,44 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.shared.table().busy.remove(&self.volume);
         self.shared.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{AttachRequest, Engine};
+    use crate::id::Source;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_unit_is_claimed_once_also_by_those_who_go_on_with_what_their_records_say() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let turns = [1, 2].map(|lun| {
+            let volume: VolumeId = format!("pvc-{lun}").parse().unwrap();
+            let source: Source = format!("scsi:{lun}:0:0:1").parse().unwrap();
+            let record = Record {
+                volume: volume.clone(),
+                spec: VolumeSpec::of(&AttachRequest::new(source)),
+                intent: None,
+                outcome: None,
+            };
+            let turn = journal.turn(&volume, None, deadline).unwrap();
+            turn.write(record, deadline).unwrap();
+            turn
+        });
+        let identity = Identity {
+            names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
+            ..Identity::default()
+        };
+        turns[0].claim_unit(&identity).unwrap();
+        let error = turns[1].claim_unit(&identity).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains("pvc-1"), "{error}");
     }
 }

@@ -139,20 +139,26 @@ impl Attempt {
     /// devices whose transport alone was given up run already. Nobody else's will is
     /// overruled: what was offline before, the kernel itself has run again.
     fn bring_back_devices(&self, deadline: Deadline) {
-        let bring = || -> Result<()> {
-            for hctl in self.session.devices()? {
-                let Some(device) = ScsiDevice::find(&self.roots, hctl)? else {
-                    continue;
-                };
-                if device.state()? == Some(State::Offline) {
-                    scsi::set_running(&device, &self.lanes, deadline)?;
-                    tracing::info!(%hctl, "runs again");
-                }
+        let bring = |hctl| -> Result<()> {
+            if let Some(device) = ScsiDevice::find(&self.roots, hctl)?
+                && device.state()? == Some(State::Offline)
+            {
+                scsi::set_running(&device, &self.lanes, deadline)?;
+                tracing::info!(%hctl, "runs again");
             }
             Ok(())
         };
-        if let Err(error) = bring() {
-            tracing::warn!(session = %self.session.id(), %error, "a device is left offline");
+        let session = self.session.id();
+        match self.session.devices() {
+            // One that cannot be does not hold up the others.
+            Ok(devices) => {
+                for hctl in devices {
+                    if let Err(error) = bring(hctl) {
+                        tracing::warn!(%session, %hctl, %error, "a device is left offline");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%session, %error, "its devices are not looked at"),
         }
     }
 }

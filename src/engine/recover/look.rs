@@ -69,7 +69,8 @@ impl Seen {
 /// What the healing of an NBD device says of its volume.
 pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Condition, Action) {
     match healing.outcome {
-        HealOutcome::Healthy => (condition, Action::Nothing),
+        // What answered late had lost nothing.
+        HealOutcome::Healthy | HealOutcome::DiscardedByKernel => (condition, Action::Nothing),
         outcome if outcome.serves() => (Condition::LinkDead, Action::Healed),
         HealOutcome::Failed(error) => (Condition::LinkDead, Action::Failed(error)),
         outcome => {

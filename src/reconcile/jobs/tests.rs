@@ -137,6 +137,73 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
 }
 
 #[test]
+fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
+    let mut state = wanting(0);
+    let mut desired = Desired::default();
+    desired.insert(id(0), &request(0)).unwrap();
+    state.want(desired);
+    state.merge(vec![there(0)], &Scope::All, 0, true);
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Prove);
+    // After the answer, it may be, and the kernel says it once.
+    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.settle(&mut job, Done::Serves, &impatient());
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Prove);
+    // What changes meanwhile is not of its own making.
+    let devpath = "/devices/virtual/block/nbd0".to_owned();
+    let removed = false;
+    state.take_in(&Cause::Device { devpath, removed });
+    state.settle(&mut job, Done::Serves, &impatient());
+    assert!(state.look.some.contains(&id(0)));
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_link_that_a_look_finds_dead_has_its_budget_as_one_that_the_kernel_tells_of() {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    state.settle(&mut job, attached(0), &impatient());
+    let mut dead = there(0);
+    dead.condition = Condition::LinkDead;
+    let epoch = state.epoch();
+    let events = state.merge(vec![dead], &Scope::All, epoch, false);
+    let told = matches!(
+        events.as_slice(),
+        [Event::Lost {
+            budget_left: Some(_),
+            ..
+        }]
+    );
+    assert!(told, "{events:?}");
+}
+
+#[test]
+fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
+    let mut state = wanting(1);
+    let mut job = state.take_job(8).unwrap();
+    state.settle(&mut job, attached(0), &impatient());
+    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    assert_eq!(job.step.kind, StepKind::Heal);
+    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    state.settle(&mut job, never, &impatient());
+    state.plan_now();
+    assert!(state.take_job(8).is_none());
+    let mut gone = there(0);
+    (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
+    let epoch = state.epoch();
+    state.merge(vec![gone], &Scope::All, epoch, false);
+    state.plan_now();
+    assert_eq!(state.take_job(8).unwrap().step.kind, StepKind::Attach);
+}
+
+#[test]
 fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
