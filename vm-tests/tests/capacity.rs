@@ -88,7 +88,7 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
     fs::write("/tmp/layout", "start=2048, size=16384\n").unwrap();
     guest::run(&["sh", "-c", &format!("sfdisk -q {node} < /tmp/layout")]);
     let partition = format!("{node}1");
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     guest::run(&["mkfs.ext4", "-q", "-F", &partition]);
     fs::create_dir_all(MOUNT).unwrap();
     guest::run(&["mount", &partition, MOUNT]);

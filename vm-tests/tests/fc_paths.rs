@@ -19,6 +19,7 @@ use lunbd::error::Stage;
 use lunbd::{
     AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, Error, ErrorKind, Source,
 };
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::fcoe::FcFabric;
@@ -444,8 +445,11 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
         .unwrap();
     fabric.link_down();
     disk.write_all(&[0x99; 4096]).unwrap();
-    // Its close writes back, and fails when the port's time is over. udevd hears of
-    // it and has the kernel read the partitions, for which that looks at the disk.
+    // It is under way from here on, and fails when the port's time is over. Its close
+    // would not write back where udevd has the disk open before that.
+    posix_fadvise(&disk, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    // udevd hears of the close and has the kernel read the partitions, for which that
+    // looks at the disk.
     let closer = thread::spawn(move || drop(disk));
     guest::wait_until("the kernel to look at the disk", LIMIT, || {
         let looks = |process: &String| {
@@ -467,7 +471,7 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
 
     let again = engine.attach(&request, soon()).unwrap();
     assert_eq!((again.size, again.changed), (8 * MIB, false));
-    // What the close could not write is lost, and nobody has been told so far.
+    // What could not be written is lost, and nobody has been told so far.
     let failure = engine.detach(source.clone(), soon()).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
     let abandon = DetachRequest::new(source).abandon_unwritten();

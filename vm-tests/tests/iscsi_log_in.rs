@@ -307,21 +307,26 @@ fn one_of_two_portals<T: Served>() {
 }
 
 #[test]
-fn io_waits_for_a_lost_session_for_seconds_where_there_is_another_path() {
+fn io_waits_for_a_lost_session_for_seconds_where_a_map_has_another_path_and_minutes_without() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c9", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
-    // Nobody but the engine says how long: no multipathd runs.
     let wanted = request(&target, &[0, 2], 1).multipath(Multipath::Prefer);
-    let attachment = engine.attach(&wanted, soon()).unwrap();
-    assert_eq!(attachment.paths().len(), 2);
-    for session in sessions() {
-        assert_eq!(attribute(session.id, "recovery_tmo"), "5");
-    }
-    assert_eq!(detach(&engine, source(&target, &[0, 2], 1)).len(), 2);
-    nothing_is_left();
+    let wait = |limit: &str| {
+        let attachment = engine.attach(&wanted, soon()).unwrap();
+        assert_eq!(attachment.paths().len(), 2);
+        for session in sessions() {
+            assert_eq!(attribute(session.id, "recovery_tmo"), limit);
+        }
+        assert_eq!(detach(&engine, source(&target, &[0, 2], 1)).len(), 2);
+        nothing_is_left();
+    };
+    wait("120");
+    // Nobody but the engine says how long.
+    let _multipathd = Multipathd::start_with(NoPath::Fail, "off");
+    wait("5");
 }
 
 #[test]

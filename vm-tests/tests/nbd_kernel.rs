@@ -29,6 +29,10 @@ use vm_tests::guest::{self, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
+/// What was sent to a server that died is sent again when this has passed: longer than
+/// an emulated machine stands still, where nobody would heal the link.
+const RESENT: Duration = Duration::from_secs(5);
+
 const HEALING: Timeouts = Timeouts {
     request: Duration::from_secs(30),
     dead_connection: Duration::from_secs(60),
@@ -99,7 +103,7 @@ impl Device {
 
     fn give(&self, link: Connection) -> lunbd::Result<()> {
         let timeouts = Timeouts {
-            request: Duration::from_secs(3),
+            request: RESENT,
             ..HEALING
         };
         Reconfigure::new(self.0, timeouts)
@@ -404,7 +408,7 @@ fn a_hung_server_is_found_out_by_the_request_timeout_and_healed_without_an_error
     let store = Store::filled(64 << 10, 7);
     let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
     let timeouts = Timeouts {
-        request: Duration::from_secs(2),
+        request: RESENT,
         dead_connection: Duration::from_secs(60),
     };
     let device = Device::connect(&server.uri("a"), 0, timeouts);
@@ -427,9 +431,8 @@ fn a_killed_server_is_replaced_under_a_writer_that_sees_no_error() {
     let _module = NbdModule::load(1);
     let store = Store::sparse(16 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "a", store.path(), &[]);
-    // What was sent to the dead server is sent again when this has passed.
     let timeouts = Timeouts {
-        request: Duration::from_secs(3),
+        request: RESENT,
         ..HEALING
     };
     let device = Device::connect(&server.uri("a"), 0, timeouts);

@@ -1,6 +1,7 @@
 //! A daemon of the guest, as a child of the test.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -24,7 +25,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it; returns when `answers` does.
     #[must_use]
-    pub fn start<S: AsRef<OsStr> + std::fmt::Debug>(
+    pub fn start<S: AsRef<OsStr> + fmt::Debug>(
         command: &[S],
         mut answers: impl FnMut() -> bool,
     ) -> Self {
@@ -51,18 +52,8 @@ impl Daemon {
     /// own stands, or is in the kernel and stands as it leaves it.
     pub fn hold(&self) {
         self.signal(Signal::SIGSTOP);
-        let tasks = format!("/proc/{}/task", self.child.id());
         super::wait_until(&format!("{} to stand", self.what), LIMIT, || {
-            let stands = |task: &String| {
-                let stat = fs::read_to_string(format!("{tasks}/{task}/stat"));
-                // `TID (NAME) STATE ...`; one that has ended stands.
-                let state = stat.ok().and_then(|stat| {
-                    let (_, rest) = stat.rsplit_once(") ")?;
-                    rest.chars().next()
-                });
-                !matches!(state, Some('R' | 'S'))
-            };
-            super::entries(&tasks).iter().all(stands).then_some(())
+            stands(self.child.id()).then_some(())
         });
     }
 
@@ -107,4 +98,19 @@ impl Drop for Daemon {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Whether no thread of the process runs or is about to.
+pub(super) fn stands(pid: impl fmt::Display) -> bool {
+    let tasks = format!("/proc/{pid}/task");
+    let stands = |task: &String| {
+        let stat = fs::read_to_string(format!("{tasks}/{task}/stat"));
+        // `TID (NAME) STATE ...`; one that has ended stands.
+        let state = stat.ok().and_then(|stat| {
+            let (_, rest) = stat.rsplit_once(") ")?;
+            rest.chars().next()
+        });
+        !matches!(state, Some('R' | 'S'))
+    };
+    super::entries(&tasks).iter().all(stands)
 }

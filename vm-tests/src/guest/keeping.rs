@@ -21,12 +21,14 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Starts it; what it sees is printed too.
+    /// Starts it, when it has seen what stands: of a session that is lost before
+    /// nobody knows its digests. What it sees is printed too.
     #[must_use]
     pub fn start(engine: &Engine) -> Self {
         let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+        let seen = keeper.next(Deadline::after(Duration::ZERO)).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let news = Arc::new(Mutex::new(Vec::new()));
+        let news = Arc::new(Mutex::new(seen));
         let (told, list) = (Arc::clone(&stop), Arc::clone(&news));
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::Relaxed) {

@@ -53,9 +53,9 @@ impl Multipathd {
     }
 
     /// The same with another `fast_io_fail_tmo`, in seconds: for so long a path
-    /// whose session or port was lost is blocked.
+    /// whose session or port was lost is blocked. `off` leaves that to others.
     #[must_use]
-    pub fn start_with(no_path: NoPath, fast_io_fail: u32) -> Self {
+    pub fn start_with(no_path: NoPath, fast_io_fail: impl fmt::Display) -> Self {
         super::enter();
         super::modprobe("dm_multipath", &[]);
         super::modprobe("dm_service_time", &[]);

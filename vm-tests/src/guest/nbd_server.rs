@@ -13,7 +13,9 @@ use std::time::Duration;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgid};
+
+use super::daemon::stands;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -262,9 +264,19 @@ impl NbdServer {
         self.at.uri(export)
     }
 
-    /// Holds it and all that it started (SIGSTOP).
+    /// Holds it and all that it started (SIGSTOP); none of them answers anybody when
+    /// this returns.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
+        let Some(group) = self.group else {
+            return;
+        };
+        let is_ours = |pid: &i32| getpgid(Some(Pid::from_raw(*pid))) == Ok(group);
+        super::wait_until("the server to stand", LIMIT, || {
+            let names = super::entries("/proc").into_iter();
+            let mut pids = names.filter_map(|name| name.parse().ok()).filter(is_ours);
+            pids.all(stands).then_some(())
+        });
     }
 
     /// Lets it go on (SIGCONT).

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
-use super::scsi_disk::disk_of;
+use super::scsi_disk::{disk_of, openable_disk_of};
 
 /// Parameters of a [`ScsiDebug`] target to be.
 #[derive(Debug, Clone)]
@@ -165,6 +165,15 @@ impl ScsiDebug {
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
         Self::disk_on(self.host(), lun)
+    }
+
+    /// Waits until it has one that takes openers.
+    #[allow(
+        clippy::must_use_candidate,
+        reason = "most want the wait and not the name"
+    )]
+    pub fn wait_for_disk(&self, lun: u64) -> String {
+        openable_disk_of(&device_dir(self.host(), lun))
     }
 
     /// The same for another host of [`ScsiDebug::hosts`].

@@ -105,8 +105,9 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     // A kernel that oopsed is not to be trusted with further tests. And none is to
     // count the timer's ticks as it boots: where the emulator gets no processor for a
     // moment they are too few, and it panics ("IO-APIC + timer doesn't work!").
+    // Of a server that dies of a signal the kernel's log says which.
     format!(
-        "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check scsi_mod.scan=manual \
-         {GUEST_MARK}={series}{seed}{sweeps}"
+        "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
+         scsi_mod.scan=manual {GUEST_MARK}={series}{seed}{sweeps}"
     )
 }
