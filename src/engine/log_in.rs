@@ -249,7 +249,9 @@ impl Engine {
                     // Another may have been at its login when it was looked at.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
                     all_stand &= !(is_down
-                        && (end_if_down(roots, &session, deadline)? || was_down && stands()?));
+                        && (end_if_down(roots, &session, deadline)?
+                            || !session.is_there()
+                            || was_down && stands()?));
                 }
             }
         }
@@ -465,5 +467,26 @@ mod tests {
         sessions.failures.extend(names.into_iter().zip([no]));
         let why = ways.map(|way| sessions.why_none(&way, &options).is_some());
         assert_eq!(why, [false, true]);
+    }
+
+    #[test]
+    fn a_session_that_another_has_ended_since_is_looked_for_again() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:a/1"
+            .parse()
+            .unwrap();
+        let initiator = "iqn.2026-01.example:one".parse().unwrap();
+        let request = AttachRequest::new(source.clone()).log_in(SessionOptions::new(initiator));
+        let deadline = Deadline::after(Duration::from_secs(30));
+        for reason in [MissingReason::NoTarget, MissingReason::NoSession] {
+            let mut gone = way(&source, Some(SessionId(3)));
+            let text = "at its logout when it was looked at".to_owned();
+            let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
+            gone.route.place = Err(Missing { reason, text, hctl });
+            let mut sessions = Sessions::default();
+            let all_stand = engine.share_all(&[gone], &request, &mut sessions, deadline);
+            assert_eq!(all_stand.unwrap(), !is_down);
+        }
     }
 }

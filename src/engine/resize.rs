@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::Engine;
 use super::detach::DetachTarget;
@@ -9,13 +10,13 @@ use super::detach_scsi::{Wanted, names_of};
 use super::phases::{Phase, Phases, StageObserver};
 use super::telemetry::{self, Call};
 use super::unit::{KnownPath, Standing, mismatch};
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{self, Daemon, Map};
 use crate::scsi;
-use crate::uevent;
+use crate::uevent::{self, Watch};
 
 /// What to resize, and what to expect.
 #[derive(Debug, Clone)]
@@ -231,7 +232,7 @@ impl Engine {
             return Ok(());
         }
         match Daemon::find(self.roots())? {
-            Some(daemon) => drop(daemon.resize_map(map.name(), deadline)?),
+            Some(daemon) => tell_to_resize(&daemon, map, size, &mut watch, deadline)?,
             None => multipath::grow(self.roots(), map, size, deadline)?,
         }
         loop {
@@ -244,6 +245,35 @@ impl Engine {
                 let error = Error::timed_out(Stage::Resize, deadline.elapsed(), &what);
                 return Err(error.with_last_seen(format!("it has {shown}")));
             }
+        }
+    }
+}
+
+/// A map whose making multipathd has not heard of from udev it does not resize yet, and
+/// says no more than `fail` (`cli_handlers.c`, `cli_resize`).
+fn tell_to_resize(
+    daemon: &Daemon,
+    map: &Map,
+    size: u64,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
+    /// It waits no longer for udev (`missing_uev_wait_timeout`, 30 s by default).
+    const LONGEST: Duration = Duration::from_secs(35);
+    let patience = Deadline::after(LONGEST.min(deadline.remaining()));
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    loop {
+        match daemon.resize_map(map.name(), deadline) {
+            Err(error)
+                if error.kind() == ErrorKind::Refused
+                    && !patience.has_passed()
+                    && map.is_there()
+                    && map.disk().size()? != size =>
+            {
+                tracing::debug!(%error, "told again");
+                watch.next(Deadline::after(pauses.pause().min(patience.remaining())));
+            }
+            answer => return answer.map(drop),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::text::{Gathered, Text, pairs};
 use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, shown};
 use crate::id::{Iqn, Portal};
 
 /// What we take in one PDU, in bytes.
@@ -218,7 +218,10 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Vec<DiscoveredTarget>> {
             }
             // Reject, NotUnderstood.
             "SendTargets" => {
-                let message = format!("{PEER} does not list its targets: {:?}", pair.value);
+                let message = format!(
+                    "{PEER} does not list its targets: \"{}\"",
+                    shown(pair.value.as_bytes())
+                );
                 return Err(Error::new(ErrorKind::Refused, message));
             }
             key => tracing::debug!(key, "a key that is no part of a list"),
@@ -281,6 +284,17 @@ mod tests {
             ]
         );
         assert!(read("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_list_of_as_many_portals_as_a_target_likes_is_read_once_and_an_error_stays_short() {
+        let name = "TargetName=iqn.2026-01.example:a\0".to_owned();
+        let portals = (0..60_000).map(|number| format!("TargetAddress=h{number},1\0"));
+        let list: String = std::iter::once(name).chain(portals).collect();
+        let targets = read(&list).unwrap();
+        assert_eq!(targets[0].portals.len(), 60_000);
+        let error = read(&format!("SendTargets={}\0", "x".repeat(100_000))).unwrap_err();
+        assert!(error.to_string().len() < 4096);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use nix::errno::Errno;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
@@ -208,10 +210,15 @@ impl std::fmt::Display for Map {
 
 /// What device-mapper says of the map in `dir`; `None` where it is gone, and where
 /// it is being removed: its attributes answer `EINVAL` then for as long as they
-/// are still there (`drivers/md/dm-sysfs.c`, `dm_attr_show`).
+/// are still there, and `EIO` to who had begun to read before (`drivers/md/dm-sysfs.c`,
+/// `dm_attr_show`, `dm_attr_uuid_show`).
 fn attribute(dir: &Path, name: &str) -> Result<Option<String>> {
+    let is_removed = |error: &Error| {
+        let errno = error.errno().map(Errno::from_raw);
+        matches!(errno, Some(Errno::EINVAL | Errno::EIO))
+    };
     match sysfs::read_if_there(&dir.join("dm").join(name)) {
-        Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+        Err(error) if is_removed(&error) => Ok(None),
         answer => answer,
     }
 }

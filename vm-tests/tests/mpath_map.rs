@@ -173,10 +173,12 @@ fn a_map_of_two_paths_is_found_by_its_paths_and_by_the_units_name_and_both_are_a
     let status = map.status(&roots(), soon()).unwrap();
     assert!(!status.queues);
     assert_eq!((status.active(), status.failed()), (2, 0));
-    // It would bring the path back.
+    // It would bring the path back; and what udev reads of the map then fails the other.
     multipathd.hold();
+    let held = udevd::stopped();
     fail_path(&map, &paths[1]);
     let status = map.status(&roots(), soon()).unwrap();
+    drop(held);
     multipathd.go_on();
     let failed: Vec<_> = status.paths.iter().filter(|path| !path.active).collect();
     assert_eq!(failed.len(), 1);
@@ -446,7 +448,13 @@ fn multipathd_grows_a_map_with_its_paths() {
     let map = map_of(&scan(&target));
     let daemon = daemon();
     let name = map.disk().name();
-    assert_eq!(daemon.resize_map(name, soon()).unwrap(), Answer::Done);
+    // It refuses until it has heard from udev that the map was made.
+    guest::wait_until("multipathd to take the map for whole", LIMIT, || {
+        daemon
+            .resize_map(name, soon())
+            .ok()
+            .filter(|answer| *answer == Answer::Done)
+    });
     show_a_gibibyte(&target);
     assert_eq!(daemon.resize_map(name, soon()).unwrap(), Answer::Done);
     guest::wait_until("the map's new size", LIMIT, || {
