@@ -570,8 +570,8 @@ fn an_agent_that_is_killed_in_its_scan_lets_go_of_its_journal_and_what_comes_of_
         });
         guest::wait_until("the undoing", LIMIT, || {
             let record = place.record()?;
-            let undoes = record["intent"]["operation"] == "detach";
-            undoes.then_some(())
+            let undoes = &record["intent"]["operation"]["detach"];
+            undoes.is_object().then_some(())
         });
         assert!(agent.0.try_wait().unwrap().is_none(), "the scan is over");
         target.set("opts", 0);
@@ -579,6 +579,10 @@ fn an_agent_that_is_killed_in_its_scan_lets_go_of_its_journal_and_what_comes_of_
         recovering.join().unwrap()
     });
     fs::write(INQUIRY_LIMIT, limit).unwrap();
+    assert!(
+        !is_in(pid, "scsi_probe_and_add_lun"),
+        "it was not waited for"
+    );
     // Whether it asked the unit again, or gave it up, is the kernel's affair.
     is(&recovered, Condition::Gone, "undone");
     agent.0.wait().unwrap();
