@@ -1,8 +1,8 @@
 //! Attach and detach: the only place where the rooms below are put together.
 //! Start reading at [`attach`](Engine::attach).
 
-#[cfg(feature = "journal")]
 mod alias;
+#[cfg(feature = "journal")]
 mod at_sources;
 mod attach;
 mod attach_nbd;

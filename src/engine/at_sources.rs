@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use super::Engine;
 use super::journal::{Record, Turn};
-use super::lease::Lease;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
 use crate::nbd::NbdDevice;
@@ -77,10 +76,8 @@ impl Engine {
     /// Whether a scan for a volume is in the kernel still, and may bring something.
     pub(super) fn is_being_scanned(&self, record: &Record) -> Result<bool> {
         for source in &record.spec.sources {
-            for hctl in self.scsi_addresses_of(source)? {
-                if Lease::is_held(self.roots(), &Lease::of_scan(hctl))? {
-                    return Ok(true);
-                }
+            if self.are_scanned(&self.scsi_addresses_of(source)?)? {
+                return Ok(true);
             }
         }
         Ok(false)

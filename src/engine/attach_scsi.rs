@@ -131,8 +131,18 @@ impl Engine {
         addresses.into_iter().map(take).collect()
     }
 
-    /// Waits until the kernel scans none of these addresses for us any more, be it for
-    /// a process that was killed: what such a scan finds comes at its end.
+    /// Whether the kernel scans one of these addresses for us, be it for a process that
+    /// was killed: what such a scan finds comes at its end.
+    pub(super) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
+        for &hctl in addresses {
+            if Lease::is_held(self.roots(), &Lease::of_scan(hctl))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until it scans none of them any more.
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`, naming whose scan it is.

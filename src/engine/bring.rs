@@ -131,7 +131,15 @@ impl Engine {
         phases.enter(Stage::Scan);
         let under_way = Lease::of_scan(hctl);
         let own = roots.clone();
-        let held = move || Lease::share(&own, &under_way, deadline);
+        let held = move || {
+            let lease = Lease::share(&own, &under_way, deadline)?;
+            if deadline.has_passed() {
+                // Its caller may have gone, and others have seen no scan.
+                let what = format!("{under_way} to begin");
+                return Err(Error::timed_out(Stage::Scan, deadline.elapsed(), &what));
+            }
+            Ok(lease)
+        };
         let device = scsi::scan(roots, &self.lanes, hctl, held, deadline)
             .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
         let found = self

@@ -237,7 +237,6 @@ impl Detachment {
 
     /// One answer for this one and the `next` one, of another source of the same
     /// volume. One that found nothing says nothing beside one that did.
-    #[cfg(feature = "journal")]
     pub(super) fn and(mut self, mut next: Self) -> Self {
         self.phases.append(&mut next.phases);
         self.logged_out.append(&mut next.logged_out);
@@ -261,7 +260,6 @@ impl Detachment {
         self
     }
 
-    #[cfg(feature = "journal")]
     fn found_nothing(&self) -> bool {
         !self.changed && self.receipt.as_ref().is_none_or(Receipt::found_nothing)
     }

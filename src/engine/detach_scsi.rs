@@ -40,7 +40,8 @@ impl Wanted {
 }
 
 impl Engine {
-    /// Detaches the unit with all its paths.
+    /// Detaches the unit with all its paths, and then what scans bring whose callers
+    /// have given them up: a path that hangs holds up no other.
     pub(super) fn detach_scsi(
         &self,
         wanted: &Wanted,
@@ -50,8 +51,31 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         phases.enter(Stage::Lock);
         let _leases = self.lease_addresses(wanted.leased(), deadline)?;
-        self.wait_for_scans(&wanted.addresses, deadline)?;
+        // Looked for first: what it brings is there when it has ended.
+        let may_come = self.are_scanned(&wanted.addresses)?;
+        let done = self.detach_what_is_there(wanted, request, phases, deadline)?;
+        if !may_come {
+            return Ok(done);
+        }
+        phases.enter(Stage::Lock);
+        let late = match self.wait_for_scans(&wanted.addresses, deadline) {
+            Ok(()) => self.detach_what_is_there(wanted, request, phases, deadline),
+            Err(error) => Err(error.into()),
+        };
+        match late {
+            Ok(late) => Ok(done.and(late)),
+            Err(failure) => Err(failure.after_part(done.receipt)),
+        }
+    }
 
+    /// Detaches the unit with all its paths, whose addresses are ours.
+    fn detach_what_is_there(
+        &self,
+        wanted: &Wanted,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
         phases.enter(Stage::Identify);
         let seeds = self.seeds(wanted, request.expected.as_ref())?;
         let known = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
@@ -223,9 +247,12 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
                 tracing::debug!(%error, "once more");
                 let pause = pauses.pause().min(deadline.remaining());
                 way.maps.next(Deadline::after(pause));
-                // A turn that had no time would say less than this one did.
                 if deadline.has_passed() {
-                    return Err(error);
+                    // A turn without time would say less than this one did.
+                    let stage = error.stage().unwrap_or(Stage::Resolve);
+                    let what = "what is in the way to pass";
+                    let timed_out = Error::timed_out(stage, deadline.elapsed(), what);
+                    return Err(timed_out.with_last_seen(error.to_string()));
                 }
             }
             Err(error) => return Err(error),

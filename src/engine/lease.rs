@@ -4,12 +4,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::crash::point;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::{Roots, sysfs, worker};
@@ -88,19 +90,28 @@ impl Lease {
         format!("scan-{hctl}")
     }
 
-    /// Waits until nobody has the right to work on `name`.
+    /// Waits until nobody has the right to work on `name`. It may be days, and callers
+    /// come again and again: so no thread is left waiting for it.
     ///
     /// # Errors
     /// As [`take`](Self::take).
     pub(super) fn wait(roots: &Roots, name: &str, deadline: Deadline) -> Result<()> {
-        if Self::path(roots, name)?.exists() {
-            Self::take(roots, name, deadline)?;
+        let path = Self::path(roots, name)?;
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        while Self::is_held(roots, name)? {
+            if deadline.has_passed() {
+                let holder = sysfs::read_if_there(&path).ok().flatten();
+                let what = format!("another process to be done with {name}");
+                let error = Error::timed_out(Stage::Lock, deadline.elapsed(), &what);
+                let seen = format!("held by process {}", holder.unwrap_or_default());
+                return Err(error.with_last_seen(seen));
+            }
+            thread::park_timeout(pauses.pause().min(deadline.remaining()));
         }
         Ok(())
     }
 
     /// Whether somebody has the right to work on `name`.
-    #[cfg(feature = "journal")]
     pub(super) fn is_held(roots: &Roots, name: &str) -> Result<bool> {
         let path = Self::path(roots, name)?;
         Ok(path.exists() && Self::try_at(&path, false)?.is_none())
@@ -233,8 +244,6 @@ impl Drop for Lease {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::error::ErrorKind;
 
@@ -253,7 +262,7 @@ mod tests {
         let limit = soon();
         while fs::read_dir(roots.run.join("lunbd")).unwrap().count() > 0 {
             assert!(!limit.has_passed(), "a file is left");
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 

@@ -113,7 +113,6 @@ const NAMELESS: &str = "nobody could say a name that the unit alone can have, so
 
 impl Receipt {
     /// Whether there was nothing, and no name by which to look for more.
-    #[cfg(feature = "journal")]
     pub(super) fn found_nothing(&self) -> bool {
         let nothing = self.paths.is_empty() && self.map.is_none() && self.names.is_empty();
         nothing && self.notes.iter().all(|note| note == NAMELESS)
@@ -121,7 +120,6 @@ impl Receipt {
 
     /// Takes in what was read back of another source of the same volume. Each has
     /// drawn its own conclusion.
-    #[cfg(feature = "journal")]
     pub(super) fn append(&mut self, next: Self) {
         let known = std::mem::take(&mut self.names);
         let new = next.names.into_iter().filter(|name| !known.contains(name));
@@ -199,7 +197,6 @@ impl DetachFailure {
     }
 
     /// The same failure, after the detach of another source of the same volume.
-    #[cfg(feature = "journal")]
     pub(super) fn after_part(self, done: Option<Receipt>) -> Self {
         let Some(mut receipt) = done.filter(|done| !done.found_nothing()) else {
             return self;
@@ -322,7 +319,6 @@ mod tests {
         assert!(!failure.receipt.safe_to_unmap);
     }
 
-    #[cfg(feature = "journal")]
     #[test]
     fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
         use super::super::detach::{Detachment, Place};

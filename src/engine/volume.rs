@@ -158,14 +158,12 @@ impl Engine {
         there: &AtSources,
         deadline: Deadline,
     ) {
+        // Looked for first: what it brings is there when it has ended.
+        let may_come = self.is_being_scanned(intent).unwrap_or(true);
         let taken_back = match before {
             Some(before) => turn.write(before, deadline),
             None => match self.at_sources(intent) {
-                Ok(now) if now.is_part_of(there) => match self.is_being_scanned(intent) {
-                    Ok(false) => turn.remove(deadline),
-                    Ok(true) => Ok(()),
-                    Err(error) => Err(error),
-                },
+                Ok(now) if now.is_part_of(there) && !may_come => turn.remove(deadline),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error),
             },
@@ -295,10 +293,13 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
         let mut done = None;
-        if let Some(name) = record.names().first() {
+        let names = record.names();
+        if let Some(name) = names.first() {
+            // Before the sessions are logged out over which it is scanned.
+            let may_come = self.is_being_scanned(record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = self.detach(how.request(unit), deadline)?;
-            if record.outcome.is_some() {
+            if record.outcome.is_some() && !may_come {
                 return Ok(detachment);
             }
             // What was scanned for it may have said to nobody yet who it is.
@@ -327,7 +328,8 @@ impl Engine {
         if let Some(nbd) = &record.spec.nbd {
             return self.detach(request.backend(nbd.backend.clone()), deadline);
         }
-        let expected = record.spec.expect.as_ref();
+        let names = record.names();
+        let expected = names.first();
         self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
         if self.leads_to_another(turn, expected, source)? {
             // All that is known is where it was meant to be, and it is not
@@ -482,7 +484,7 @@ mod tests {
         drop(turn);
         let scan = Lease::share(engine.roots(), &Lease::of_scan(hctl), deadline).unwrap();
         assert!(engine.is_being_scanned(&record).unwrap());
-        let at_once = Deadline::after(Duration::from_millis(300));
+        let at_once = Deadline::after(Duration::from_secs(3));
         let how = DetachVolume::default();
         let failure = engine.detach_volume(&journal, &volume, &how, at_once);
         let failure = failure.unwrap_err();

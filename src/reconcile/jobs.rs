@@ -54,6 +54,12 @@ pub(super) enum Done {
     Failed(Error),
 }
 
+/// Whether what failed at one of them fails at the other: both ask an NBD server.
+fn is_one(one: StepKind, other: StepKind) -> bool {
+    let asks = |kind| matches!(kind, StepKind::Heal | StepKind::Prove);
+    one == other || asks(one) && asks(other)
+}
+
 impl State {
     /// Plans, and has the workers do what can be done now.
     pub(super) fn plan_now(&mut self) -> Vec<Event> {
@@ -103,7 +109,7 @@ impl State {
                 // Where it is not tried again, other steps of the volume are all the same.
                 let held = match failure.next {
                     Some(next) => next > now,
-                    None => failure.step == step.kind,
+                    None => is_one(failure.step, step.kind),
                 };
                 if held {
                     self.retry_at = sooner(self.retry_at, failure.next);
