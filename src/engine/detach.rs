@@ -273,7 +273,9 @@ impl Engine {
     /// **SCSI**: all paths of the unit, found by its identity at that moment,
     /// those that come late included, after its multipath map. The order is that
     /// which loses nothing: claim and flush the map, remove it, claim and flush
-    /// each path, delete each; a flush that fails stops the deletes. Returns when
+    /// each path, delete each; a flush that fails stops the deletes. Then the end of
+    /// what this machine still scans at its source's addresses, be it for a process that
+    /// was killed, is waited for, and what that brings goes too. Returns when
     /// sysfs shows none of them, udev has handled their removal and multipathd
     /// has forgotten them. Linux 5.10 or later; needs write access to the
     /// devices' `delete` attribute (root) and `CAP_SYS_ADMIN`.
