@@ -1,6 +1,9 @@
 //! Attach and detach of a volume by the caller's name of it, with the journal:
 //! what is about to be done is written down, done, and read back.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use super::at_sources::AtSources;
@@ -422,115 +425,4 @@ impl Engine {
 fn unknown(volume: &VolumeId) -> Error {
     let message = format!("the journal has no volume {volume}");
     Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::time::Duration;
-
-    use super::super::lease::Lease;
-    use super::*;
-    use crate::id::Wwid;
-    use crate::kernel::Roots;
-
-    #[test]
-    fn a_resize_leaves_what_was_begun_before_it_to_its_end() {
-        let root = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Roots::below(root.path())).unwrap();
-        let deadline = Deadline::after(Duration::from_secs(30));
-        let journal = engine.open_journal(deadline).unwrap();
-        let volume: VolumeId = "pvc-1".parse().unwrap();
-        let source: Source = "scsi:1:0:0:4".parse().unwrap();
-        let spec = VolumeSpec::of(&AttachRequest::new(source));
-        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
-        let record = Record {
-            volume: volume.clone(),
-            spec,
-            intent: Some(Intent::now(Operation::Attach)),
-            outcome: None,
-        };
-        turn.write(record.clone(), deadline).unwrap();
-        drop(turn);
-        let error = engine
-            .resize_volume(&journal, &volume, None, deadline)
-            .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
-        assert_eq!(journal.record(&volume), Some(record));
-    }
-
-    #[test]
-    fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away() {
-        let root = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Roots::below(root.path())).unwrap();
-        let deadline = Deadline::after(Duration::from_secs(30));
-        let journal = engine.open_journal(deadline).unwrap();
-        let volume: VolumeId = "pvc-1".parse().unwrap();
-        let source: Source = "scsi:1:0:0:4".parse().unwrap();
-        let Source::Scsi(hctl) = source else {
-            unreachable!();
-        };
-        // Found by a name that nothing has so far, and by its address all the same.
-        let name: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
-        let spec = VolumeSpec::of(&AttachRequest::new(source).expect(name));
-        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
-        let record = Record {
-            volume: volume.clone(),
-            spec,
-            intent: Some(Intent::now(Operation::Attach)),
-            outcome: None,
-        };
-        turn.write(record.clone(), deadline).unwrap();
-        drop(turn);
-        let scan = Lease::share(engine.roots(), &Lease::of_scan(hctl), deadline).unwrap();
-        assert!(engine.is_being_scanned(&record).unwrap());
-        let at_once = Deadline::after(Duration::from_secs(3));
-        let how = DetachVolume::default();
-        let failure = engine.detach_volume(&journal, &volume, &how, at_once);
-        let failure = failure.unwrap_err();
-        assert_eq!(failure.stage(), Some(Stage::Lock), "{failure}");
-        assert!(failure.to_string().contains("scan-1:0:0:4"), "{failure}");
-        assert!(journal.record(&volume).is_some());
-        drop(scan);
-        engine
-            .detach_volume(&journal, &volume, &how, deadline)
-            .unwrap();
-        assert_eq!(journal.records(), []);
-    }
-
-    #[test]
-    fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
-        let root = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Roots::below(root.path())).unwrap();
-        let deadline = Deadline::after(Duration::from_secs(30));
-        let journal = engine.open_journal(deadline).unwrap();
-        let volume: VolumeId = "pvc-1".parse().unwrap();
-        let source: Source = "scsi:1:0:0:4".parse().unwrap();
-        let name: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
-        let spec = VolumeSpec::of(&AttachRequest::new(source).expect(name.clone()));
-        let turn = journal.turn(&volume, Some(&spec), deadline).unwrap();
-        let record = Record {
-            volume: volume.clone(),
-            spec,
-            intent: Some(Intent::now(Operation::Attach)),
-            outcome: None,
-        };
-        let directory = journal.directory().to_owned();
-        let observer = StageObserver::new(move |stage| {
-            if stage == Stage::Lock {
-                for entry in fs::read_dir(&directory).unwrap() {
-                    let path = entry.unwrap().path();
-                    if path.to_string_lossy().contains("pvc-1") && path.is_file() {
-                        fs::remove_file(&path).unwrap();
-                        fs::create_dir(&path).unwrap();
-                    }
-                }
-            }
-        });
-        let how = DetachVolume::default().observe(observer);
-        let detached = engine.detach_in_turn(&turn, record, &how, deadline);
-        let failure = detached.unwrap_err();
-        assert_eq!(failure.stage(), Some(Stage::Journal), "{failure}");
-        assert_eq!(failure.receipt.names, [name]);
-    }
 }

@@ -1,0 +1,136 @@
+use std::fs;
+use std::time::Duration;
+
+use super::super::lease::Lease;
+use super::*;
+use crate::id::{Hctl, Wwid};
+use crate::kernel::Roots;
+
+const ADDRESS: &str = "1:0:0:4";
+const NAME: &str = "naa.5000c500a1b2c3d4";
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+/// A machine with nothing but the journal of one volume.
+struct Node {
+    engine: Engine,
+    journal: Journal,
+    volume: VolumeId,
+    _root: tempfile::TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let journal = engine.open_journal(soon()).unwrap();
+        Self {
+            engine,
+            journal,
+            volume: "pvc-1".parse().unwrap(),
+            _root: root,
+        }
+    }
+
+    /// An attach of the unit [`NAME`] at [`ADDRESS`] that has not come to its end.
+    fn begun(&self) -> Record {
+        let source: Source = format!("scsi:{ADDRESS}").parse().unwrap();
+        Record {
+            volume: self.volume.clone(),
+            spec: VolumeSpec::of(&AttachRequest::new(source).expect(NAME.parse().unwrap())),
+            intent: Some(Intent::now(Operation::Attach)),
+            outcome: None,
+        }
+    }
+
+    /// The same, which an earlier attach has come to the end of.
+    fn attached_before(&self) -> Record {
+        let outcome = Outcome {
+            node: "/dev/sdb".into(),
+            devno: "8:16".parse().unwrap(),
+            diskseq: None,
+            size: 1 << 20,
+            names: vec![NAME.parse().unwrap()],
+            map: None,
+            nbd_index: None,
+            at: Intent::now(Operation::Attach).begun_at,
+        };
+        Record {
+            outcome: Some(outcome),
+            ..self.begun()
+        }
+    }
+
+    fn write(&self, record: &Record) {
+        let turn = self.journal.turn(&self.volume, Some(&record.spec), soon());
+        turn.unwrap().write(record.clone(), soon()).unwrap();
+    }
+
+    fn detach(&self, deadline: Deadline) -> Result<Detachment, DetachFailure> {
+        let how = DetachVolume::default();
+        self.engine
+            .detach_volume(&self.journal, &self.volume, &how, deadline)
+    }
+}
+
+#[test]
+fn a_resize_leaves_what_was_begun_before_it_to_its_end() {
+    let node = Node::new();
+    let record = node.begun();
+    node.write(&record);
+    let resized = node
+        .engine
+        .resize_volume(&node.journal, &node.volume, None, soon());
+    let error = resized.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert_eq!(node.journal.record(&node.volume), Some(record));
+}
+
+#[test]
+fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away() {
+    let node = Node::new();
+    let hctl: Hctl = ADDRESS.parse().unwrap();
+    // Found by a name that nothing has so far, and by its address all the same.
+    for record in [node.begun(), node.attached_before()] {
+        node.write(&record);
+        let roots = node.engine.roots();
+        let scan = Lease::share(roots, &Lease::of_scan(hctl), soon()).unwrap();
+        let failure = node.detach(Deadline::after(Duration::from_secs(3)));
+        let failure = failure.unwrap_err();
+        assert_eq!(failure.stage(), Some(Stage::Lock), "{failure}");
+        assert!(failure.to_string().contains("scan-1:0:0:4"), "{failure}");
+        assert!(node.journal.record(&node.volume).is_some());
+        drop(scan);
+        node.detach(soon()).unwrap();
+        assert_eq!(node.journal.records(), []);
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
+    let node = Node::new();
+    let record = node.begun();
+    let turn = node.journal.turn(&node.volume, Some(&record.spec), soon());
+    let directory = node.journal.directory().to_owned();
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Lock {
+            for entry in fs::read_dir(&directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.to_string_lossy().contains("pvc-1") && path.is_file() {
+                    fs::remove_file(&path).unwrap();
+                    fs::create_dir(&path).unwrap();
+                }
+            }
+        }
+    });
+    let how = DetachVolume::default().observe(observer);
+    let detached = node
+        .engine
+        .detach_in_turn(&turn.unwrap(), record, &how, soon());
+    let failure = detached.unwrap_err();
+    assert_eq!(failure.stage(), Some(Stage::Journal), "{failure}");
+    let name: Wwid = NAME.parse().unwrap();
+    assert_eq!(failure.receipt.names, [name]);
+}
