@@ -173,7 +173,7 @@
 //! Spans of the `tracing` facade name the call, the volume, the path and the
 //! stage. With the feature `metrics` the durations of calls and stages, and
 //! counts, go to whichever recorder of that facade the process has installed:
-//! `Engine::publish_metrics` lists them.
+//! `Engine::publish_metrics` and `Reconciler::publish_metrics` list them.
 //!
 //! # Example
 //!

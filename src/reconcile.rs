@@ -54,6 +54,9 @@ mod options;
 mod plan;
 mod reconciler;
 mod state;
+#[cfg(feature = "metrics")]
+mod telemetry;
+mod tracked;
 mod work;
 mod workers;
 

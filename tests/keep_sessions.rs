@@ -6,6 +6,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
@@ -149,6 +150,50 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
     }
 }
 
+#[test]
+fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on() {
+    let machine = Machine::new();
+    for id in [1, 2] {
+        machine.add(id);
+        machine.lose(id);
+    }
+    // A file of a file system that does not answer, until the test ends.
+    let (_hold, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let options = KeepOptions::new().credentials(move |name| {
+        if name.target.as_str().ends_with("array1") {
+            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            let _until_the_end = held.recv();
+        }
+        Ok(None)
+    });
+    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    let told = news(&mut keeper, 2);
+    let kinds: Vec<_> = told
+        .iter()
+        .map(|kept| match &kept.outcome {
+            KeepOutcome::Failed(error) => (kept.session.0, error.kind(), kept.tries),
+            _ => panic!("{kept:?}"),
+        })
+        .map(|(id, kind, tries)| (id, kind, tries > 0))
+        .collect();
+    let expected = [
+        (1, ErrorKind::TimedOut, true),
+        (2, ErrorKind::Unreachable, true),
+    ];
+    assert_eq!(kinds, expected, "{told:?}");
+    assert!(
+        told[0].to_string().contains("a login again to end"),
+        "{}",
+        told[0]
+    );
+    assert!(
+        told[0].to_string().contains("session 1 is FAILED"),
+        "{}",
+        told[0]
+    );
+}
+
 /// Here nothing says a word: the kernel may have no memory for one.
 #[test]
 fn a_loss_of_which_no_word_comes_is_found_by_looking() {
@@ -203,7 +248,7 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     let machine = Machine::new();
     machine.add(1);
     machine.lose(1);
-    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let asked = std::sync::Arc::new(Mutex::new(None));
     let mine = std::sync::Arc::clone(&asked);
     let options = KeepOptions::new().credentials(move |name| {
         *mine.lock().unwrap() = Some(name.isid());

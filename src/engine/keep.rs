@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::{Engine, telemetry};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
@@ -186,18 +186,33 @@ impl SessionKeeper {
             for id in self.due() {
                 news.extend(self.treat(id)?);
             }
+            for id in self.overdue() {
+                news.push(self.say_overdue(id)?);
+            }
             let stopped = self.stopped.load(Ordering::Acquire);
             if !news.is_empty() || deadline.has_passed() || stopped {
                 return Ok(news);
             }
-            let next = self.losses.values().filter_map(Loss::due);
-            let next = next.fold(self.look_at, Instant::min);
+            let losses = self.losses.values();
+            let next = losses.flat_map(|loss| [loss.due(), loss.overdue()]);
+            let next = next.flatten().fold(self.look_at, Instant::min);
             let pause = next.saturating_duration_since(Instant::now());
             let turn = Deadline::after(pause.min(deadline.remaining()));
             if let Some(notice) = self.watch.next(turn)? {
                 self.hear(notice)?;
             }
         }
+    }
+
+    /// Those whose attempt should have ended.
+    fn overdue(&mut self) -> Vec<SessionId> {
+        let now = Instant::now();
+        let losses = self.losses.iter_mut();
+        let overdue = losses.filter_map(|(id, loss)| {
+            let is_new = loss.is_first_to_say_overdue(now);
+            is_new.then_some(*id)
+        });
+        overdue.collect()
     }
 
     fn due(&self) -> Vec<SessionId> {
@@ -340,7 +355,7 @@ impl SessionKeeper {
             digests: known.unwrap_or(self.options.digests),
             leaves: loss.is_asked_to_leave(),
         };
-        loss.begin();
+        loss.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
             loss.end(Instant::now());
             return Err(error);
@@ -349,6 +364,17 @@ impl SessionKeeper {
             return self.news(id, KeepOutcome::BudgetSpent).map(Some);
         }
         Ok(None)
+    }
+
+    /// An attempt hangs where no deadline ends it: in a file system that does not
+    /// answer for its credentials, say. None is made beside it.
+    fn say_overdue(&mut self, id: SessionId) -> Result<KeptSession> {
+        let what = "a login again to end, and none is tried before";
+        let error = Error::timed_out(Stage::Session, attempt::LONGEST, what);
+        let state = StandingSession::new(&self.roots, id).state()?;
+        let state = state.unwrap_or_else(|| "gone".to_owned());
+        let error = error.with_last_seen(format!("session {id} is {state}"));
+        self.news(id, KeepOutcome::Failed(error))
     }
 
     /// An attempt has come to its end.
@@ -404,6 +430,7 @@ impl SessionKeeper {
             _ => None,
         };
         tracing::info!(session = %id, ?outcome, "kept");
+        telemetry::keeping(&outcome);
         Ok(KeptSession {
             session: id,
             target,

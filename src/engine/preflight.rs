@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::iscsi::{self, StandingSession};
+use crate::iscsi::{self, Plight, StandingSession};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{process, sysfs};
@@ -181,28 +181,47 @@ impl Engine {
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         let (mut ours, mut others) = (0, 0);
-        let mut nameless = Vec::new();
+        let (mut nameless, mut lost) = (Vec::new(), Vec::new());
         for session in StandingSession::all(roots)? {
             if session.is_nameless()? {
                 nameless.push(session.id().to_string());
-            } else if session.is_ours()? {
+                continue;
+            }
+            let whose = if session.is_ours()? {
                 ours += 1;
+                "of ours"
             } else {
                 others += 1;
-            }
+                "of another"
+            };
+            let plight = match session.plight()? {
+                Some(Plight::Lost) => "is lost and its I/O waits",
+                Some(Plight::GivenUp) => "was lost for too long and its I/O fails",
+                _ => continue,
+            };
+            lost.push(format!("session {} {whose} {plight}", session.id()));
         }
         let daemon = if process::is_running(roots, "iscsid")? {
             "iscsid runs: its sessions are used and never ended here, and it leaves ours alone"
         } else {
             "no iscsid runs, and none is needed: a login makes a session of ours"
         };
-        let seen = format!("{ours} sessions of ours, {others} of others; {daemon}");
+        let mut seen = vec![format!(
+            "{ours} sessions of ours, {others} of others; {daemon}"
+        )];
+        seen.extend_from_slice(&lost);
+        let seen = seen.join("; ");
         if !nameless.is_empty() {
             // Of one of ours the next login or recovery knows, by what its maker left.
             let numbers = nameless.join(", ");
             let seen = format!("{seen}; made and not named by some program: {numbers}");
             let remedy = "if it stays, its maker was killed in the middle: it holds no device; \
                           one of ours goes with `lunbd recover`, another with the next boot";
+            return Ok(Check::limited("iscsi", seen, remedy));
+        }
+        if !lost.is_empty() {
+            let remedy = "its target is not reached, or nobody logs in again: `lunbd heal --watch` \
+                          does for those of ours, iscsid for its own";
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         Ok(Check::good("iscsi", seen))

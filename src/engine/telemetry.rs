@@ -47,12 +47,13 @@ pub(super) fn measured<T, E: Failure>(
     result
 }
 
-pub(super) use record::{healing, phantom, stage};
+pub(super) use record::{healing, keeping, phantom, stage};
 
 #[cfg(not(feature = "metrics"))]
 mod record {
     use super::{Call, Duration, ErrorKind, Stage};
     use crate::engine::heal::HealOutcome;
+    use crate::engine::keep::KeepOutcome;
     use crate::engine::reap::{Evidence, Fate};
 
     pub(super) fn call(_: Call, _: Result<(), ErrorKind>, _: Duration) {}
@@ -62,6 +63,8 @@ mod record {
     pub(in crate::engine) fn phantom(_: &Evidence, _: &Fate) {}
 
     pub(in crate::engine) fn healing(_: &HealOutcome) {}
+
+    pub(in crate::engine) fn keeping(_: &KeepOutcome) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -71,6 +74,7 @@ mod record {
     use super::{Call, Duration, ErrorKind, Stage};
     use crate::engine::Engine;
     use crate::engine::heal::HealOutcome;
+    use crate::engine::keep::KeepOutcome;
     use crate::engine::reap::{Evidence, Fate};
 
     const CALL: &str = "lunbd_call_seconds";
@@ -78,6 +82,7 @@ mod record {
     const STAGE: &str = "lunbd_stage_seconds";
     const PHANTOMS: &str = "lunbd_phantoms_total";
     const HEALS: &str = "lunbd_heals_total";
+    const KEPT: &str = "lunbd_sessions_kept_total";
     const STUCK: &str = "lunbd_stuck_calls";
     const EVENTS: &str = "lunbd_uevents_total";
     const STRANGERS: &str = "lunbd_uevent_strangers_total";
@@ -134,6 +139,17 @@ mod record {
         counter!(HEALS, "outcome" => outcome).increment(1);
     }
 
+    pub(in crate::engine) fn keeping(outcome: &KeepOutcome) {
+        let outcome = match outcome {
+            KeepOutcome::Recovered => "recovered",
+            KeepOutcome::Healthy => "healthy",
+            KeepOutcome::Failed(_) => "failed",
+            KeepOutcome::BudgetSpent => "budget_spent",
+            KeepOutcome::Gone => "gone",
+        };
+        counter!(KEPT, "outcome" => outcome).increment(1);
+    }
+
     impl Engine {
         /// Hands the hub's counters and the stuck calls to the recorder of the
         /// `metrics` facade, and describes all that is recorded: to be called
@@ -147,6 +163,7 @@ mod record {
         /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also the one that failed; of paths beside each other, each |
         /// | `lunbd_phantoms_total` | counter | `evidence`, `fate` | devices | phantoms that were found |
         /// | `lunbd_heals_total` | counter | `outcome` | looks | looks of a heal, or of a [`Healer`](crate::engine::Healer), at an NBD device |
+        /// | `lunbd_sessions_kept_total` | counter | `outcome` | findings | what a [`SessionKeeper`](crate::engine::SessionKeeper) found of lost iSCSI sessions |
         /// | `lunbd_stuck_calls` | gauge | | calls | kernel calls that were given up and have not come back |
         /// | `lunbd_uevents_total` | counter | | events | events that the hub read |
         /// | `lunbd_uevent_strangers_total` | counter | | datagrams | what came and was no event |
@@ -187,6 +204,7 @@ mod record {
         describe_histogram!(STAGE, Unit::Seconds, "how long each stage of a call took");
         describe_counter!(PHANTOMS, Unit::Count, "phantoms that were found");
         describe_counter!(HEALS, Unit::Count, "looks of a heal at an NBD device");
+        describe_counter!(KEPT, Unit::Count, "what was found of lost iSCSI sessions");
         describe_gauge!(
             STUCK,
             Unit::Count,

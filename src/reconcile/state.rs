@@ -12,9 +12,9 @@ use super::failing::Telling;
 use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
+use super::tracked::Tracked;
 use super::workers::Workers;
-use crate::deadline::Backoff;
-use crate::engine::{Cause, Condition, KeeperStop, Surveyed, Treatment};
+use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
 use crate::error::{Error, Stage};
 use crate::id::{Source, VolumeId};
 
@@ -92,50 +92,6 @@ pub(super) enum Drive {
     Somebody,
     /// The workers are to go home.
     Over,
-}
-
-/// A volume beside what stands of it.
-#[derive(Debug, Default)]
-pub(super) struct Tracked {
-    pub(super) busy: bool,
-    /// What a worker does with it now.
-    pub(super) doing: Option<StepKind>,
-    /// How far that has come.
-    pub(super) stage: Option<Stage>,
-    pub(super) failure: Option<Failure>,
-    /// The kernel said that its link died, then.
-    pub(super) died: Option<Instant>,
-    pub(super) treatment: Option<Box<Treatment>>,
-    /// When its missing paths, which were asked for and did not come, are asked
-    /// for again.
-    pub(super) retake: Option<Retake>,
-    /// Something of it went away while a step was done, or changed while it was asked.
-    pub(super) stirred: bool,
-    /// It was said to be lost.
-    pub(super) lost: bool,
-    /// What it was refused for.
-    pub(super) refused: Option<String>,
-    /// The count of ended steps when its own last ended.
-    pub(super) ended: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct Retake {
-    pub(super) pauses: Backoff,
-    pub(super) at: Instant,
-}
-
-#[derive(Debug)]
-pub(super) struct Failure {
-    /// What was tried.
-    pub(super) step: StepKind,
-    pub(super) error: Arc<Error>,
-    pub(super) tries: u32,
-    /// In which drive.
-    pub(super) drive: u64,
-    pub(super) pauses: Backoff,
-    /// `None` where something must change first.
-    pub(super) next: Option<Instant>,
 }
 
 pub(super) fn sooner(one: Option<Instant>, two: Option<Instant>) -> Option<Instant> {

@@ -194,6 +194,20 @@ pub struct LogIn {
     pub portals: usize,
     /// lunbd's, one unit by so many portals at once.
     pub many: Row,
+    /// The same over a network that takes its time.
+    #[serde(default)]
+    pub far: Option<Far>,
+}
+
+/// [`LogIn`] where packets are late.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Far {
+    /// What a round trip takes, in milliseconds.
+    pub round_trip: u64,
+    /// By one portal, lunbd first.
+    pub rows: Vec<Row>,
+    /// By as many portals as of [`LogIn::many`].
+    pub many: Row,
 }
 
 fn median(figures: &[f64]) -> f64 {

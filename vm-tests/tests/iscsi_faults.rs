@@ -52,6 +52,39 @@ fn each_step_of_a_login_and_a_logout_fails_once_in_every_way() {
     nothing_is_left();
 }
 
+#[test]
+fn a_session_without_names_whose_connection_is_lost_too_is_ended_by_the_next_login() {
+    IscsiTarget::need_portals_that_go_down();
+    iscsi_tcp::prepare();
+    let mut target = IscsiTarget::new("iqn.2026-01.example:faults");
+    target.map(1, &Store::ramdisk("f3", 8 << 20));
+    let source = target.uri(&[0], 1);
+    let mut is_cut = false;
+    let arguments = ["attach", &source, "--log-in", "--timeout", "300s"].map(str::to_owned);
+    // The first of its names.
+    let fault = Some(("iscsi set 32:1", Fault::Hangs));
+    let traced = inject::run_until(&arguments, fault, || {
+        let Some(session) = sessions().pop() else {
+            return false;
+        };
+        // It has one once it is bound.
+        let address = iscsi_tcp::attribute_if_there(session.id, "address");
+        if !is_cut && address.is_some_and(|address| address == "127.0.0.1") {
+            target.cut(0);
+            is_cut = true;
+        }
+        is_cut && session.state() == "FAILED"
+    });
+    assert!(traced.injected, "{traced:?}");
+    assert_eq!(the_only_session().state(), "FAILED");
+    let attached = guest::lunbd(&["attach", &source, "--log-in"]);
+    assert!(attached.status.success(), "{attached:?}");
+    assert_eq!(the_only_session().state(), "LOGGED_IN");
+    let detached = guest::lunbd(&["detach", &source]);
+    assert!(detached.status.success(), "{detached:?}");
+    nothing_is_left();
+}
+
 /// Has a process keep the session until it serves again, or `patience` is over.
 fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> Traced {
     /// It says what it did.
@@ -108,10 +141,6 @@ fn each_step_of_a_login_again_fails_once_in_every_way_and_the_next_try_succeeds(
     let (mut failed, mut hung) = (0, 0);
     for (act, fault) in faults.step_by(one_in) {
         let hangs = fault == Fault::Hangs;
-        if hangs && act.starts_with("iscsi connect") {
-            // That of a socket that does not block always returns.
-            continue;
-        }
         lose();
         let patience = if hangs { HUNG } else { LIMIT };
         let traced = keep(&session, Some((act, fault)), patience);

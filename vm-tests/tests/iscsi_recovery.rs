@@ -8,9 +8,7 @@
     reason = "a test panics to fail"
 )]
 
-use std::fs::{self, OpenOptions};
-use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,7 +19,6 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, session_of, soon};
 use vm_tests::guest::crash::Place;
-use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Timeouts, sessions, the_only_session};
@@ -30,7 +27,7 @@ use vm_tests::guest::lio::Store;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
 use vm_tests::guest::served::Served;
 use vm_tests::guest::tgt::Tgt;
-use vm_tests::guest::writer::Writer;
+use vm_tests::guest::writer::{Writer, first_block};
 
 const IQN: &str = "iqn.2026-01.example:recovery";
 const USER: (&str, &str) = ("keeper", "what-the-keeper-knows");
@@ -54,18 +51,6 @@ fn detach(engine: &Engine, target: &impl Served, lun: u64) -> Vec<u32> {
     let detachment = engine.detach(source(target, 0, lun), soon()).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     detachment.logged_out.iter().map(|id| id.0).collect()
-}
-
-/// One block, past the page cache.
-fn reads(node: &Path) -> std::io::Result<Vec<u8>> {
-    let mut page = memmap2::MmapMut::map_anon(4096)?;
-    let direct = nix::libc::O_DIRECT;
-    let disk = OpenOptions::new()
-        .read(true)
-        .custom_flags(direct)
-        .open(node);
-    disk?.read_exact(&mut page)?;
-    Ok(page.to_vec())
 }
 
 #[test]
@@ -183,7 +168,7 @@ fn gone_for_long<T: Served>() {
     guest::wait_until("the device to be given up", LIMIT, || {
         (is(1) == "transport-offline").then_some(())
     });
-    reads(&units[0].node).unwrap_err();
+    first_block(&units[0].node).unwrap_err();
     assert_eq!(keeping.recovered(), 0);
     target.portal_up(0);
     keeping.wait_until_recovered(1);
@@ -194,7 +179,7 @@ fn gone_for_long<T: Served>() {
         (is(1) == "running" && is(2) == "running").then_some(())
     });
     for unit in &units {
-        reads(&unit.node).unwrap();
+        first_block(&unit.node).unwrap();
     }
     keeping.end();
     assert_eq!(detach(&engine, &target, 1), [] as [u32; 0]);
@@ -358,73 +343,6 @@ fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
     theirs.logout();
     assert_eq!(detach(&engine, &target, 1), [ours.id]);
     drop(iscsid);
-    nothing_is_left();
-}
-
-#[test]
-fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    target.map(1, &Store::file("e6", 16 * MIB));
-    let proxy = IscsiProxy::start("127.0.0.9:3260", PORTALS[0]);
-    let uri: Source = format!("iscsi://127.0.0.9/{IQN}/1").parse().unwrap();
-    let request = AttachRequest::new(uri.clone()).log_in(options());
-    let attachment = engine.attach(&request, soon()).unwrap();
-    let session = session_of(&attachment);
-    let keeping = Keeping::start(&engine);
-    let writer = Writer::start(&attachment.node);
-    // A logout within 5 s, and new parameters within 5 s.
-    for event in [1, 4] {
-        writer.goes_on();
-        let (before, logouts) = (keeping.recovered(), proxy.logouts());
-        proxy.says_by_itself(event, [0, 0, 5]);
-        keeping.wait_until_recovered(before + 1);
-        assert_eq!(proxy.logouts(), logouts + 1, "event {event}");
-        writer.goes_on();
-    }
-    // All connections are dropped, and it is not to be dialled for 3 s.
-    let (before, logouts) = (keeping.recovered(), proxy.logouts());
-    let start = Instant::now();
-    proxy.says_by_itself(3, [0, 3, 0]);
-    proxy.cut();
-    keeping.wait_until_recovered(before + 1);
-    let took = start.elapsed();
-    assert!(took >= Duration::from_secs(3), "{took:?}");
-    assert_eq!(proxy.logouts(), logouts);
-    writer.goes_on();
-    writer.end();
-    keeping.end();
-    let detachment = engine.detach(uri, soon()).unwrap();
-    assert_eq!(detachment.logged_out[0].0, session);
-    drop(proxy);
-    nothing_is_left();
-}
-
-#[test]
-fn data_that_does_not_match_its_digest_costs_a_connection_and_reaches_nobody() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let mut target = IscsiTarget::new(IQN);
-    let store = Store::file("e8", 16 * MIB);
-    fs::write(store.path().unwrap(), vec![0x5a; 16 << 20]).unwrap();
-    target.map(1, &store);
-    let proxy = IscsiProxy::with_data_digests("127.0.0.9:3260", PORTALS[0]);
-    let uri: Source = format!("iscsi://127.0.0.9/{IQN}/1").parse().unwrap();
-    let request = AttachRequest::new(uri.clone()).log_in(options().digests(false, true));
-    let attachment = engine.attach(&request, soon()).unwrap();
-    let keeping = Keeping::start(&engine);
-    for round in 1..=3 {
-        proxy.break_a_read();
-        let block = reads(&attachment.node).unwrap();
-        assert!(!proxy.is_to_break());
-        assert!(block.iter().all(|&byte| byte == 0x5a), "{:x?}", &block[..8]);
-        keeping.wait_until_recovered(round);
-    }
-    keeping.end();
-    let detachment = engine.detach(uri, soon()).unwrap();
-    assert_eq!(detachment.logged_out.len(), 1);
-    drop(proxy);
     nothing_is_left();
 }
 

@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use lunbd::engine::{Action, Condition, DetachVolume, Recovered};
+use lunbd::engine::{Action, Condition, DetachVolume, Recovered, Unit};
 use lunbd::error::Stage;
 use lunbd::{Attachment, ErrorKind};
 use vm_tests::guest::agent::{engine, soon, unit};
@@ -30,6 +30,8 @@ use vm_tests::guest::{self, ScsiDebug};
 struct Rig {
     place: Place,
     sources: Vec<String>,
+    /// Of the unit, once it is known.
+    name: Option<String>,
     data: Data,
     target: ScsiDebug,
     gigabytes: u64,
@@ -49,10 +51,29 @@ struct Steps {
 }
 
 impl Rig {
+    /// Writes the first data, and learns the unit's name.
+    fn begin(&mut self) {
+        let attached = self.attach();
+        let Unit::Scsi { identity, .. } = &attached.unit else {
+            panic!("{attached:?}");
+        };
+        self.name = identity.wwid().map(ToString::to_string);
+        assert!(self.name.is_some(), "{attached:?}");
+        let disk = self.data.write_anew(&attached.node);
+        disk.sync_all().unwrap();
+        drop(disk);
+        self.detach(&DetachVolume::default());
+    }
+
+    /// What an agent is given: each source, and the unit that is expected there.
+    fn wanted(&self) -> Vec<String> {
+        self.sources.iter().chain(&self.name).cloned().collect()
+    }
+
     fn attach(&self) -> Attachment {
         let engine = engine();
         let journal = self.place.open(&engine);
-        let request = request(&self.sources);
+        let request = request(&self.wanted());
         let attached = engine.attach_volume(&journal, &volume(), &request, soon());
         attached.unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -129,7 +150,7 @@ impl Rig {
 
     fn attach_killed_at(&mut self, sweep: &mut Sweep, step: Option<&str>) -> Vec<String> {
         let when = format!("attach at {}", step.unwrap_or("no step"));
-        let ended = sweep.run(&self.place, "attach", &self.sources, step);
+        let ended = sweep.run(&self.place, "attach", &self.wanted(), step);
         if ended.killed {
             match sweep.recover(&self.place, &when).and_then(|one| one.node) {
                 Some(node) => self.data.compare(&node, &when),
@@ -149,7 +170,7 @@ impl Rig {
         let when = format!("retake at {}", step.unwrap_or("no step"));
         let hctl = lost.strip_prefix("scsi:").unwrap();
         fs::write(format!("/sys/bus/scsi/devices/{hctl}/delete"), "1").unwrap();
-        let ended = sweep.run(&self.place, "retake", &self.sources, step);
+        let ended = sweep.run(&self.place, "retake", &self.wanted(), step);
         if ended.killed {
             let recovered = sweep.recover(&self.place, &when).expect("the volume");
             assert_eq!(recovered.node.as_deref(), Some(node), "{when}");
@@ -313,7 +334,7 @@ fn sweep_the_marks(rig: &mut Rig, sweep: &mut Sweep) {
         } else {
             // The device goes by itself, and its mark stays.
             fs::write(rig.target.device_dir(1).join("delete"), "1").unwrap();
-            let ended = Run::start(&rig.place, "attach", &rig.sources, at).end();
+            let ended = Run::start(&rig.place, "attach", &rig.wanted(), at).end();
             sweep.count("attach", at, &ended);
             if ended.killed {
                 sweep.recover(&rig.place, at.unwrap_or_default());
@@ -340,15 +361,14 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     let mut rig = Rig {
         place: Place::new(),
         sources: vec![unit(&target, 1).to_string()],
+        name: None,
         data: Data::default(),
         target,
         gigabytes: 0,
         multipathd: None,
         is_tried: |_| true,
     };
-    let node = rig.attach().node;
-    rig.data.write_anew(&node).sync_all().unwrap();
-    rig.detach(&DetachVolume::default());
+    rig.begin();
     rig.sweep(&mut sweep);
     sweep_the_marks(&mut rig, &mut sweep);
     sweep.conclude(&["journal", "lease", "lost", "block", "scsi"]);
@@ -371,15 +391,14 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     let mut rig = Rig {
         place: Place::new(),
         sources,
+        name: None,
         data: Data::default(),
         target,
         gigabytes: 0,
         multipathd: Some(multipathd),
         is_tried,
     };
-    let node = rig.attach().node;
-    rig.data.write_anew(&node).sync_all().unwrap();
-    rig.detach(&DetachVolume::default());
+    rig.begin();
     rig.sweep(&mut sweep);
     rig.multipathd = None;
     rig.multipathd = Some(Multipathd::start(NoPath::Queue));

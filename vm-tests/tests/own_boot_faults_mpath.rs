@@ -23,8 +23,6 @@ fn each_call_of_a_multipath_attach_and_detach_fails_once_in_every_way() {
     let stands = || !target.devices().is_empty() || !multipathd::maps().is_empty();
     let sweep = FaultSweep::new("multipath", sources, 26, stands)
         .attach_options(&["--multipath", "require", "--min-paths", "2"])
-        // The questions to a path are a SCSI volume's too.
-        .only(|act| !act.starts_with("ioctl SG_IO"))
         // The map of a partition is removed by the kernel alone, the map below it by
         // multipathd.
         .between(|| {

@@ -16,6 +16,8 @@ use crate::scsi::{self, Lanes, ScsiDevice, State};
 
 /// One target's time to answer.
 const ONE_TRY: Duration = Duration::from_secs(10);
+/// One that has not ended then hangs.
+pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// Who ends the session is waited for no longer.
 const TO_SHARE: Duration = Duration::from_secs(1);
 

@@ -21,6 +21,8 @@ pub(super) struct Loss {
     looks_left: u32,
     /// `None` while an attempt is under way.
     due: Option<Instant>,
+    /// When that should have come to its end, until it was said that it has not.
+    overdue: Option<Instant>,
     /// Nothing is done before, whatever is heard.
     not_before: Instant,
     between_looks: Backoff,
@@ -41,6 +43,7 @@ impl Loss {
             lost: false,
             looks_left: LOOKS,
             due: Some(now),
+            overdue: None,
             not_before: now,
             between_looks: Backoff::new(Duration::from_millis(5), Duration::from_millis(250)),
             between_tries: Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
@@ -115,15 +118,31 @@ impl Loss {
         self.leaves
     }
 
-    /// An attempt begins.
-    pub(super) fn begin(&mut self) {
+    /// An attempt begins that is to have ended by then.
+    pub(super) fn begin(&mut self, ends: Instant) {
         self.tries = self.tries.saturating_add(1);
         self.due = None;
+        self.overdue = Some(ends);
+    }
+
+    /// When it is to be said that the attempt under way does not end.
+    pub(super) fn overdue(&self) -> Option<Instant> {
+        self.overdue
+    }
+
+    /// Whether it is to be said now.
+    pub(super) fn is_first_to_say_overdue(&mut self, now: Instant) -> bool {
+        let is_over = self.overdue.is_some_and(|ends| ends <= now);
+        if is_over {
+            self.overdue = None;
+        }
+        is_over
     }
 
     /// It has ended, and the session was not had back by it.
     pub(super) fn end(&mut self, now: Instant) {
         self.leaves = false;
+        self.overdue = None;
         self.due = Some(now + jittered(self.between_tries.pause()));
     }
 
@@ -179,7 +198,7 @@ mod tests {
         let mut loss = loss(now);
         assert_eq!(loss.due(), Some(now));
         let pause = |loss: &mut Loss| {
-            loss.begin();
+            loss.begin(now);
             assert_eq!(loss.due(), None);
             loss.end(now);
             loss.due().unwrap() - now
@@ -207,10 +226,28 @@ mod tests {
         // Another word of the same loss, and a try that has failed meanwhile.
         loss.look_again_at(now);
         assert_eq!(loss.due(), Some(later));
-        loss.begin();
+        loss.begin(now);
         assert_eq!(loss.due(), None);
         loss.end(now);
         assert_eq!(loss.due(), Some(later));
+    }
+
+    #[test]
+    fn an_attempt_that_does_not_end_is_told_once_and_one_that_ended_never() {
+        let now = Instant::now();
+        let (ends, later) = (now + Duration::from_secs(15), now + Duration::from_secs(60));
+        let mut loss = loss(now);
+        loss.begin(ends);
+        assert_eq!(loss.overdue(), Some(ends));
+        assert!(!loss.is_first_to_say_overdue(now));
+        assert_eq!(loss.overdue(), Some(ends));
+        assert!(loss.is_first_to_say_overdue(later));
+        assert!(!loss.is_first_to_say_overdue(later));
+        assert_eq!((loss.overdue(), loss.due()), (None, None));
+        loss.end(now);
+        loss.begin(ends);
+        loss.end(now);
+        assert!(!loss.is_first_to_say_overdue(later));
     }
 
     #[test]

@@ -143,14 +143,13 @@ impl StandingSession {
         Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
     }
 
-    /// Whether it has no names and no connection, and no daemon's number: it is being
+    /// Whether it has no names and carries no I/O, and no daemon's number: it is being
     /// made, by anybody but iscsid, or its maker was killed at that.
     ///
     /// # Errors
     /// Where it cannot be read.
     pub fn is_nameless(&self) -> Result<bool> {
-        let is_free = self.state()?.as_deref() == Some(Self::FREE);
-        if !is_free || self.attribute("creator")?.as_deref() != Some("-1") {
+        if !self.carries_no_io()? || self.attribute("creator")?.as_deref() != Some("-1") {
             return Ok(false);
         }
         let has_name = |name| {
@@ -166,8 +165,7 @@ impl StandingSession {
     /// and does not have all of its names: it is being made, or its maker was killed
     /// at that.
     pub(super) fn is_unnamed(&self, roots: &Roots) -> Result<bool> {
-        let is_free = self.state()?.as_deref() == Some(Self::FREE);
-        let is_made_so = is_free && (self.is_nameless()? || self.is_ours()?);
+        let is_made_so = self.carries_no_io()? && (self.is_nameless()? || self.is_ours()?);
         if !is_made_so || self.name()?.is_some() {
             return Ok(false);
         }
@@ -179,6 +177,13 @@ impl StandingSession {
             .join(format!("class/scsi_host/host{host}/proc_name"));
         let driver = sysfs::read_if_there(&driver)?;
         Ok(driver.as_deref() == Some("iscsi_tcp") && self.devices()?.is_empty())
+    }
+
+    /// It is lost, or in the making: also where it has lost a connection that was bound
+    /// and never started, and so is FAILED and not FREE.
+    fn carries_no_io(&self) -> Result<bool> {
+        let state = self.state()?;
+        Ok(state.is_some_and(|state| state != Self::LOGGED_IN))
     }
 
     /// Who has logged in, to whom and through which portal; `None` where sysfs

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{Action, Condition, Journal, Multipath, NbdOptions, Recovered};
-use lunbd::id::VolumeId;
+use lunbd::id::{VolumeId, Wwid};
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Engine, Source};
 use serde_json::Value;
@@ -30,16 +30,21 @@ pub fn volume() -> VolumeId {
     "pvc-1".parse().expect("a volume id")
 }
 
-/// How its sources are attached: several are paths of one map.
+/// How its sources are attached: several are paths of one map. The name of a unit
+/// among them is the one that is expected.
 #[must_use]
 pub fn request(sources: &[String]) -> AttachRequest {
-    let mut sources = sources.iter().map(|source| -> Source {
+    let is_name = |word: &&String| word.parse::<Wwid>().is_ok();
+    let (names, sources): (Vec<&String>, Vec<&String>) = sources.iter().partition(is_name);
+    let expected = names.iter().filter_map(|name| name.parse::<Wwid>().ok());
+    let mut sources = sources.into_iter().map(|source| -> Source {
         let parsed = source.parse();
         parsed.unwrap_or_else(|error| panic!("{source}: {error}"))
     });
     let first = sources.next().expect("a source");
     let logs_in = matches!(first, Source::Iscsi(_));
-    let mut request = AttachRequest::new(first).nbd(options());
+    let request = AttachRequest::new(first).nbd(options());
+    let mut request = expected.fold(request, AttachRequest::expect);
     if logs_in {
         let initiator = INITIATOR.parse().expect("a name");
         request = request.log_in(SessionOptions::new(initiator));

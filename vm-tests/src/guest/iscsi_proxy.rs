@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 const HEADER: usize = 48;
+const DIGEST: usize = 4;
 const SCSI_COMMAND: u8 = 0x01;
 const LOGIN_REQUEST: u8 = 0x03;
 const LOGIN_RESPONSE: u8 = 0x23;
@@ -26,6 +27,15 @@ pub enum Wish {
     Logout,
 }
 
+/// What is to become another than the target sent it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Of the PDU's first 48 bytes.
+    Header,
+    /// What was read.
+    Data,
+}
+
 /// Carries PDUs between initiators and a target, as long as it is not dropped.
 /// Sessions over it have no digests but what it was started for.
 #[derive(Debug)]
@@ -37,17 +47,24 @@ pub struct IscsiProxy {
 #[derive(Debug, Default)]
 struct Shared {
     ends: AtomicBool,
-    /// The sessions have digests over data.
-    digests: bool,
-    breaks: AtomicBool,
+    digests: Digests,
+    breaks: Mutex<Option<Part>>,
     wishes: Mutex<Vec<Wish>>,
     /// The connection that came last.
     last: Mutex<Option<Way>>,
 }
 
+/// What the sessions have digests over.
+#[derive(Debug, Clone, Copy, Default)]
+struct Digests {
+    header: bool,
+    data: bool,
+}
+
 /// To the initiator, and the last header that went there.
 #[derive(Debug)]
 struct Way {
+    silent: Arc<AtomicBool>,
     initiator: TcpStream,
     target: TcpStream,
     header: [u8; HEADER],
@@ -60,11 +77,14 @@ impl IscsiProxy {
         Self::serve(address, portal, Shared::default())
     }
 
-    /// The same for sessions with digests over data.
+    /// The same for sessions with digests over headers and over data.
     #[must_use]
-    pub fn with_data_digests(address: &'static str, portal: &'static str) -> Self {
+    pub fn with_digests(address: &'static str, portal: &'static str) -> Self {
         let shared = Shared {
-            digests: true,
+            digests: Digests {
+                header: true,
+                data: true,
+            },
             ..Shared::default()
         };
         Self::serve(address, portal, shared)
@@ -117,15 +137,23 @@ impl IscsiProxy {
         way.initiator.write_all(&pdu).expect("the initiator");
     }
 
-    /// Makes one bit of the next data that is read another.
-    pub fn break_a_read(&self) {
-        self.shared.breaks.store(true, Ordering::Relaxed);
+    /// Makes one bit of the next PDU with data that is read another.
+    pub fn break_a_read(&self, part: Part) {
+        *self.shared.breaks.lock().expect("what breaks") = Some(part);
     }
 
     /// Whether that is still to come.
     #[must_use]
     pub fn is_to_break(&self) -> bool {
-        self.shared.breaks.load(Ordering::Relaxed)
+        self.shared.breaks.lock().expect("what breaks").is_some()
+    }
+
+    /// Carries nothing more over the last connection, either way, and leaves it open
+    /// until the next, which is carried.
+    pub fn fall_silent(&self) {
+        let last = self.shared.last.lock().expect("a way");
+        let way = last.as_ref().expect("a connection");
+        way.silent.store(true, Ordering::Relaxed);
     }
 
     /// Ends the last connection, when all that was said on it is read.
@@ -151,16 +179,21 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
     for stream in [initiator, &target] {
         stream.set_nodelay(true)?;
     }
+    let silent = Arc::new(AtomicBool::new(false));
     let way = Way {
+        silent: Arc::clone(&silent),
         initiator: initiator.try_clone()?,
         target: target.try_clone()?,
         header: [0; HEADER],
     };
     *shared.last.lock().expect("a way") = Some(way);
     let (mut from, mut to) = (initiator.try_clone()?, target.try_clone()?);
-    let mine = Arc::clone(shared);
+    let (mine, quiet) = (Arc::clone(shared), Arc::clone(&silent));
     thread::spawn(move || {
         while let Ok((header, pdu)) = read(&mut from, mine.digests) {
+            if quiet.load(Ordering::Relaxed) {
+                continue;
+            }
             if let Some(wish) = wish(&header) {
                 mine.wishes.lock().expect("the wishes").push(wish);
             }
@@ -168,18 +201,23 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 break;
             }
         }
-        let _gone_already = to.shutdown(Shutdown::Both);
+        end(&to, &quiet);
     });
     let (mut from, mut to) = (target, initiator.try_clone()?);
     let mine = Arc::clone(shared);
     thread::spawn(move || {
         let here = to.peer_addr().ok();
         while let Ok((header, mut pdu)) = read(&mut from, mine.digests) {
-            let data = pdu.get_mut(HEADER).filter(|_| header[0] & 0x3f == DATA_IN);
-            if let Some(byte) = data
-                && mine.breaks.swap(false, Ordering::Relaxed)
-            {
-                *byte ^= 1;
+            if silent.load(Ordering::Relaxed) {
+                continue;
+            }
+            if header[0] & 0x3f == DATA_IN {
+                match mine.breaks.lock().expect("what breaks").take() {
+                    // Its residual count.
+                    Some(Part::Header) => pdu[HEADER - 1] ^= 1,
+                    Some(Part::Data) => pdu[data_at(&header, mine.digests)] ^= 1,
+                    None => {}
+                }
             }
             // Nothing is said in between.
             let mut last = mine.last.lock().expect("a way");
@@ -192,9 +230,16 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 break;
             }
         }
-        let _gone_already = to.shutdown(Shutdown::Both);
+        end(&to, &silent);
     });
     Ok(())
+}
+
+/// Passes on that the other side has ended, unless nothing is to be heard of it.
+fn end(to: &TcpStream, silent: &AtomicBool) {
+    if !silent.load(Ordering::Relaxed) {
+        let _gone_already = to.shutdown(Shutdown::Both);
+    }
 }
 
 fn wish(header: &[u8; HEADER]) -> Option<Wish> {
@@ -205,21 +250,28 @@ fn wish(header: &[u8; HEADER]) -> Option<Wish> {
     }
 }
 
+/// Where a PDU's data begins, of a session that is logged in.
+fn data_at(header: &[u8; HEADER], digests: Digests) -> usize {
+    let digest = if digests.header { DIGEST } else { 0 };
+    HEADER + usize::from(header[4]) * 4 + digest
+}
+
 /// One PDU.
-fn read(from: &mut TcpStream, digests: bool) -> io::Result<([u8; HEADER], Vec<u8>)> {
+fn read(from: &mut TcpStream, digests: Digests) -> io::Result<([u8; HEADER], Vec<u8>)> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
     let [a, b, c] = [5, 6, 7].map(|at| usize::from(header[at]));
     let data = (a << 16 | b << 8 | c).next_multiple_of(4);
-    // Not in a login, and none of nothing.
     let is_login = matches!(header[0] & 0x3f, LOGIN_REQUEST | LOGIN_RESPONSE);
-    let digest = if digests && !is_login && data > 0 {
-        4
+    let digests = if is_login {
+        Digests::default()
     } else {
-        0
+        digests
     };
+    // None of nothing.
+    let digest = if digests.data && data > 0 { DIGEST } else { 0 };
     let mut pdu = header.to_vec();
-    pdu.resize(HEADER + usize::from(header[4]) * 4 + data + digest, 0);
+    pdu.resize(data_at(&header, digests) + data + digest, 0);
     from.read_exact(&mut pdu[HEADER..])?;
     Ok((header, pdu))
 }

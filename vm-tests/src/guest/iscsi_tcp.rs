@@ -54,8 +54,14 @@ pub fn nothing_is_left() {
 /// An attribute of a session or of its connection, as sysfs shows it.
 #[must_use]
 pub fn attribute(session: u32, name: &str) -> String {
+    attribute_if_there(session, name).expect(name)
+}
+
+/// The same where it can be read.
+#[must_use]
+pub fn attribute_if_there(session: u32, name: &str) -> Option<String> {
     let of_session = format!("/sys/class/iscsi_session/session{session}/{name}");
     let of_connection = format!("/sys/class/iscsi_connection/connection{session}:0/{name}");
     let text = fs::read_to_string(of_session).or_else(|_| fs::read_to_string(of_connection));
-    text.expect(name).trim().to_owned()
+    text.ok().map(|text| text.trim().to_owned())
 }

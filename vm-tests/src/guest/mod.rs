@@ -25,6 +25,7 @@ pub mod own_processes;
 mod scsi_debug;
 mod scsi_disk;
 pub mod served;
+pub mod slow_loopback;
 mod tcp_reset;
 pub mod terminal;
 pub mod tgt;

@@ -91,3 +91,18 @@ impl Writer {
         }
     }
 }
+
+/// What the device has in its first block, past the page cache.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn first_block(node: &Path) -> std::io::Result<Vec<u8>> {
+    let mut page = memmap2::MmapMut::map_anon(BLOCK)?;
+    let direct = nix::libc::O_DIRECT;
+    let disk = OpenOptions::new()
+        .read(true)
+        .custom_flags(direct)
+        .open(node);
+    disk?.read_exact(&mut page)?;
+    Ok(page.to_vec())
+}

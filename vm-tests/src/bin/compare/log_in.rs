@@ -1,13 +1,16 @@
 //! From nothing to a settled disk and back to nothing: login, one LUN, logout.
 
+use std::time::Duration;
+
 use lunbd::engine::{Multipath, Phase};
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Engine, Source};
-use vm_tests::bench::LogIn;
+use vm_tests::bench::{Far, LogIn};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts, sessions};
 use vm_tests::guest::lio::Store;
+use vm_tests::guest::slow_loopback::SlowLoopback;
 use vm_tests::guest::{self, udevd};
 
 use crate::rounds::{Rounds, Way};
@@ -18,6 +21,9 @@ const LUN: u64 = 9;
 const BYTES: u64 = 1 << 20;
 /// Portals of the logins that go on beside each other.
 const MANY: usize = 8;
+/// Of the network in the second half, where there is something to wait for: over one
+/// that takes no time, all that is measured is the work of the machine's processors.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 /// With open-iscsi's daemon running: its own way needs it, and it is no
 /// hindrance to the other.
@@ -32,21 +38,36 @@ pub(crate) fn measure(rounds: usize) -> LogIn {
     }
     let iscsid = Iscsid::start();
     let engine = engine();
-    let mut rows = Rounds::of(rounds).take(&mut [
-        &mut InProcess::new(&engine, "lunbd, in the process", &portals[..1]),
-        &mut OpenIscsi::with_a_record(&iscsid, &portals[0]),
-        &mut OpenIscsi::without(&portals[1]),
-        &mut InProcess::new(&engine, "lunbd, 8 portals", &portals),
-    ]);
-    let many = rows.pop().expect("the last of them");
-    table::print("iSCSI, login and one LUN", &rows);
-    let ratio = many.attach.median / rows[0].attach.median;
-    println!("  by {MANY} portals: {ratio:.2} x the time of one\n");
-    table::print("iSCSI, by 8 portals", std::slice::from_ref(&many));
+    let take = |rounds: Rounds<'_>, title: &str| {
+        let mut rows = rounds.take(&mut [
+            &mut InProcess::new(&engine, "lunbd, in the process", &portals[..1]),
+            &mut OpenIscsi::with_a_record(&iscsid, &portals[0]),
+            &mut OpenIscsi::without(&portals[1]),
+            &mut InProcess::new(&engine, "lunbd, 8 portals", &portals),
+        ]);
+        let many = rows.pop().expect("the last of them");
+        table::print(&format!("iSCSI, login and one LUN{title}"), &rows);
+        let ratio = many.attach.median / rows[0].attach.median;
+        println!("  by {MANY} portals: {ratio:.2} x the time of one\n");
+        table::print("iSCSI, by 8 portals", std::slice::from_ref(&many));
+        (rows, many)
+    };
+    let (rows, many) = take(Rounds::of(rounds), "");
+    let far = {
+        let _slow = SlowLoopback::by(ROUND_TRIP / 2);
+        let (rows, many) = take(Rounds::of(rounds), ", far away");
+        let round_trip = u64::try_from(ROUND_TRIP.as_millis()).expect("milliseconds");
+        Far {
+            round_trip,
+            rows,
+            many,
+        }
+    };
     LogIn {
         rows,
         portals: MANY,
         many,
+        far: Some(far),
     }
 }
 

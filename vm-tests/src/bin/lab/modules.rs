@@ -71,6 +71,7 @@ const WANTED: &[&str] = &[
     "8021q",
     "bridge",
     "dummy",
+    "sch_netem",
     // For `ss` to cut connections.
     "tcp_diag",
     "veth",

@@ -218,4 +218,20 @@ mod tests {
         let ids: Vec<String> = tests.iter().map(TestCase::id).collect();
         assert_eq!(ids, ["attach::one_lun", "attach::many::luns"]);
     }
+
+    /// One that is not listed in Cargo.toml is never built, and so never red.
+    #[test]
+    fn each_file_of_tests_is_one_that_cargo_builds() {
+        let manifest = include_str!("../../../Cargo.toml");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+        let mut count = 0;
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let listed = format!("[[test]]\nname = \"{name}\"\n");
+            assert!(manifest.contains(&listed), "{name} is not in Cargo.toml");
+            count += 1;
+        }
+        assert!(count > 40, "{count}");
+    }
 }

@@ -98,25 +98,32 @@ pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
          too.\n\n",
         conditions(results, "login.json") + &medians(results)
     );
-    table(&mut text, "By one portal", &log_in.rows);
-    let title = format!("By {} portals at once", log_in.portals);
-    table(&mut text, &title, std::slice::from_ref(&log_in.many));
-    if let [lunbd, open_iscsi, ..] = &log_in.rows[..] {
-        let ratio = |of: &Row, to: &Row| of.whole.median / to.whole.median;
+    by_portals(&mut text, log_in.portals, &log_in.rows, &log_in.many, "");
+    if let Some(far) = &log_in.far {
+        let title = format!(", {} ms of network there and back", far.round_trip);
+        text.push('\n');
+        by_portals(&mut text, log_in.portals, &far.rows, &far.many, &title);
+    }
+    text
+}
+
+fn by_portals(text: &mut String, portals: usize, rows: &[Row], many: &Row, far: &str) {
+    table(text, &format!("By one portal{far}"), rows);
+    let title = format!("By {portals} portals at once{far}");
+    table(text, &title, std::slice::from_ref(many));
+    if let [lunbd, open_iscsi, ..] = rows {
         line(
-            &mut text,
+            text,
             &format!(
-                "Attach and detach by lunbd are {:.1} times as quick; by {} portals the attach \
+                "Attach and detach by lunbd are {:.1} times as quick; by {portals} portals the attach \
                  takes {:.2} times as long as by one, in which the machine's processors do {:.2} times \
                  as much.",
-                ratio(open_iscsi, lunbd),
-                log_in.portals,
-                log_in.many.attach.median / lunbd.attach.median,
-                log_in.many.attach_cpu.median / lunbd.attach_cpu.median
+                open_iscsi.whole.median / lunbd.whole.median,
+                many.attach.median / lunbd.attach.median,
+                many.attach_cpu.median / lunbd.attach_cpu.median
             ),
         );
     }
-    text
 }
 
 /// The volumes as Markdown.
@@ -201,7 +208,7 @@ fn line(text: &mut String, content: &str) {
 
 #[cfg(test)]
 mod tests {
-    use vm_tests::bench::{Among, Busy, Cost, Series, Size, VolumesRow};
+    use vm_tests::bench::{Among, Busy, Cost, Far, Series, Size, VolumesRow};
 
     use super::*;
 
@@ -290,9 +297,20 @@ mod tests {
             ],
             portals: 8,
             many: row("lunbd", 130.0),
+            far: Some(Far {
+                round_trip: 20,
+                rows: vec![
+                    whole(row("lunbd", 300.0), 400.0),
+                    whole(row("iscsiadm", 900.0), 1000.0),
+                ],
+                many: row("lunbd", 330.0),
+            }),
         };
         let text = write_log_in(&results(), &log_in);
         assert!(text.contains("| `iscsiadm` | 500 ms | 5.00 |"), "{text}");
         assert!(text.contains("3.5 times as quick; by 8 portals the attach takes 1.30 times"));
+        let title = "## By 8 portals at once, 20 ms of network there and back";
+        assert!(text.contains(title), "{text}");
+        assert!(text.contains("2.5 times as quick; by 8 portals the attach takes 1.10 times"));
     }
 }

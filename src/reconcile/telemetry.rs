@@ -1,0 +1,64 @@
+//! What a reconciler has counted, for whoever has installed a recorder of the
+//! `metrics` facade (feature `metrics`).
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+
+use super::reconciler::Reconciler;
+use super::state::Counters;
+
+const WAKEUPS: &str = "lunbd_reconcile_wakeups_total";
+const LOOKS: &str = "lunbd_reconcile_looks_total";
+const PLANS: &str = "lunbd_reconcile_plans_total";
+const STEPS: &str = "lunbd_reconcile_steps_total";
+const VOLUMES: &str = "lunbd_volumes";
+
+impl Reconciler {
+    /// Hands what was [counted](Self::counters) and how many volumes there are to the
+    /// recorder of the `metrics` facade, and describes it: to be called beside
+    /// [`Engine::publish_metrics`](crate::Engine::publish_metrics), before each time
+    /// that the recorder is read.
+    ///
+    /// | name | kind | labels | unit | what |
+    /// |---|---|---|---|---|
+    /// | `lunbd_reconcile_wakeups_total` | counter | | wake-ups | of the loop, by an event, a step's end, a timer or a call |
+    /// | `lunbd_reconcile_looks_total` | counter | `at`: `everything` or `volumes` | looks | at what stands; at `volumes`, those alone that an event was about |
+    /// | `lunbd_reconcile_plans_total` | counter | | plans | plans made |
+    /// | `lunbd_reconcile_steps_total` | counter | `outcome`: `ok` or `failed` | steps | how steps ended |
+    /// | `lunbd_volumes` | gauge | `state`: `wanted`, `in_use`, `at_work` or `failing` | volumes | volumes now; one may be in several states |
+    pub fn publish_metrics(&self) {
+        describe();
+        let Counters {
+            wakeups,
+            resyncs,
+            looks,
+            plans,
+            steps,
+            failures,
+        } = self.counters();
+        counter!(WAKEUPS).absolute(wakeups);
+        counter!(LOOKS, "at" => "everything").absolute(resyncs);
+        counter!(LOOKS, "at" => "volumes").absolute(looks);
+        counter!(PLANS).absolute(plans);
+        counter!(STEPS, "outcome" => "ok").absolute(steps.saturating_sub(failures));
+        counter!(STEPS, "outcome" => "failed").absolute(failures);
+        let wanted = self.shared.state().desired.len();
+        for (state, count) in [
+            ("wanted", wanted),
+            ("in_use", self.in_use().len()),
+            ("at_work", self.at_work().len()),
+            ("failing", self.errors().len()),
+        ] {
+            // Exact to four thousand million, and no fewer volumes are here.
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            gauge!(VOLUMES, "state" => state).set(f64::from(count));
+        }
+    }
+}
+
+fn describe() {
+    describe_counter!(WAKEUPS, Unit::Count, "how often the loop woke");
+    describe_counter!(LOOKS, Unit::Count, "looks at what stands");
+    describe_counter!(PLANS, Unit::Count, "plans made");
+    describe_counter!(STEPS, Unit::Count, "how steps ended");
+    describe_gauge!(VOLUMES, Unit::Count, "volumes by what they are in");
+}

@@ -1,0 +1,53 @@
+//! What a reconciler knows of one volume.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::plan::StepKind;
+use crate::deadline::Backoff;
+use crate::engine::Treatment;
+use crate::error::{Error, Stage};
+
+/// A volume beside what stands of it.
+#[derive(Debug, Default)]
+pub(super) struct Tracked {
+    pub(super) busy: bool,
+    /// What a worker does with it now.
+    pub(super) doing: Option<StepKind>,
+    /// How far that has come.
+    pub(super) stage: Option<Stage>,
+    pub(super) failure: Option<Failure>,
+    /// The kernel said that its link died, then.
+    pub(super) died: Option<Instant>,
+    pub(super) treatment: Option<Box<Treatment>>,
+    /// When its missing paths, which were asked for and did not come, are asked
+    /// for again.
+    pub(super) retake: Option<Retake>,
+    /// Something of it went away while a step was done, or changed while it was asked.
+    pub(super) stirred: bool,
+    /// It was said to be lost.
+    pub(super) lost: bool,
+    /// What it was refused for.
+    pub(super) refused: Option<String>,
+    /// The count of ended steps when its own last ended.
+    pub(super) ended: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Retake {
+    pub(super) pauses: Backoff,
+    pub(super) at: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// What was tried.
+    pub(super) step: StepKind,
+    pub(super) error: Arc<Error>,
+    pub(super) tries: u32,
+    /// In which drive.
+    pub(super) drive: u64,
+    pub(super) pauses: Backoff,
+    /// `None` where something must change first.
+    pub(super) next: Option<Instant>,
+}
