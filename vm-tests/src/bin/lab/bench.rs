@@ -114,6 +114,7 @@ fn run_in_the_vm(
         programs: &programs,
         accel,
         run_dir,
+        seat: 0,
     };
     let mut compare = vec!["compare".to_owned(), arguments.rounds.to_string()];
     compare.extend(parts.iter().map(|part| part.word().to_owned()));

@@ -14,6 +14,7 @@ use crate::accel::Accel;
 use crate::guest_root::Root;
 use crate::kernel::Kernel;
 use crate::newc::Newc;
+use crate::programs::Programs;
 use crate::qemu::{Console, Machine};
 use crate::run_dir::RunDir;
 
@@ -33,13 +34,15 @@ const RESETS: &str = "own_boot_reset_";
 /// Room for a small file system.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// What every boot of one kernel has in common.
+/// What the boots of one kernel have in common.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
     pub(crate) root: &'run Root,
-    pub(crate) programs: &'run Path,
+    pub(crate) programs: &'run Programs,
     pub(crate) accel: Accel,
     pub(crate) run_dir: &'run RunDir,
+    /// Which of the machines that run at once it is: each has files of its own.
+    pub(crate) seat: usize,
 }
 
 /// What was seen of one boot.
@@ -115,12 +118,10 @@ fn attempt(
     resets: bool,
     on_report: &mut impl FnMut(Report) -> Result<()>,
 ) -> Result<Ended> {
-    let console = setup
-        .run_dir
-        .join(&format!("console-{}", setup.kernel.series));
+    let console = setup.run_dir.join(&format!("console-{}", setup.seat));
     fs::write(&console, "").context("the console's file")?;
     let start = Instant::now();
-    let disk = setup.run_dir.join(&format!("disk-{}", setup.kernel.series));
+    let disk = setup.run_dir.join(&format!("disk-{}", setup.seat));
     if resets {
         let disk = File::create(&disk).context("the disk that is kept")?;
         disk.set_len(DISK_BYTES)?;
@@ -204,12 +205,12 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
 /// One file with the root, the modules, the programs and the job behind one
 /// another: the kernel unpacks them in turn.
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
-    let path = setup
-        .run_dir
-        .join(&format!("initrd-{}", setup.kernel.series));
+    let path = setup.run_dir.join(&format!("initrd-{}", setup.seat));
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
-    let mut parts = setup.root.images(&names(job));
-    parts.extend([setup.kernel.modules.clone(), setup.programs.to_owned()]);
+    let names = names(job);
+    let mut parts = setup.root.images(&names);
+    parts.push(setup.kernel.modules.clone());
+    parts.extend(setup.programs.images(&names));
     for part in parts {
         let mut from = File::open(&part).with_context(|| part.display().to_string())?;
         copy(&mut from, &mut to)?;

@@ -26,9 +26,10 @@ pub(crate) fn run() -> Result<()> {
     let setup = Setup {
         kernel,
         root: &root,
-        programs: &programs.initramfs,
+        programs: &programs,
         accel,
         run_dir: &run_dir,
+        seat: 0,
     };
     let job = Job {
         modules: modules::LOADED_AT_BOOT

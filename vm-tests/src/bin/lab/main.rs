@@ -34,6 +34,7 @@ mod schedule;
 mod step;
 mod summary;
 mod svg;
+mod units;
 
 use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;

@@ -15,12 +15,28 @@ use crate::newc::Newc;
 use crate::run_dir::RunDir;
 use crate::step::step;
 
-/// The guest's programs, built and packed.
+/// The guest's programs, built and packed. A boot has the tests that it runs and
+/// no others: all of them are half a gibibyte, and the guest unpacks every byte.
 pub(crate) struct Programs {
-    /// Goes behind the guest's root and modules.
-    pub(crate) initramfs: PathBuf,
+    /// What every boot has.
+    base: PathBuf,
+    /// The test programs, by their files' names.
+    of_file: BTreeMap<String, PathBuf>,
     /// Every test that the programs offer, sorted.
     pub(crate) tests: Vec<TestCase>,
+}
+
+impl Programs {
+    /// What goes behind the guest's root and modules for a boot that runs tests of
+    /// `files`.
+    pub(crate) fn images(&self, files: &[&str]) -> Vec<PathBuf> {
+        let wanted = self.of_file.iter();
+        let wanted = wanted.filter(|(file, _)| files.contains(&file.as_str()));
+        std::iter::once(&self.base)
+            .chain(wanted.map(|(_, image)| image))
+            .cloned()
+            .collect()
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -68,26 +84,23 @@ pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     ])?);
     // The bench has a quicker one, and every boot unpacks what it is given.
     built.remove(&("bin".to_owned(), "compare".to_owned()));
-    let initramfs = run_dir.join("programs.cpio");
-    let tests = step("packing it", || {
-        pack(&built, &initramfs)?;
-        list_tests(&built)
-    })?;
-    Ok(Programs { initramfs, tests })
+    step("packing it", || {
+        let mut programs = pack(&built, run_dir)?;
+        programs.tests = list_tests(&built)?;
+        Ok(programs)
+    })
 }
 
 /// What the bench runs, with the optimisations that the programs beside it
 /// have too.
-pub(crate) fn build_for_bench(run_dir: &RunDir) -> Result<PathBuf> {
+pub(crate) fn build_for_bench(run_dir: &RunDir) -> Result<Programs> {
     eprintln!("building what runs in the guest");
     let release = ["build", "--release", "-p"];
     let guest = ["vm-tests", "--features", "guest", "--bin", "init"];
     let mut built = cargo(&[&release[..], &guest, &["--bin", "compare"]].concat())?;
     let command = ["lunbd", "--features", "cli", "--bin", "lunbd"];
     built.extend(cargo(&[&release[..], &command].concat())?);
-    let initramfs = run_dir.join("programs.cpio");
-    step("packing it", || pack(&built, &initramfs))?;
-    Ok(initramfs)
+    step("packing it", || pack(&built, run_dir))
 }
 
 /// The executables by (kind, name).
@@ -133,21 +146,35 @@ fn cargo(arguments: &[&str]) -> Result<Built> {
         .collect())
 }
 
-fn pack(built: &Built, to: &Path) -> Result<()> {
-    let mut archive = Newc::new(BufWriter::new(File::create(to)?));
+/// Lists no tests: who packs for the bench has none.
+fn pack(built: &Built, run_dir: &RunDir) -> Result<Programs> {
+    let base = run_dir.join("programs.cpio");
+    let mut of_every_boot = Newc::new(BufWriter::new(File::create(&base)?));
+    let mut of_file = BTreeMap::new();
     for ((kind, name), executable) in built {
         let path = match (kind.as_str(), name.as_str()) {
             ("bin", "init") => "init".to_owned(),
             ("bin", "agent" | "story" | "compare" | "crash-agent" | "lunbd") => {
                 format!("usr/local/bin/{name}")
             }
-            ("test", name) => format!("tests/{name}"),
+            ("test", name) => {
+                let image = run_dir.join(&format!("test-{name}.cpio"));
+                let mut archive = Newc::new(BufWriter::new(File::create(&image)?));
+                archive.file(&format!("tests/{name}"), 0o755, &stripped(executable)?)?;
+                archive.finish()?;
+                of_file.insert(name.to_owned(), image);
+                continue;
+            }
             _ => continue,
         };
-        archive.file(&path, 0o755, &stripped(executable)?)?;
+        of_every_boot.file(&path, 0o755, &stripped(executable)?)?;
     }
-    archive.finish()?;
-    Ok(())
+    of_every_boot.finish()?;
+    Ok(Programs {
+        base,
+        of_file,
+        tests: Vec::new(),
+    })
 }
 
 /// Without debug sections, which are most of the program: a panic names its

@@ -1,6 +1,7 @@
-//! Which test runs in which boot.
+//! Which machine runs which tests.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -16,10 +17,12 @@ use crate::expected_skips;
 use crate::kernel::{self, Kernel, Series};
 use crate::run_dir::RunDir;
 use crate::summary::{Remains, Summary};
+use crate::units::{self, Unit};
 use crate::{guest_root, modules, programs};
 
-/// Files named so have a boot for each of their tests.
-const OWN_BOOT: &str = "own_boot_";
+/// What a machine takes of the host's memory: its guest's 2 GiB, what the emulator
+/// keeps of translated code, and some to spare.
+const MACHINE_BYTES: u64 = 4 << 30;
 
 /// Runs the VM tests whose id contains `filter` on every kernel of `series`.
 pub(crate) fn run(
@@ -30,11 +33,8 @@ pub(crate) fn run(
 ) -> Result<()> {
     let run_dir = RunDir::create()?;
     let programs = programs::build(&run_dir)?;
-    let tests: Vec<TestCase> = programs
-        .tests
-        .into_iter()
-        .filter(|test| filter.is_none_or(|filter| test.id().contains(filter)))
-        .collect();
+    let wanted = |test: &&TestCase| filter.is_none_or(|filter| test.id().contains(filter));
+    let tests: Vec<TestCase> = programs.tests.iter().filter(wanted).cloned().collect();
     if tests.is_empty() {
         summary.add_broken(format!(
             "no VM test's name contains {:?}",
@@ -44,42 +44,50 @@ pub(crate) fn run(
     }
     let (root, kernels) = prepare(series, refresh)?;
     let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
+    for kernel in &kernels {
+        summary.expect(kernel.series, &tests);
+    }
     let summary = &Mutex::new(summary);
-    let run = |kernel: &Kernel| {
+    let units = units::of(&tests);
+    let queue: Vec<(&Unit, &Kernel)> = units
+        .iter()
+        .flat_map(|unit| kernels.iter().map(move |kernel| (unit, kernel)))
+        .collect();
+    side_by_side(&queue, |seat, unit, kernel| {
         let setup = Setup {
             kernel,
             root: &root,
-            programs: &programs.initramfs,
+            programs: &programs,
             accel,
             run_dir: &run_dir,
+            seat,
         };
-        let (own, shared): (Vec<_>, Vec<_>) = tests
-            .iter()
-            .cloned()
-            .partition(|test| test.file.starts_with(OWN_BOOT));
-        run_until_done(&setup, shared, false, summary)?;
-        for test in own {
-            run_until_done(&setup, vec![test], true, summary)?;
+        if !unit.own_boot {
+            return run_until_done(&setup, &unit.tests, false, summary);
         }
-        Ok(())
-    };
-    side_by_side(&kernels, &run)
+        let mut tests = unit.tests.chunks(1);
+        tests.try_for_each(|test| run_until_done(&setup, test, true, summary))
+    })
 }
 
-/// Runs the kernels beside each other, one a processor: most of a test's time is
-/// spent waiting. The threads live as long as the machines that they start.
-fn side_by_side(kernels: &[Kernel], run: &(impl Fn(&Kernel) -> Result<()> + Sync)) -> Result<()> {
+/// Runs the units on as many machines as this one carries. The threads live as long
+/// as the machines that they start.
+fn side_by_side(
+    queue: &[(&Unit, &Kernel)],
+    run: impl Fn(usize, &Unit, &Kernel) -> Result<()> + Sync,
+) -> Result<()> {
     let next = AtomicUsize::new(0);
-    let worker = || -> Result<()> {
-        while let Some(kernel) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-            run(kernel)?;
+    let worker = |seat| -> Result<()> {
+        while let Some((unit, kernel)) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(seat, unit, kernel)?;
         }
         Ok(())
     };
-    let count = thread::available_parallelism().map_or(1, usize::from);
+    let worker = &worker;
+    let count = seats().min(queue.len());
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..count.min(kernels.len()))
-            .map(|_| scope.spawn(worker))
+        let workers: Vec<_> = (0..count)
+            .map(|seat| scope.spawn(move || worker(seat)))
             .collect();
         let ended: Vec<_> = workers
             .into_iter()
@@ -87,8 +95,26 @@ fn side_by_side(kernels: &[Kernel], run: &(impl Fn(&Kernel) -> Result<()> + Sync
             .collect();
         ended
             .into_iter()
-            .try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a kernel's thread died")))
+            .try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a machine's thread died")))
     })
+}
+
+/// How many machines run at once: one more than there are processors, since a third
+/// of a test's time is spent waiting, and no more than the memory has room for.
+fn seats() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 1)
+}
+
+/// What can be had without swapping, in bytes.
+fn available_memory() -> Option<u64> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 /// The guest's root and the kernels, from the cache where they are there,
@@ -107,10 +133,11 @@ pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::R
 /// tests after it get a new boot.
 fn run_until_done(
     setup: &Setup<'_>,
-    mut tests: Vec<TestCase>,
+    tests: &[TestCase],
     own_boot: bool,
     summary: &Mutex<&mut Summary>,
 ) -> Result<()> {
+    let mut tests = tests.to_vec();
     let series = setup.kernel.series;
     let mut again = BTreeSet::new();
     while !tests.is_empty() {
@@ -157,8 +184,9 @@ fn run_until_done(
             log: &log,
             output: &ended.console,
         };
-        lock(summary).add_vm_test(series, &id, &outcome, false, 0, Some(remains));
         tests.retain(|test| test.id() != id);
+        let mut summary = lock(summary);
+        summary.add_vm_test(series, &id, &outcome, false, 0, Some(remains));
     }
     Ok(())
 }

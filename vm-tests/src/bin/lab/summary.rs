@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use vm_tests::job::Outcome;
+use vm_tests::job::{Outcome, TestCase};
 
 use crate::kernel::Series;
 
@@ -64,22 +64,14 @@ impl Remains<'_> {
     }
 }
 
-/// Tests of one file that passed one after the other.
-#[derive(Debug)]
-struct Passing {
-    file: String,
-    number: usize,
+/// The tests of one file on one kernel.
+#[derive(Debug, Default)]
+struct OfFile {
+    /// How many have not ended yet.
+    left: usize,
+    passed: usize,
+    /// How long those took that passed.
     millis: u64,
-}
-
-impl Passing {
-    fn print(&self, series: Series) {
-        let (number, seconds) = (self.number, seconds(self.millis));
-        println!(
-            "{seconds:7.1} s  {series:<6} {}: {number} passed",
-            self.file
-        );
-    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a test's seconds, to one place")]
@@ -96,8 +88,8 @@ pub(crate) struct Summary {
     /// The VM tests that failed, with what is left of them, to be shown again
     /// where the run ends: some keep no more of a run than its end.
     failed: Vec<String>,
-    /// What passed of the file that runs now, by kernel.
-    passing: BTreeMap<Series, Passing>,
+    /// What passed of each file that is not over, by kernel and name.
+    files: BTreeMap<(Series, String), OfFile>,
     /// Reasons to fail that are no test: a suite that did not build.
     broken: Vec<String>,
 }
@@ -112,6 +104,14 @@ impl Summary {
 
     pub(crate) fn shows_each_test(&self) -> bool {
         self.each_test
+    }
+
+    /// Has each file's line wait for all of `tests` that are of it.
+    pub(crate) fn expect(&mut self, series: Series, tests: &[TestCase]) {
+        for test in tests {
+            let file = self.files.entry((series, test.file.clone()));
+            file.or_default().left += 1;
+        }
     }
 
     /// Shows and counts how a VM test ended.
@@ -133,8 +133,9 @@ impl Summary {
             Outcome::GuestPanicked => (Count::GuestPanicked, "DIED", Some("the kernel panicked")),
         };
         self.count(&format!("VM, {series}"), count, 1);
-        if count == Count::Passed && !self.each_test {
-            return self.add_passing(series, test, millis);
+        let passed = (count == Count::Passed).then_some(millis);
+        if passed.is_some() && !self.each_test {
+            return self.add_to_file(series, test, passed);
         }
         let mut shown = format!("{word} {:7.1} s  {series:<6} {test}", seconds(millis));
         if count == Count::UnexpectedSkip {
@@ -152,26 +153,30 @@ impl Summary {
         if !matches!(count, Count::Passed | Count::Skipped) {
             self.failed.push(shown);
         }
+        self.add_to_file(series, test, passed);
     }
 
-    /// A line a file, when the next one begins.
-    fn add_passing(&mut self, series: Series, test: &str, millis: u64) {
+    /// A line a file, when the last of its tests has ended; none where each test has
+    /// one.
+    fn add_to_file(&mut self, series: Series, test: &str, passed: Option<u64>) {
         let file = test.split("::").next().unwrap_or(test);
-        if self
-            .passing
-            .get(&series)
-            .is_some_and(|passing| passing.file != file)
-            && let Some(whole) = self.passing.remove(&series)
-        {
-            whole.print(series);
+        let key = (series, file.to_owned());
+        let Some(of_file) = self.files.get_mut(&key) else {
+            return;
+        };
+        of_file.left = of_file.left.saturating_sub(1);
+        if let Some(millis) = passed {
+            of_file.passed += 1;
+            of_file.millis += millis;
         }
-        let passing = self.passing.entry(series).or_insert_with(|| Passing {
-            file: file.to_owned(),
-            number: 0,
-            millis: 0,
-        });
-        passing.number += 1;
-        passing.millis += millis;
+        if of_file.left == 0
+            && let Some(OfFile { passed, millis, .. }) = self.files.remove(&key)
+            && passed > 0
+            && !self.each_test
+        {
+            let seconds = seconds(millis);
+            println!("{seconds:7.1} s  {series:<6} {file}: {passed} passed");
+        }
     }
 
     /// Counts a suite of cargo's.
@@ -196,9 +201,6 @@ impl Summary {
 
     /// The table, and the one line that ends the run.
     pub(crate) fn print(&self) {
-        for (series, passing) in &self.passing {
-            passing.print(*series);
-        }
         println!();
         for (row, counts) in &self.rows {
             let shown: Vec<String> = Count::ALL
@@ -283,6 +285,27 @@ mod tests {
         assert_eq!(words, ["FAIL", "TIME", "DIED", "FAIL"]);
         assert!(summary.failed.iter().all(|shown| shown.contains("lab::x")));
         assert!(!summary.succeeded());
+    }
+
+    #[test]
+    fn a_file_is_over_when_each_of_its_tests_has_ended_however_it_did() {
+        let mut summary = Summary::default();
+        let file = |name: &str| TestCase {
+            file: "lab".into(),
+            name: name.into(),
+        };
+        summary.expect(Series::V6_1, &[file("x"), file("y"), file("z")]);
+        let mut left = Vec::new();
+        for outcome in [
+            Outcome::Failed("panicked".into()),
+            Outcome::Skipped("old".into()),
+            Outcome::Passed,
+        ] {
+            left.extend(summary.files.values().map(|file| file.left));
+            summary.add_vm_test(Series::V6_1, "lab::x", &outcome, true, 1, None);
+        }
+        assert_eq!(left, [3, 2, 1]);
+        assert!(summary.files.is_empty());
     }
 
     #[test]

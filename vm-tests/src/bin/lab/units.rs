@@ -1,0 +1,96 @@
+//! What is booted together.
+
+use vm_tests::job::TestCase;
+
+/// Files named so have a boot for each of their tests.
+const OWN_BOOT: &str = "own_boot_";
+
+/// How many tests share a boot, at least, before the next file gets another: few
+/// enough that no machine is waited for while the others have nothing left to do,
+/// and enough to be worth a boot.
+const WORTH_A_BOOT: usize = 30;
+
+/// Tests that one machine runs, one after the other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unit {
+    pub(crate) tests: Vec<TestCase>,
+    /// Each of them has a boot of its own.
+    pub(crate) own_boot: bool,
+}
+
+/// The units of `tests`, which are sorted, in the order in which they are best begun:
+/// those with boots of their own are the sweeps and the storms, and the longest.
+pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
+    let mut shared: Vec<Vec<TestCase>> = Vec::new();
+    let mut own = Vec::new();
+    for file in tests.chunk_by(|one, other| one.file == other.file) {
+        if file[0].file.starts_with(OWN_BOOT) {
+            own.push(Unit {
+                tests: file.to_vec(),
+                own_boot: true,
+            });
+            continue;
+        }
+        match shared.last_mut() {
+            Some(last) if last.len() < WORTH_A_BOOT => last.extend_from_slice(file),
+            _ => shared.push(file.to_vec()),
+        }
+    }
+    let shared = shared.into_iter().map(|tests| Unit {
+        tests,
+        own_boot: false,
+    });
+    own.into_iter().chain(shared).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, count: usize) -> Vec<TestCase> {
+        (0..count)
+            .map(|number| TestCase {
+                file: name.to_owned(),
+                name: format!("test_{number:02}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn files_share_boots_and_none_is_split_or_forgotten() {
+        let files = [("attach", 20), ("detach", 20), ("hub", 2), ("nbd", 3)];
+        let tests: Vec<TestCase> = files
+            .iter()
+            .flat_map(|(name, count)| file(name, *count))
+            .collect();
+        let units = of(&tests);
+        let counts: Vec<usize> = units.iter().map(|unit| unit.tests.len()).collect();
+        assert_eq!(counts, [40, 5]);
+        assert!(units.iter().all(|unit| !unit.own_boot));
+        let together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
+        assert_eq!(together, tests);
+    }
+
+    #[test]
+    fn files_with_boots_of_their_own_come_first_and_one_by_one() {
+        let tests = [
+            file("nbd", 3),
+            file("own_boot_crash", 3),
+            file("own_boot_storm", 1),
+        ]
+        .concat();
+        let units = of(&tests);
+        let shown: Vec<(&str, bool)> = units
+            .iter()
+            .map(|unit| (unit.tests[0].file.as_str(), unit.own_boot))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("own_boot_crash", true),
+                ("own_boot_storm", true),
+                ("nbd", false)
+            ]
+        );
+    }
+}
