@@ -171,7 +171,7 @@ impl Rig {
         let recover = tried(&all.recover);
         let detach = tried(&all.detach);
         let count = attach.len().max(recover.len()).max(detach.len());
-        for turn in guest::turns(count) {
+        for turn in guest::turns(count, 5) {
             let at = |steps: &'_ [String]| steps.get(turn).cloned();
             let (attach, recover, detach) = (at(&attach), at(&recover), at(&detach));
             let at = Steps {

@@ -21,7 +21,7 @@ fn each_call_of_a_multipath_attach_and_detach_fails_once_in_every_way() {
     let _multipathd = Multipathd::start(NoPath::Fail);
     let (target, sources) = ScsiDebug::two_paths();
     let stands = || !target.devices().is_empty() || !multipathd::maps().is_empty();
-    let sweep = FaultSweep::new("multipath", sources, 26, stands)
+    let sweep = FaultSweep::new("multipath", sources, 44, stands)
         .attach_options(&["--multipath", "require", "--min-paths", "2"])
         // The map of a partition is removed by the kernel alone, the map below it by
         // multipathd.
@@ -34,6 +34,7 @@ fn each_call_of_a_multipath_attach_and_detach_fails_once_in_every_way() {
         });
     sweep.run(&[
         "attach write scan:2",
+        "attach ioctl SG_IO:1",
         "attach multipathd add path:2",
         "detach dm remove:1",
         "detach fsync:4",

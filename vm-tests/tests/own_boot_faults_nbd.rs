@@ -28,6 +28,7 @@ fn each_call_of_a_scsi_attach_and_detach_fails_once_in_every_way() {
     let stands = || !target.devices().is_empty();
     FaultSweep::new("SCSI", vec![source], ONE_IN, stands).run(&[
         "attach write scan:1",
+        "attach ioctl SG_IO:1",
         "detach write delete:1",
         "detach fsync:1",
     ]);

@@ -26,21 +26,27 @@ use vm_tests::guest::{self, ScsiDebug};
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// A small generator, so that a run can be repeated by its seed.
-struct Chance(u64);
+struct Chance {
+    seed: u64,
+    state: u64,
+}
 
 impl Chance {
     fn new() -> Self {
         let seed = guest::seed();
         println!("LUNBD_VM_SEED={seed}");
-        Self(seed | 1)
+        Self {
+            seed,
+            state: seed | 1,
+        }
     }
 
     fn below(&mut self, limit: u64) -> u64 {
         // xorshift64*
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        (self.state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
     }
 }
 
@@ -311,7 +317,12 @@ fn two_hundred_volumes_under_an_agent_that_is_killed_all_the_way_end_as_they_are
     let nothing = Wanted::new();
     node.converge(&nothing, kills, &mut chance);
     assert_stands(&nothing, &target);
-    guest::tell(&format!("{} volumes, {} kills", half * 2, node.kills));
+    guest::tell(&format!(
+        "{} volumes, {} kills, LUNBD_VM_SEED={}",
+        half * 2,
+        node.kills,
+        chance.seed
+    ));
     node.end();
     assert_eq!(guest::entries(node.journal()), ["journal.lock"]);
     let mut leases = guest::entries("/run/lunbd");

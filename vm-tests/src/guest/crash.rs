@@ -347,17 +347,28 @@ impl Sweep {
             "{operation} at {step:?}: {status}"
         );
         // Of an opening what is left is what was planted.
-        if ended.killed && operation != "open" {
-            let last = ended.steps.iter().rev().find(|step| changes_journal(step));
-            let since = last.map_or("its begin", String::as_str);
-            let since = format!("{operation}, {since}");
-            let state = place.state();
-            let (before, times) = self.left.entry(since.clone()).or_insert((state.clone(), 0));
-            *times += 1;
-            // So a reset of the machine needs to be tried at that step alone.
-            assert_eq!(*before, state, "{since}: another at {step:?}");
+        if operation != "open" {
+            self.compare_what_is_left(place, operation, &ended);
         }
         ended
+    }
+
+    /// Requires that kills after one step of the journal leave the same journal,
+    /// whatever was done meanwhile: so a reset of the machine needs to be tried at that
+    /// step alone.
+    #[track_caller]
+    pub fn compare_what_is_left(&mut self, place: &Place, operation: &str, ended: &Ended) {
+        if !ended.killed {
+            return;
+        }
+        let last = ended.steps.iter().rev().find(|step| changes_journal(step));
+        let since = last.map_or("its begin", String::as_str);
+        let since = format!("{operation}, {since}");
+        let state = place.state();
+        let (before, times) = self.left.entry(since.clone()).or_insert((state.clone(), 0));
+        *times += 1;
+        let at = ended.steps.last();
+        assert_eq!(*before, state, "{since}: another at {at:?}");
     }
 
     /// Counts a run.
@@ -420,10 +431,16 @@ impl Sweep {
     pub fn conclude(self, kinds: &[&str]) {
         let kills: usize = self.killed.values().sum();
         let seconds = self.begun.elapsed().as_secs();
+        let all: BTreeSet<String> = kinds.iter().flat_map(|kind| points(kind)).collect();
+        let had = all.iter().filter(|point| self.killed.contains_key(*point));
         super::tell(&format!(
-            "{}: {kills} kills at {} points in {seconds} s; {} steps did not come again",
+            "{}: {kills} kills at {} points, {} of the {} of {} among them, in {seconds} s; \
+             {} steps did not come again",
             self.what,
             self.killed.len(),
+            had.count(),
+            all.len(),
+            kinds.join(", "),
             self.passed_by.len(),
         ));
         println!("did not come again: {:?}", self.passed_by);
@@ -441,7 +458,6 @@ impl Sweep {
         if !super::sweeps_are_whole() {
             return;
         }
-        let all: BTreeSet<String> = kinds.iter().flat_map(|kind| points(kind)).collect();
         let missed: Vec<&String> = all
             .iter()
             .filter(|point| !self.killed.contains_key(*point))

@@ -94,7 +94,7 @@ Environment:
   LUNBD_VM_ACCEL   kvm or tcg: no probe
   LUNBD_VM_SEED    a number that a test of chance printed: the same run again
   LUNBD_VM_SWEEPS  whole: kills, faults and resets at every step, for hours; without
-                   it kills at every fifth, faults and resets at fewer
+                   it kills at every fifth or tenth, faults and resets at fewer
   LUNBD_VM_CACHE   where packages, kernels and images are kept
                    (default: lunbd-vm in the user's cache directory)";
 

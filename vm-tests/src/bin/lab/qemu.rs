@@ -2,6 +2,8 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
@@ -10,6 +12,16 @@ use crate::accel::Accel;
 use crate::kernel::Series;
 
 const PROGRAM: &str = "qemu-system-x86_64";
+
+/// What the tests of chance go by: `LUNBD_VM_SEED`, or the clock. Printed by who runs
+/// tests, also where a machine ends under one.
+pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
+    let given = std::env::var("LUNBD_VM_SEED").ok();
+    given.and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_secs())
+    })
+});
 
 /// How much the kernel says on its console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,10 +104,7 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
         Console::Quiet => "quiet",
         Console::Verbose => "earlyprintk=serial ignore_loglevel",
     };
-    // To repeat a run that a test made by chance.
-    let seed = std::env::var("LUNBD_VM_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse::<u64>().ok());
-    let seed = seed.map_or_else(String::new, |seed| format!(" {SEED_MARK}={seed}"));
+    let seed = *SEED;
     let sweeps = std::env::var("LUNBD_VM_SWEEPS").is_ok_and(|sweeps| sweeps == "whole");
     let sweeps = if sweeps {
         format!(" {WHOLE_SWEEPS}")
@@ -108,6 +117,6 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     // Of a server that dies of a signal the kernel's log says which.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
-         scsi_mod.scan=manual {GUEST_MARK}={series}{seed}{sweeps}"
+         scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
     )
 }

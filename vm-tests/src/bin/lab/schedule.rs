@@ -18,7 +18,7 @@ use crate::kernel::{self, Kernel, Series};
 use crate::run_dir::RunDir;
 use crate::summary::{Remains, Summary};
 use crate::units::{self, Unit};
-use crate::{guest_root, modules, programs};
+use crate::{guest_root, modules, programs, qemu};
 
 /// What a machine takes of the host's memory: its guest's 2 GiB, what the emulator
 /// keeps of translated code, and some to spare.
@@ -42,6 +42,10 @@ pub(crate) fn run(
         ));
         return Ok(());
     }
+    eprintln!(
+        "LUNBD_VM_SEED={} is what the tests of chance go by",
+        *qemu::SEED
+    );
     let (root, kernels) = prepare(series, refresh)?;
     let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
     for kernel in &kernels {
