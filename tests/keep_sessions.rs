@@ -6,6 +6,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -153,35 +154,29 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
 #[test]
 fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on() {
     let machine = Machine::new();
-    for id in [1, 2] {
+    for id in [1, 2, 3] {
         machine.add(id);
         machine.lose(id);
     }
-    // A file of a file system that does not answer, until the test ends.
-    let (_hold, held) = mpsc::channel::<()>();
+    // A file of a file system that does not answer for a while.
+    let (hold, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let options = KeepOptions::new().credentials(move |name| {
-        if name.target.as_str().ends_with("array1") {
+        if !name.target.as_str().ends_with("array2") {
             let held = held.lock().unwrap_or_else(PoisonError::into_inner);
-            let _until_the_end = held.recv();
+            let _until_then = held.recv();
         }
         Ok(None)
     });
     let mut keeper = machine.engine.keep_sessions(options).unwrap();
-    let told = news(&mut keeper, 2);
-    let kinds: Vec<_> = told
-        .iter()
-        .map(|kept| match &kept.outcome {
-            KeepOutcome::Failed(error) => (kept.session.0, error.kind(), kept.tries),
-            _ => panic!("{kept:?}"),
-        })
-        .map(|(id, kind, tries)| (id, kind, tries > 0))
-        .collect();
+    let told = news(&mut keeper, 3);
     let expected = [
-        (1, ErrorKind::TimedOut, true),
-        (2, ErrorKind::Unreachable, true),
+        (1, ErrorKind::TimedOut),
+        (2, ErrorKind::Unreachable),
+        (3, ErrorKind::TimedOut),
     ];
-    assert_eq!(kinds, expected, "{told:?}");
+    assert_eq!(failures(&told), expected, "{told:?}");
+    assert!(told.iter().all(|kept| kept.tries > 0), "{told:?}");
     assert!(
         told[0].to_string().contains("a login again to end"),
         "{}",
@@ -192,6 +187,73 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         "{}",
         told[0]
     );
+    // Who has credentials is not held up by who waits for them.
+    let told = news(&mut machine.keeper(), 3);
+    let unreachable = [1, 2, 3].map(|id| (id, ErrorKind::Unreachable));
+    assert_eq!(failures(&told), unreachable, "{told:?}");
+    // What becomes of a session meanwhile is said.
+    machine.set_connection(3, "state", "up");
+    machine.set(3, "state", "LOGGED_IN");
+    let told = news(&mut keeper, 1);
+    let healthy = |kept: &KeptSession| matches!(kept.outcome, KeepOutcome::Healthy);
+    assert!(told.len() == 1 && told.iter().all(healthy), "{told:?}");
+    assert_eq!(told[0].session.0, 3);
+    // And when the answer comes it is tried again.
+    drop(hold);
+    let told = news(&mut keeper, 1);
+    assert_eq!(failures(&told), [(1, ErrorKind::Unreachable)], "{told:?}");
+}
+
+fn failures(told: &[KeptSession]) -> Vec<(u32, ErrorKind)> {
+    let failure = |kept: &KeptSession| match &kept.outcome {
+        KeepOutcome::Failed(error) => (kept.session.0, error.kind()),
+        _ => panic!("{kept:?}"),
+    };
+    told.iter().map(failure).collect()
+}
+
+#[test]
+fn credentials_whose_source_panics_are_asked_for_again() {
+    let machine = Machine::new();
+    machine.add(1);
+    machine.lose(1);
+    let asked = AtomicUsize::new(0);
+    let options = KeepOptions::new().credentials(move |_| {
+        assert!(asked.fetch_add(1, Ordering::SeqCst) > 0, "the first time");
+        Ok(None)
+    });
+    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    let told = news(&mut keeper, 2);
+    let expected = [(1, ErrorKind::Io), (1, ErrorKind::Unreachable)];
+    assert_eq!(failures(&told), expected, "{told:?}");
+}
+
+#[cfg(feature = "metrics")]
+#[test]
+fn what_becomes_of_a_lost_session_is_counted() {
+    let machine = Machine::new();
+    for id in [1, 2] {
+        machine.add(id);
+        machine.lose(id);
+    }
+    let recorder = metrics_util::debugging::DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut keeper = machine.keeper();
+        news(&mut keeper, 2);
+        machine.set(2, "creator", "812");
+        assert_eq!(news(&mut keeper, 1).len(), 1);
+    });
+    let counts = snapshotter.snapshot().into_vec().into_iter();
+    let mut counts: Vec<String> = counts
+        .filter(|(key, ..)| key.key().name() == "lunbd_sessions_kept_total")
+        .map(|(key, _, _, value)| {
+            let outcome = key.key().labels().next().unwrap();
+            format!("{} {value:?}", outcome.value())
+        })
+        .collect();
+    counts.sort();
+    assert_eq!(counts, ["failed Counter(2)", "gone Counter(1)"]);
 }
 
 /// Here nothing says a word: the kernel may have no memory for one.

@@ -40,10 +40,10 @@ fn value<'a>(found: &'a [(String, DebugValue)], name: &str) -> &'a DebugValue {
 }
 
 /// Panics unless each is in the table of this source.
-fn require_documented(found: &[(String, DebugValue)], source: &str) {
+fn require_documented(found: &[(String, DebugValue)], at_least: usize, source: &str) {
     let names = found.iter().filter_map(|(name, _)| name.split_once('{'));
     let names: BTreeSet<&str> = names.map(|(name, _)| name).collect();
-    assert!(names.len() > 4, "{names:?}");
+    assert!(names.len() >= at_least, "{names:?}");
     for name in names {
         assert!(
             source.contains(&format!("/// | `{name}` |")),
@@ -107,7 +107,7 @@ fn calls_and_their_stages_are_measured_also_those_that_fail_and_each_metric_is_d
     assert_eq!(value("lunbd_watches{}"), &DebugValue::Gauge(0.0.into()));
     assert_eq!(value("lunbd_stuck_calls{}"), &DebugValue::Gauge(0.0.into()));
 
-    require_documented(&found, include_str!("../src/engine/telemetry.rs"));
+    require_documented(&found, 11, include_str!("../src/engine/telemetry.rs"));
 }
 
 #[test]
@@ -155,5 +155,5 @@ fn a_reconciler_tells_how_many_volumes_are_wanted_and_fail_and_how_its_steps_end
         let gauge = DebugValue::Gauge(f64::into(count));
         assert_eq!(value(&found, &name), &gauge, "{name}");
     }
-    require_documented(&found, include_str!("../src/reconcile/telemetry.rs"));
+    require_documented(&found, 5, include_str!("../src/reconcile/telemetry.rs"));
 }

@@ -56,7 +56,8 @@ impl KeepOptions {
     /// With CHAP: `ask` is asked before each login what to prove to the session's
     /// target. Nothing of it is kept, so a process that takes over the sessions of
     /// one that died finds the secrets where it reads them:
-    /// [`Credentials::from_file`] and [`Credentials::from_environment`].
+    /// [`Credentials::from_file`] and [`Credentials::from_environment`]. Its time is
+    /// the login's: one that takes longer than 10 seconds never logs in.
     #[must_use]
     pub fn credentials(
         mut self,
@@ -119,7 +120,8 @@ impl Engine {
 
 /// Keeps sessions: see [`Engine::keep_sessions`]. Nothing is begun but in
 /// [`next`](Self::next); what is under way when it is dropped comes to its end
-/// within 10 seconds.
+/// within 10 seconds, but for a source of
+/// [credentials](KeepOptions::credentials) that does not answer.
 #[derive(Debug)]
 pub struct SessionKeeper {
     roots: Roots,
@@ -187,7 +189,7 @@ impl SessionKeeper {
                 news.extend(self.treat(id)?);
             }
             for id in self.overdue() {
-                news.push(self.say_overdue(id)?);
+                news.extend(self.look_beside(id)?);
             }
             let stopped = self.stopped.load(Ordering::Acquire);
             if !news.is_empty() || deadline.has_passed() || stopped {
@@ -205,14 +207,11 @@ impl SessionKeeper {
     }
 
     /// Those whose attempt should have ended.
-    fn overdue(&mut self) -> Vec<SessionId> {
+    fn overdue(&self) -> Vec<SessionId> {
         let now = Instant::now();
-        let losses = self.losses.iter_mut();
-        let overdue = losses.filter_map(|(id, loss)| {
-            let is_new = loss.is_first_to_say_overdue(now);
-            is_new.then_some(*id)
-        });
-        overdue.collect()
+        let losses = self.losses.iter();
+        let overdue = losses.filter(|(_, loss)| loss.overdue().is_some_and(|ends| ends <= now));
+        overdue.map(|(id, _)| *id).collect()
     }
 
     fn due(&self) -> Vec<SessionId> {
@@ -327,10 +326,7 @@ impl SessionKeeper {
         let Some(loss) = self.losses.get_mut(&id) else {
             return Ok(None);
         };
-        let plight = match loss.session().plight()? {
-            Some(plight) if loss.session().is_ours()? => plight,
-            _ => Plight::Ending,
-        };
+        let plight = plight_of(loss)?;
         match plight {
             Plight::Ending => {
                 let was_lost = loss.was_lost();
@@ -367,14 +363,29 @@ impl SessionKeeper {
     }
 
     /// An attempt hangs where no deadline ends it: in a file system that does not
-    /// answer for its credentials, say. None is made beside it.
-    fn say_overdue(&mut self, id: SessionId) -> Result<KeptSession> {
-        let what = "a login again to end, and none is tried before";
-        let error = Error::timed_out(Stage::Session, attempt::LONGEST, what);
-        let state = StandingSession::new(&self.roots, id).state()?;
-        let state = state.unwrap_or_else(|| "gone".to_owned());
-        let error = error.with_last_seen(format!("session {id} is {state}"));
-        self.news(id, KeepOutcome::Failed(error))
+    /// answer for its credentials, say. None is made beside it, and what becomes of the
+    /// session meanwhile is said.
+    fn look_beside(&mut self, id: SessionId) -> Result<Option<KeptSession>> {
+        let Some(loss) = self.losses.get_mut(&id) else {
+            return Ok(None);
+        };
+        loss.look_beside_at(Instant::now() + LOOK_EVERY);
+        let outcome = match plight_of(loss)? {
+            Plight::Ending => return self.conclude(id, Some(KeepOutcome::Gone)),
+            Plight::Stands if !loss.is_asked_to_leave() => {
+                return self.conclude(id, Some(KeepOutcome::Healthy));
+            }
+            Plight::GivenUp if loss.is_first_to_say_spent() => KeepOutcome::BudgetSpent,
+            _ if loss.is_news(ErrorKind::TimedOut) => {
+                let what = "a login again to end, and none is tried before";
+                let error = Error::timed_out(Stage::Session, attempt::LONGEST, what);
+                let state = loss.session().state()?;
+                let state = state.unwrap_or_else(|| "gone".to_owned());
+                KeepOutcome::Failed(error.with_last_seen(format!("session {id} is {state}")))
+            }
+            _ => return Ok(None),
+        };
+        self.news(id, outcome).map(Some)
     }
 
     /// An attempt has come to its end.
@@ -440,6 +451,14 @@ impl SessionKeeper {
             tries: loss.map_or(0, Loss::tries),
         })
     }
+}
+
+/// One that is gone or another's by now is as good as being ended.
+fn plight_of(loss: &Loss) -> Result<Plight> {
+    Ok(match loss.session().plight()? {
+        Some(plight) if loss.session().is_ours()? => plight,
+        _ => Plight::Ending,
+    })
 }
 
 /// Runs `work` on a thread that nobody waits for.

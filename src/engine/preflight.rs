@@ -196,6 +196,9 @@ impl Engine {
             };
             let plight = match session.plight()? {
                 Some(Plight::Lost) => "is lost and its I/O waits",
+                Some(Plight::GivenUp) if session.is_at_login()? => {
+                    "is at its login, or its maker died there"
+                }
                 Some(Plight::GivenUp) => "was lost for too long and its I/O fails",
                 _ => continue,
             };

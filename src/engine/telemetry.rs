@@ -153,8 +153,8 @@ mod record {
     impl Engine {
         /// Hands the hub's counters and the stuck calls to the recorder of the
         /// `metrics` facade, and describes all that is recorded: to be called
-        /// before each time that the recorder is read. What has labels is recorded
-        /// by the calls themselves as they happen.
+        /// before each time that the recorder is read. What is counted of calls is
+        /// recorded by the calls themselves as they happen.
         ///
         /// | name | kind | labels | unit | what |
         /// |---|---|---|---|---|

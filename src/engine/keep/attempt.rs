@@ -1,5 +1,6 @@
 //! One try to have a session back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -49,9 +50,16 @@ impl Attempt {
     /// On a thread of its own, which tells how it ended and wakes who waits for it.
     pub(super) fn start(self, told: Sender<Came>, waker: SessionWaker) -> Result<()> {
         beside(move || {
+            let run = AssertUnwindSafe(|| self.run(Deadline::after(ONE_TRY)));
+            // What the caller's own function for credentials does is not ours, and a
+            // session of which nothing is told any more would never be tried again.
+            let ended = catch_unwind(run).unwrap_or_else(|_| {
+                let message = "a login again panicked";
+                Err(Error::new(ErrorKind::Io, message).at(Stage::Session))
+            });
             let came = Came {
                 session: self.session.id(),
-                ended: self.run(Deadline::after(ONE_TRY)),
+                ended,
             };
             // Where nobody listens any more, it is done all the same.
             let _ = told.send(came);
@@ -65,6 +73,8 @@ impl Attempt {
         let Some(name) = session.name()? else {
             return Ok(Ended::NotOurs);
         };
+        // It may take its time, and holds nobody else up meanwhile.
+        let options = self.options(&name);
         // As for a login: of one in the middle of it, and of two that keep sessions,
         // one is at work.
         let Some(alone) = Lease::try_take(roots, &login_lease_of(&name))? else {
@@ -80,7 +90,7 @@ impl Attempt {
         if !self.is_lost()? {
             return Ok(Ended::NotOurs);
         }
-        let options = self.options(&name)?;
+        let options = options?;
         // Nobody who ends the session has to wait for the target.
         let halt = || {
             let _right = self.share_of_lost(deadline)?;

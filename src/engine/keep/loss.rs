@@ -21,7 +21,7 @@ pub(super) struct Loss {
     looks_left: u32,
     /// `None` while an attempt is under way.
     due: Option<Instant>,
-    /// When that should have come to its end, until it was said that it has not.
+    /// When that should have come to its end; where it has not, when to look again.
     overdue: Option<Instant>,
     /// Nothing is done before, whatever is heard.
     not_before: Instant,
@@ -125,18 +125,14 @@ impl Loss {
         self.overdue = Some(ends);
     }
 
-    /// When it is to be said that the attempt under way does not end.
+    /// When the attempt under way is looked at that does not end.
     pub(super) fn overdue(&self) -> Option<Instant> {
         self.overdue
     }
 
-    /// Whether it is to be said now.
-    pub(super) fn is_first_to_say_overdue(&mut self, now: Instant) -> bool {
-        let is_over = self.overdue.is_some_and(|ends| ends <= now);
-        if is_over {
-            self.overdue = None;
-        }
-        is_over
+    /// It was looked at.
+    pub(super) fn look_beside_at(&mut self, next: Instant) {
+        self.overdue = Some(next);
     }
 
     /// It has ended, and the session was not had back by it.
@@ -233,21 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_does_not_end_is_told_once_and_one_that_ended_never() {
+    fn an_attempt_that_does_not_end_is_looked_at_and_one_that_ended_never() {
         let now = Instant::now();
         let (ends, later) = (now + Duration::from_secs(15), now + Duration::from_secs(60));
         let mut loss = loss(now);
+        assert_eq!(loss.overdue(), None);
         loss.begin(ends);
         assert_eq!(loss.overdue(), Some(ends));
-        assert!(!loss.is_first_to_say_overdue(now));
-        assert_eq!(loss.overdue(), Some(ends));
-        assert!(loss.is_first_to_say_overdue(later));
-        assert!(!loss.is_first_to_say_overdue(later));
-        assert_eq!((loss.overdue(), loss.due()), (None, None));
+        loss.look_beside_at(later);
+        // None is made beside it.
+        assert_eq!((loss.overdue(), loss.due()), (Some(later), None));
         loss.end(now);
-        loss.begin(ends);
-        loss.end(now);
-        assert!(!loss.is_first_to_say_overdue(later));
+        assert_eq!(loss.overdue(), None);
     }
 
     #[test]

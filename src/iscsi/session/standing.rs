@@ -288,6 +288,17 @@ impl StandingSession {
         }))
     }
 
+    /// Whether its connection is the kernel's and the session not started, as between
+    /// the two at a login; a program that logs in through the kernel, as iscsid does, is
+    /// there for as long as the target takes.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn is_at_login(&self) -> Result<bool> {
+        // `connection_state_names` of scsi_transport_iscsi.c.
+        Ok(self.connection_attribute("state")?.as_deref() == Some("bound"))
+    }
+
     /// How long I/O waits for its connection when that is lost; `None` where it
     /// waits for ever, or the session is gone.
     ///
