@@ -234,6 +234,28 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
 }
 
 #[test]
+fn a_record_that_cannot_be_read_is_set_aside_and_told_of() {
+    let place = tempfile::tempdir().unwrap();
+    let journal = place.path().join("journal");
+    std::fs::create_dir(&journal).unwrap();
+    std::fs::write(journal.join("journal.lock"), "").unwrap();
+    let file = place.path().join("volumes.toml");
+    std::fs::write(&file, "").unwrap();
+    let arguments = |more: &'static [&str]| {
+        let (file, journal) = (file.to_str().unwrap(), journal.to_str().unwrap());
+        [&["apply", file, "--journal", journal], more].concat()
+    };
+    for (more, told) in [(&[][..], true), (&["--json"][..], false)] {
+        std::fs::write(journal.join("pvc-1.json"), "lunbd-journal 1 sha2").unwrap();
+        let output = lunbd(&arguments(more));
+        let said = String::from_utf8(output.stderr).unwrap();
+        let expected = "journal/pvc-1.json.set-aside";
+        assert_eq!(said.contains(expected), told, "{said}");
+        assert!(!journal.join("pvc-1.json").exists());
+    }
+}
+
+#[test]
 fn list_and_doctor_answer_in_json_on_any_machine() {
     let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();
     assert!(list["units"].is_array());

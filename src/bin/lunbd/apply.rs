@@ -45,7 +45,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let steps = plan(&desired, &actual);
         return Ok(exit::print(|out| show_plan(out, &steps, json)));
     }
-    let journal = recover::open(&engine, what.journal.as_deref(), deadline)?;
+    let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
     let steps = plan(&desired, &Actual::read(&engine, &journal)?);
     let shown = exit::print(|out| show_plan(out, &steps, json));
     let options = Options::default()

@@ -30,7 +30,7 @@ pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Resul
     let deadline = Deadline::after(what.timeout);
     let attachment = match &what.volume {
         Some(volume) => {
-            let journal = recover::open(engine, what.journal.as_deref(), deadline)?;
+            let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
             engine.attach_volume(&journal, volume, &request, deadline)?
         }
         None => engine.attach(&request, deadline)?,

@@ -35,7 +35,7 @@ pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Resul
             engine.detach(request, deadline)
         }
         (None, Some(volume)) => {
-            let journal = recover::open(engine, what.journal.as_deref(), deadline)?;
+            let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
             let mut how = DetachVolume::default().observe(progress.observer());
             if what.abandon_unwritten {
                 how = how.abandon_unwritten();

@@ -19,7 +19,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
         let journal = recover::read(engine, directory, deadline)?;
         engine.reapable_beside(&journal, &request, deadline)?
     } else {
-        match recover::open_if_there(engine, directory, deadline)? {
+        match recover::open_if_there(engine, directory, json, deadline)? {
             Some(journal) => engine.reap_beside(&journal, &request, deadline)?,
             None => engine.reap(&request, deadline)?,
         }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use lunbd::engine::journal::JournalView;
+use lunbd::engine::journal::{JournalView, Problem};
 use lunbd::engine::{Action, Condition, Foreign, Journal, Recovered, Recovery};
 use lunbd::{Deadline, Engine, Result};
 
@@ -22,15 +22,32 @@ pub(crate) fn open(
     }
 }
 
-/// As [`open`], without the machine's journal where nobody keeps one.
+/// As [`open`], for a command whose result does not have what was set aside: that is
+/// told beside it, but for a program, which would not know the line from an error.
+pub(crate) fn open_and_tell(
+    engine: &Engine,
+    directory: Option<&Path>,
+    json: bool,
+    deadline: Deadline,
+) -> Result<Journal> {
+    let journal = open(engine, directory, deadline)?;
+    if !json {
+        // Where nobody reads it, nobody is told.
+        let _ = write_problems(&mut io::stderr(), journal.problems());
+    }
+    Ok(journal)
+}
+
+/// As [`open_and_tell`], without the machine's journal where nobody keeps one.
 pub(crate) fn open_if_there(
     engine: &Engine,
     directory: Option<&Path>,
+    json: bool,
     deadline: Deadline,
 ) -> Result<Option<Journal>> {
     let is_kept = || place(engine).exists();
     let wanted = directory.is_some() || is_kept();
-    let open = || open(engine, directory, deadline);
+    let open = || open_and_tell(engine, directory, json, deadline);
     wanted.then(open).transpose()
 }
 
@@ -82,7 +99,11 @@ fn write(out: &mut dyn Write, recovery: &Recovery) -> io::Result<()> {
     for foreign in &recovery.foreign {
         write_foreign(out, foreign)?;
     }
-    for problem in &recovery.problems {
+    write_problems(out, &recovery.problems)
+}
+
+pub(crate) fn write_problems(out: &mut dyn Write, problems: &[Problem]) -> io::Result<()> {
+    for problem in problems {
         let file = problem.file.display();
         writeln!(out, "NO RECORD {file}: {}", problem.text)?;
     }

@@ -134,15 +134,7 @@ fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {
             "{volume}: {step} failed {tries} {times}, {next}: {error}"
         )?;
     }
-    for problem in &status.problems {
-        writeln!(
-            out,
-            "NO RECORD {}: {}",
-            problem.file.display(),
-            problem.text
-        )?;
-    }
-    Ok(())
+    recover::write_problems(out, &status.problems)
 }
 
 fn row(volume: &Volume) -> [String; HEADING.len()] {
