@@ -66,11 +66,7 @@ pub(crate) fn run(
             run_dir: &run_dir,
             seat,
         };
-        if !unit.own_boot {
-            return run_until_done(&setup, &unit.tests, false, summary);
-        }
-        let mut tests = unit.tests.chunks(1);
-        tests.try_for_each(|test| run_until_done(&setup, test, true, summary))
+        run_until_done(&setup, unit, summary)
     })
 }
 
@@ -135,13 +131,8 @@ pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::R
 
 /// Boots as often as it takes: what a failed test leaves is unknown, so the
 /// tests after it get a new boot.
-fn run_until_done(
-    setup: &Setup<'_>,
-    tests: &[TestCase],
-    own_boot: bool,
-    summary: &Mutex<&mut Summary>,
-) -> Result<()> {
-    let mut tests = tests.to_vec();
+fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>) -> Result<()> {
+    let mut tests = unit.tests.clone();
     let series = setup.kernel.series;
     let mut again = BTreeSet::new();
     while !tests.is_empty() {
@@ -152,7 +143,7 @@ fn run_until_done(
                 .collect(),
             tests: tests.clone(),
             story: None,
-            own_boot,
+            own_boot: unit.own_boot,
         };
         let before = tests.len();
         eprintln!("booting {series} ({:?})", setup.accel);

@@ -2,7 +2,7 @@
 
 use vm_tests::job::TestCase;
 
-/// Files named so have a boot for each of their tests.
+/// Each test of a file named so has a boot of its own.
 const OWN_BOOT: &str = "own_boot_";
 
 /// How many tests share a boot, at least, before the next file gets another: few
@@ -14,7 +14,7 @@ const WORTH_A_BOOT: usize = 30;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) tests: Vec<TestCase>,
-    /// Each of them has a boot of its own.
+    /// It is one that has a boot of its own.
     pub(crate) own_boot: bool,
 }
 
@@ -25,10 +25,10 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut own = Vec::new();
     for file in tests.chunk_by(|one, other| one.file == other.file) {
         if file[0].file.starts_with(OWN_BOOT) {
-            own.push(Unit {
-                tests: file.to_vec(),
+            own.extend(file.iter().map(|test| Unit {
+                tests: vec![test.clone()],
                 own_boot: true,
-            });
+            }));
             continue;
         }
         match shared.last_mut() {
@@ -72,24 +72,25 @@ mod tests {
     }
 
     #[test]
-    fn files_with_boots_of_their_own_come_first_and_one_by_one() {
+    fn tests_with_boots_of_their_own_come_first_and_one_by_one() {
         let tests = [
             file("nbd", 3),
-            file("own_boot_crash", 3),
+            file("own_boot_crash", 2),
             file("own_boot_storm", 1),
         ]
         .concat();
         let units = of(&tests);
-        let shown: Vec<(&str, bool)> = units
+        let shown: Vec<(String, usize, bool)> = units
             .iter()
-            .map(|unit| (unit.tests[0].file.as_str(), unit.own_boot))
+            .map(|unit| (unit.tests[0].id(), unit.tests.len(), unit.own_boot))
             .collect();
         assert_eq!(
             shown,
             [
-                ("own_boot_crash", true),
-                ("own_boot_storm", true),
-                ("nbd", false)
+                ("own_boot_crash::test_00".to_owned(), 1, true),
+                ("own_boot_crash::test_01".to_owned(), 1, true),
+                ("own_boot_storm::test_00".to_owned(), 1, true),
+                ("nbd::test_00".to_owned(), 3, false),
             ]
         );
     }
