@@ -9,11 +9,11 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lunbd::{AttachRequest, Deadline, Engine, Source};
+use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, Source};
 use machine::Machine;
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id};
+use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
@@ -47,26 +47,45 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notes {
         self.0.lock().unwrap().push(path.clone());
         span.extensions_mut().insert(Path(path));
     }
+
+    fn on_record(&self, id: &Id, record: &Record<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        record.record(&mut fields);
+        let span = context.span(id).unwrap();
+        let extensions = span.extensions();
+        let path = &extensions.get::<Path>().unwrap().0;
+        let note = format!("{path} {}", fields.0.join(","));
+        self.0.lock().unwrap().push(note);
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+/// What is noted while `work` is done.
+fn noted(work: impl FnOnce()) -> Vec<String> {
+    let notes = Notes::default();
+    let subscriber = tracing_subscriber::registry().with(notes.clone());
+    tracing::subscriber::with_default(subscriber, work);
+    let noted = notes.0.lock().unwrap();
+    noted.clone()
 }
 
 #[test]
 fn an_attach_of_a_volume_names_the_volume_the_source_the_path_and_each_stage() {
     let machine = Machine::new();
     machine.host(3);
-    let notes = Notes::default();
-    let subscriber = tracing_subscriber::registry().with(notes.clone());
-    tracing::subscriber::with_default(subscriber, || {
+    let notes = noted(|| {
         let engine = Engine::start(machine.roots()).unwrap();
-        let soon = Deadline::after(Duration::from_secs(30));
-        let journal = engine.open_journal(soon).unwrap();
+        let journal = engine.open_journal(soon()).unwrap();
         let source: Source = "scsi:3:0:0:7".parse().unwrap();
         let request = AttachRequest::new(source);
         let volume = "pvc-1".parse().unwrap();
         engine
-            .attach_volume(&journal, &volume, &request, soon)
+            .attach_volume(&journal, &volume, &request, soon())
             .unwrap_err();
     });
-    let notes = notes.0.lock().unwrap();
     let attach = "attach_volume{volume=pvc-1}/attach{source=scsi:3:0:0:7}";
     let path = format!("{attach}/path{{hctl=3:0:0:7,via=scsi:3:0:0:7}}");
     for expected in [
@@ -79,4 +98,19 @@ fn an_attach_of_a_volume_names_the_volume_the_source_the_path_and_each_stage() {
     ] {
         assert!(notes.contains(&expected), "no {expected} in {notes:#?}");
     }
+}
+
+#[test]
+fn the_span_of_a_detach_names_what_is_detached() {
+    let machine = Machine::new();
+    machine.host(3);
+    machine.disk("3:0:0:7", "sdb");
+    let notes = noted(|| {
+        let engine = Engine::start(machine.roots()).unwrap();
+        let target: DetachTarget = "scsi:3:0:0:7".parse().unwrap();
+        // The machine has the disk and no node of it.
+        engine.detach(target, soon()).unwrap_err();
+    });
+    let expected = "detach{} target=\"scsi:3:0:0:7\"".to_owned();
+    assert!(notes.contains(&expected), "no {expected} in {notes:#?}");
 }

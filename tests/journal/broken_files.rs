@@ -41,6 +41,7 @@ impl Broken {
         let node = Node::with(&[sound]);
         node.disk_named();
         let bytes = sealed(record);
+        Record::parse(&bytes).expect("whole it is a record");
         Self { node, bytes }
     }
 
@@ -82,10 +83,17 @@ impl Broken {
     }
 }
 
-/// What each of them would have a recovery do with the disk.
-fn records_about_a_disk() -> [Value; 3] {
+/// What each of them would have a recovery do with the disk; and one of NBD.
+fn records() -> [Value; 4] {
     let detach = json!({ "detach": { "abandon_unwritten": true } });
+    let mut nbd = attached("pvc-1", "nbd://192.0.2.1/a", NAME);
+    nbd["spec"]["nbd"] = json!({
+        "backend": "of pvc-1", "index": null, "connections": 1, "read_only": false,
+        "io_timeout_ms": 30_000, "dead_connection_timeout_ms": 120_000,
+    });
+    nbd["outcome"]["nbd_index"] = json!("0");
     [
+        nbd,
         attached("pvc-1", ATTACHED, NAME),
         begun("pvc-1", ATTACHED, &json!("attach")),
         begun("pvc-1", ATTACHED, &detach),
@@ -95,7 +103,7 @@ fn records_about_a_disk() -> [Value; 3] {
 #[test]
 fn a_file_cut_at_every_byte_is_set_aside_and_no_volume_comes_of_it() {
     let mut files = 0;
-    for record in records_about_a_disk() {
+    for record in records() {
         let broken = Broken::of(&record);
         for length in 0..broken.bytes.len() {
             let what = format!("{length} bytes");
@@ -111,7 +119,7 @@ fn a_file_cut_at_every_byte_is_set_aside_and_no_volume_comes_of_it() {
 #[test]
 fn a_file_with_every_byte_flipped_is_set_aside_and_no_volume_comes_of_it() {
     let mut files = 0;
-    for record in records_about_a_disk() {
+    for record in records() {
         let broken = Broken::of(&record);
         for place in 0..broken.bytes.len() {
             // All bits of it, and one.
