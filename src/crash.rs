@@ -126,6 +126,9 @@ points! {
     IscsiSet "iscsi.set",
     IscsiToStart "iscsi.to-start",
     IscsiStarted "iscsi.started",
+    // Of one that was lost, the devices that the kernel has given up.
+    DeviceToRun "iscsi.to-run-device",
+    DeviceRuns "iscsi.device-runs",
     // Its logout; a lost connection is stopped and a login sent into it as well.
     IscsiToUnbind "iscsi.to-unbind",
     IscsiUnbound "iscsi.unbound",

@@ -159,12 +159,12 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         machine.lose(id);
     }
     // A file of a file system that does not answer for a while.
-    let (hold, held) = mpsc::channel::<()>();
-    let held = Mutex::new(held);
+    let (answer, awaited) = mpsc::channel::<()>();
+    let awaited = Mutex::new(awaited);
     let options = KeepOptions::new().credentials(move |name| {
         if !name.target.as_str().ends_with("array2") {
-            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
-            let _until_then = held.recv();
+            let awaited = awaited.lock().unwrap_or_else(PoisonError::into_inner);
+            let _until_then = awaited.recv();
         }
         Ok(None)
     });
@@ -199,7 +199,7 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
     assert!(told.len() == 1 && told.iter().all(healthy), "{told:?}");
     assert_eq!(told[0].session.0, 3);
     // And when the answer comes it is tried again.
-    drop(hold);
+    drop(answer);
     let told = news(&mut keeper, 1);
     assert_eq!(failures(&told), [(1, ErrorKind::Unreachable)], "{told:?}");
 }

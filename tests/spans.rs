@@ -68,8 +68,7 @@ fn noted(work: impl FnOnce()) -> Vec<String> {
     let notes = Notes::default();
     let subscriber = tracing_subscriber::registry().with(notes.clone());
     tracing::subscriber::with_default(subscriber, work);
-    let noted = notes.0.lock().unwrap();
-    noted.clone()
+    std::mem::take(&mut *notes.0.lock().unwrap())
 }
 
 #[test]

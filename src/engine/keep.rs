@@ -1,6 +1,7 @@
 //! iSCSI sessions of ours whose connection was lost and can be had again.
 
 mod attempt;
+mod devices;
 mod kept;
 mod loss;
 
@@ -91,7 +92,9 @@ impl Engine {
     /// it, until what is returned is dropped: those whose connection is lost are
     /// logged in again, with growing pauses, and what waits on them goes on without
     /// an error. One that was lost for longer than its recovery timeout is tried on,
-    /// and its devices run again. A target that asks us to leave is left, and logged
+    /// and its devices run again; also those of a session that stands when the keeping
+    /// of it begins, since who had it back may have been killed before it came to them:
+    /// who has sessions kept has no use for a device's `offline`. A target that asks us to leave is left, and logged
     /// in to again.
     ///
     /// Sessions of others, iscsid's among them, are not touched. Several processes
@@ -114,6 +117,7 @@ impl Engine {
             losses: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
+            is_first_look: true,
         })
     }
 }
@@ -134,6 +138,7 @@ pub struct SessionKeeper {
     losses: BTreeMap<SessionId, Loss>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
+    is_first_look: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -224,6 +229,7 @@ impl SessionKeeper {
     /// Looks at all sessions of ours.
     fn look(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
+        let is_first = std::mem::replace(&mut self.is_first_look, false);
         let mut there = BTreeMap::new();
         for session in StandingSession::all(&self.roots)? {
             let id = session.id();
@@ -237,6 +243,9 @@ impl SessionKeeper {
                     // Lost in between, the kernel may have forgotten them already.
                     if session.plight()? == Some(Plight::Stands) {
                         known.digests = Some(digests);
+                    }
+                    if is_first {
+                        devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
                     }
                 }
                 Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
@@ -422,6 +431,10 @@ impl SessionKeeper {
         id: SessionId,
         outcome: Option<KeepOutcome>,
     ) -> Result<Option<KeptSession>> {
+        if matches!(outcome, Some(KeepOutcome::Healthy)) {
+            let session = StandingSession::new(&self.roots, id);
+            devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+        }
         let news = outcome.map(|outcome| self.news(id, outcome)).transpose();
         self.losses.remove(&id);
         news

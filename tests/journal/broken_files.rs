@@ -41,7 +41,8 @@ impl Broken {
         let node = Node::with(&[sound]);
         node.disk_named();
         let bytes = sealed(record);
-        Record::parse(&bytes).expect("whole it is a record");
+        // Whole it is one.
+        Record::parse(&bytes).unwrap();
         Self { node, bytes }
     }
 

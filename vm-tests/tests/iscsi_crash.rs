@@ -13,6 +13,7 @@
     reason = "a test panics to fail"
 )]
 
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -139,6 +140,39 @@ impl Rig {
         ended.steps
     }
 
+    /// A device that the kernel gave up, of a session that was had back by one that was
+    /// killed before it came to the device, runs again once the session is kept.
+    fn devices_run_again(&mut self, sweep: &mut Sweep) {
+        let node = self.attach().node;
+        let [session] = &sessions()[..] else {
+            panic!("{:?}", sessions());
+        };
+        let state = session.device_dir(1).join("state");
+        let is = |wanted| fs::read_to_string(&state).unwrap().trim() == wanted;
+        for step in [
+            None,
+            Some("iscsi.to-run-device:1"),
+            Some("iscsi.device-runs:1"),
+        ] {
+            fs::write(&state, "offline\n").unwrap();
+            assert!(is("offline"));
+            let ended = sweep.run(&self.place, "run-device", &[], step);
+            let runs = ended.steps.iter().any(|step| step.contains("device-runs"));
+            assert!(is(if runs { "running" } else { "offline" }), "{step:?}");
+            let engine = engine();
+            let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+            guest::wait_until("the device to run", PATIENCE, || {
+                keeper
+                    .next(Deadline::after(Duration::from_millis(50)))
+                    .unwrap();
+                is("running").then_some(())
+            });
+            self.data.compare(&node, "runs again");
+        }
+        self.detach();
+        self.require_gone("devices that run again");
+    }
+
     fn detach_killed_at(&mut self, sweep: &mut Sweep, step: Option<&str>) -> Vec<String> {
         let when = format!("detach at {}", step.unwrap_or("no step"));
         let ended = sweep.run(&self.place, "detach", &[], step);
@@ -216,6 +250,7 @@ fn a_volume_with_a_login_is_whole_or_gone_after_a_kill_at_every_step() {
     rig.data.write_anew(&node).sync_all().unwrap();
     rig.detach();
     rig.sweep(&mut sweep);
+    rig.devices_run_again(&mut sweep);
     sweep.conclude(&["iscsi"]);
 }
 

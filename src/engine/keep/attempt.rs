@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use super::{Ask, beside};
+use super::{Ask, beside, devices};
 use crate::deadline::Deadline;
 use crate::engine::lease::Lease;
 use crate::engine::sessions::{after_the_dead, login_lease_of, share};
@@ -13,10 +13,10 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
 use crate::kernel::Roots;
-use crate::scsi::{self, Lanes, ScsiDevice, State};
+use crate::scsi::Lanes;
 
 /// One target's time to answer.
-const ONE_TRY: Duration = Duration::from_secs(10);
+pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 /// One that has not ended then hangs.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// Who ends the session is waited for no longer.
@@ -102,7 +102,7 @@ impl Attempt {
             iscsi::resume(roots, session, &name, connection, deadline)?;
         }
         tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
-        self.bring_back_devices(deadline);
+        devices::bring_back(roots, &self.lanes, session, deadline);
         Ok(Ended::Recovered)
     }
 
@@ -142,35 +142,6 @@ impl Attempt {
                 let message = format!("session {id} is ended by another, or is not lost any more");
                 Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
-        }
-    }
-
-    /// A command that could not be sent for too long may have had the kernel give its
-    /// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
-    /// given up where the command's own end comes before that of the recovery timeout);
-    /// devices whose transport alone was given up run already. Nobody else's will is
-    /// overruled: what was offline before, the kernel itself has run again.
-    fn bring_back_devices(&self, deadline: Deadline) {
-        let bring = |hctl| -> Result<()> {
-            if let Some(device) = ScsiDevice::find(&self.roots, hctl)?
-                && device.state()? == Some(State::Offline)
-            {
-                scsi::set_running(&device, &self.lanes, deadline)?;
-                tracing::info!(%hctl, "runs again");
-            }
-            Ok(())
-        };
-        let session = self.session.id();
-        match self.session.devices() {
-            // One that cannot be does not hold up the others.
-            Ok(devices) => {
-                for hctl in devices {
-                    if let Err(error) = bring(hctl) {
-                        tracing::warn!(%session, %hctl, %error, "a device is left offline");
-                    }
-                }
-            }
-            Err(error) => tracing::warn!(%session, %error, "its devices are not looked at"),
         }
     }
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "the test listens")]
 
 use std::env;
+use std::fs;
 use std::io::{BufRead, stdin};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,6 +71,18 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
             while !keeper.next(limit)?.iter().any(|kept| kept.outcome.serves()) {
                 if limit.has_passed() {
                     bail!("no session came back");
+                }
+            }
+        }
+        // Of a session that stands, one device.
+        "run-device" => {
+            let log = env::var("LUNBD_CRASH_LOG")?;
+            let mut keeper = engine.keep_sessions(KeepOptions::new())?;
+            let limit = soon();
+            while !fs::read_to_string(&log)?.contains("iscsi.device-runs") {
+                keeper.next(Deadline::after(Duration::from_millis(20)))?;
+                if limit.has_passed() {
+                    bail!("the device does not run");
                 }
             }
         }
