@@ -173,8 +173,8 @@ fn gone_for_long<T: Served>() {
     target.portal_up(0);
     keeping.wait_until_recovered(1);
     assert_eq!(session.state(), "LOGGED_IN");
-    // Also one that was offline before: the kernel blocks it with the others, and forgets
-    // that. So who has sessions kept has no use for `offline`.
+    // Also one that was offline before: it is had running when its session begins to be
+    // kept, and else the kernel blocks it with the others, and forgets that.
     guest::wait_until("the devices to run", LIMIT, || {
         (is(1) == "running" && is(2) == "running").then_some(())
     });
