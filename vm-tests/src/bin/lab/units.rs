@@ -8,7 +8,7 @@ const OWN_BOOT: &str = "own_boot_";
 /// How many tests share a boot, at least, before the next file gets another: few
 /// enough that no machine is waited for while the others have nothing left to do,
 /// and enough to be worth a boot.
-const WORTH_A_BOOT: usize = 30;
+const WORTH_A_BOOT: usize = 15;
 
 /// Tests that one machine runs, one after the other.
 #[derive(Debug, PartialEq, Eq)]
@@ -58,14 +58,14 @@ mod tests {
 
     #[test]
     fn files_share_boots_and_none_is_split_or_forgotten() {
-        let files = [("attach", 20), ("detach", 20), ("hub", 2), ("nbd", 3)];
+        let files = [("attach", 10), ("detach", 10), ("hub", 2), ("nbd", 3)];
         let tests: Vec<TestCase> = files
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
         let units = of(&tests);
         let counts: Vec<usize> = units.iter().map(|unit| unit.tests.len()).collect();
-        assert_eq!(counts, [40, 5]);
+        assert_eq!(counts, [20, 5]);
         assert!(units.iter().all(|unit| !unit.own_boot));
         let together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         assert_eq!(together, tests);
