@@ -228,6 +228,44 @@ fn credentials_whose_source_panics_are_asked_for_again() {
     assert_eq!(failures(&told), expected, "{told:?}");
 }
 
+/// Who had the session back may have been killed before it came to them.
+#[test]
+fn devices_of_a_session_that_stands_run_again_at_the_first_look_and_where_another_had_it_back() {
+    let machine = Machine::new();
+    machine.add(1);
+    machine.add(2);
+    machine.lose(2);
+    let state = |id: u32| {
+        // hostN/sessionN, above its part of the class.
+        let class = machine.session(id);
+        let device = class.ancestors().nth(2).unwrap();
+        device.join(format!("target{id}:0:0/{id}:0:0:1/state"))
+    };
+    for id in [1, 2] {
+        fs::create_dir_all(state(id).parent().unwrap()).unwrap();
+        fs::write(state(id), "offline\n").unwrap();
+        let bus = machine.root.path().join("sys/bus/scsi/devices");
+        fs::create_dir_all(&bus).unwrap();
+        symlink(state(id).parent().unwrap(), bus.join(format!("{id}:0:0:1"))).unwrap();
+    }
+    let is = |id: u32, wanted: &str| fs::read_to_string(state(id)).unwrap() == wanted;
+    let mut keeper = machine.keeper();
+    let runs = |keeper: &mut SessionKeeper, id| {
+        let limit = Deadline::after(Duration::from_secs(60));
+        while !is(id, "running\n") && !limit.has_passed() {
+            keeper
+                .next(Deadline::after(Duration::from_millis(20)))
+                .unwrap();
+        }
+        assert!(is(id, "running\n"));
+    };
+    runs(&mut keeper, 1);
+    assert!(is(2, "offline\n"), "it is lost");
+    machine.set_connection(2, "state", "up");
+    machine.set(2, "state", "LOGGED_IN");
+    runs(&mut keeper, 2);
+}
+
 #[cfg(feature = "metrics")]
 #[test]
 fn what_becomes_of_a_lost_session_is_counted() {

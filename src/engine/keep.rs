@@ -94,8 +94,8 @@ impl Engine {
     /// an error. One that was lost for longer than its recovery timeout is tried on,
     /// and its devices run again; also those of a session that stands when the keeping
     /// of it begins, since who had it back may have been killed before it came to them:
-    /// who has sessions kept has no use for a device's `offline`. A target that asks us to leave is left, and logged
-    /// in to again.
+    /// who has sessions kept has no use for a device's `offline`. A target that asks us
+    /// to leave is left, and logged in to again.
     ///
     /// Sessions of others, iscsid's among them, are not touched. Several processes
     /// may keep sessions: of each session one at a time does it. Linux 5.10 with
@@ -229,7 +229,6 @@ impl SessionKeeper {
     /// Looks at all sessions of ours.
     fn look(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
-        let is_first = std::mem::replace(&mut self.is_first_look, false);
         let mut there = BTreeMap::new();
         for session in StandingSession::all(&self.roots)? {
             let id = session.id();
@@ -244,7 +243,7 @@ impl SessionKeeper {
                     if session.plight()? == Some(Plight::Stands) {
                         known.digests = Some(digests);
                     }
-                    if is_first {
+                    if self.is_first_look {
                         devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
                     }
                 }
@@ -254,6 +253,7 @@ impl SessionKeeper {
             there.insert(id, known);
         }
         self.known = there;
+        self.is_first_look = false;
         Ok(())
     }
 

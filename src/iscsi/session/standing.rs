@@ -288,9 +288,8 @@ impl StandingSession {
         }))
     }
 
-    /// Whether its connection is the kernel's and the session not started, as between
-    /// the two at a login; a program that logs in through the kernel, as iscsid does, is
-    /// there for as long as the target takes.
+    /// Whether its connection is bound and not started, as in the middle of a login:
+    /// iscsid, which logs in through the kernel, is there for as long as the target takes.
     ///
     /// # Errors
     /// Where it cannot be read.

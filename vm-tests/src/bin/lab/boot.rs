@@ -34,7 +34,7 @@ const RESETS: &str = "own_boot_reset_";
 /// Room for a small file system.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// What the boots of one kernel have in common.
+/// What is booted, and which files are its own.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
     pub(crate) root: &'run Root,
@@ -207,10 +207,10 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     let path = setup.run_dir.join(&format!("initrd-{}", setup.seat));
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
-    let names = names(job);
-    let mut parts = setup.root.images(&names);
+    let mut parts = setup.root.images(&names(job));
     parts.push(setup.kernel.modules.clone());
-    parts.extend(setup.programs.images(&names));
+    let files: Vec<&str> = job.tests.iter().map(|test| test.file.as_str()).collect();
+    parts.extend(setup.programs.images(&files));
     for part in parts {
         let mut from = File::open(&part).with_context(|| part.display().to_string())?;
         copy(&mut from, &mut to)?;

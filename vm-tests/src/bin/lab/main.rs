@@ -92,7 +92,7 @@ const ENVIRONMENT: &str = "\
 Environment:
   LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel
   LUNBD_VM_ACCEL   kvm or tcg: no probe
-  LUNBD_VM_SEED    a number that a test of chance printed: the same run again
+  LUNBD_VM_SEED    the number that a run printed: chance goes by it again
   LUNBD_VM_SWEEPS  whole: kills, faults and resets at every step, for hours; without
                    it kills at every fifth or tenth, faults and resets at fewer
   LUNBD_VM_CACHE   where packages, kernels and images are kept
