@@ -2,7 +2,7 @@
 //! the kernel, and on each file that must outlive a crash.
 //!
 //! `point!(Name);` is nothing at all without the feature `crash-points`, which
-//! only the crash sweep of the VM tests turns on. All points are listed here, so
+//! only the crash sweeps of the tests turn on. All points are listed here, so
 //! that the sweep can count them and show that it was at each.
 
 /// Ends the process here, where a test has asked for it.

@@ -19,7 +19,6 @@ mod detach_paths;
 mod detach_scsi;
 mod gather;
 mod heal;
-mod in_use;
 mod inventory;
 #[cfg(feature = "journal")]
 pub mod journal;
@@ -37,11 +36,15 @@ mod receipt;
 #[cfg(feature = "journal")]
 mod recover;
 mod resize;
+mod run_dir;
+mod same_unit;
 mod sessions;
 mod take_down;
 mod telemetry;
+mod tell_multipathd;
 mod undo;
 mod unit;
+mod usage;
 #[cfg(feature = "journal")]
 mod volume;
 
@@ -51,7 +54,6 @@ pub use capacity::{Capacity, FileSystem};
 pub use causes::{Cause, Listening};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use heal::{HealOutcome, Healer, Healing, Treatment};
-pub use in_use::Holder;
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
@@ -66,6 +68,7 @@ pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 #[cfg(feature = "journal")]
 pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 pub use resize::{ResizeRequest, Resized};
+pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;
 
@@ -75,8 +78,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
-use crate::nbd::Link;
-use crate::scsi::{Lanes, StuckCall};
+use crate::nbd::{Backends, Link, NbdDevice};
+use crate::scsi::{Lanes, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
 use capacity::Questions;
 
@@ -90,6 +93,10 @@ pub struct Engine {
     lanes: Lanes,
     /// Our ends of the links of the NBD devices that this process connected.
     links: Mutex<BTreeMap<NbdIndex, Link>>,
+    /// Which NBD device has which backend id.
+    backends: Mutex<Backends>,
+    /// At which addresses a SCSI unit may be.
+    units: Mutex<Units>,
     /// What mounted file systems were asked and have not answered.
     questions: Questions,
 }
@@ -105,14 +112,19 @@ impl Engine {
 
     /// As [`start`](Self::start), with options for the hub.
     pub fn with_options(roots: Roots, options: &HubOptions) -> Result<Self> {
+        run_dir::make_private(&roots);
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
         let lanes = Lanes::new(&roots);
+        let backends = Mutex::new(Backends::new(&hub));
+        let units = Mutex::new(Units::new(&hub));
         Ok(Self {
             roots,
             hub,
             lanes,
             links: Mutex::default(),
+            backends,
+            units,
             questions: Questions::default(),
         })
     }
@@ -134,6 +146,28 @@ impl Engine {
     fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
         // No code under this lock can leave the map half changed.
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same without the link of an earlier device of this number: another process may
+    /// have detached it, and connected another export under the same id.
+    fn links_beside(&self, device: &NbdDevice) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
+        let now = device.pid().ok().flatten();
+        let mut links = self.links();
+        let is_earlier = |link: &Link| link.is_of_an_earlier_device(now);
+        if links.get(&device.index()).is_some_and(is_earlier) {
+            links.remove(&device.index());
+        }
+        links
+    }
+
+    fn backends(&self) -> MutexGuard<'_, Backends> {
+        // What an error leaves there is read anew.
+        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn units(&self) -> MutexGuard<'_, Units> {
+        // As of the backends.
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The hub: which events come here, and watches of one's own.

@@ -31,6 +31,7 @@ pub use nbd_uri::{NbdServer, NbdUri};
 pub use portal::{Portal, PortalHost, SessionId};
 pub use source::Source;
 pub use volume_id::VolumeId;
+pub(crate) use wwid::NameKind;
 pub use wwid::Wwid;
 pub use wwpn::Wwpn;
 

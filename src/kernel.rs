@@ -4,10 +4,14 @@
 pub(crate) mod block_tree;
 pub mod blockdev;
 pub(crate) mod device_dir;
+pub mod devices;
 pub(crate) mod dm;
+pub(crate) mod exports;
+pub(crate) mod file_servers;
 pub mod file_system;
 pub(crate) mod genl;
 pub(crate) mod iscsi_netlink;
+pub(crate) mod loops;
 pub mod machine;
 pub mod mounts;
 pub(crate) mod peer;
@@ -20,8 +24,11 @@ pub(crate) mod tcp;
 pub(crate) mod udev_record;
 pub(crate) mod unix_socket;
 pub(crate) mod worker;
+pub(crate) mod written;
 
 use std::path::PathBuf;
+
+pub use devices::{DeviceAccess, Devices};
 
 /// Where the machine's file systems are. Every path of this crate hangs off
 /// one of these, so that a container's host mounts, or a directory of a test,
@@ -36,6 +43,8 @@ pub struct Roots {
     pub run: PathBuf,
     /// `/proc`.
     pub proc: PathBuf,
+    /// How the devices are opened that these show.
+    pub devices: Devices,
 }
 
 impl Default for Roots {
@@ -54,6 +63,7 @@ impl Roots {
             dev: root.join("dev"),
             run: root.join("run"),
             proc: root.join("proc"),
+            devices: Devices::default(),
         }
     }
 }

@@ -122,9 +122,9 @@
 //!
 //! | setting | default | what it means |
 //! |---|---|---|
-//! | [`io_timeout`](engine::NbdOptions::io_timeout) | 30 s | one request waits this long; then its connection is taken for dead and the request waits for another. A server that hangs is noticed by this alone, and a request that was in flight when a link died is sent again only then: so long I/O may stand still after a heal |
+//! | [`io_timeout`](engine::NbdOptions::io_timeout) | 30 s | one request waits this long; then its connection is taken for dead, and the request goes out over another, or waits for a new one where the device has no other. A server that hangs is noticed by this alone, and a request that was in flight when a link died is sent again only then: so long I/O may stand still after a heal |
 //! | [`dead_connection_timeout`](engine::NbdOptions::dead_connection_timeout) | 300 s | requests wait this long, from the first that waits, for a new connection; then they fail with `EIO`. The device stays, and a later heal revives it |
-//! | `TCP_USER_TIMEOUT`, keepalive | 30 s | a peer that vanished without a word is noticed, also on an idle link |
+//! | `TCP_USER_TIMEOUT`, keepalive | 30 s; of an NBD connection its `io_timeout` | a peer that vanished without a word is noticed, also on an idle link |
 //!
 //! Only with both timeouts above zero does a server that hangs cause no I/O
 //! error; with a dead-connection timeout of a day, a server that is gone for
@@ -218,6 +218,10 @@ pub mod reconcile;
 pub mod scsi;
 pub mod transport;
 pub mod uevent;
+
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use kernel::sg::fuzz::sg_reply;
 
 #[cfg(feature = "crash-points")]
 pub use crash::Point as CrashPoint;

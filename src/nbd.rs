@@ -9,7 +9,8 @@
 //!
 //! | hazard (`drivers/block/nbd.c`) | here |
 //! |---|---|
-//! | `RECONFIGURE` drops a socket in silence where no link is dead | the old link is ended first, the socket is offered again, and a read that comes back is the proof |
+//! | `RECONFIGURE` drops a socket in silence where no link is dead | the socket itself shows whether it was taken, and a read that comes back is the proof |
+//! | it gives a socket that is offered twice to two slots, whose receivers then read one stream | each connection is offered once; what was not taken is closed, and another is dialled |
 //! | a resize in the call that reattaches waits for the I/O that waits for it | [`Reconfigure`] carries no size |
 //! | a command runs inside `sendmsg`, under a lock of all generic netlink | each has a thread of its own and the caller's deadline; the family's id is kept |
 //! | `DISCONNECT` says goodbye to a dead peer with a full buffer | our end of the link is shut down first |
@@ -18,7 +19,7 @@
 //! | the `change` event of a disconnect comes before `pid` goes | the device is looked at again after it |
 //! | `STATUS` calls a mere opener, and a dead link, connected | not used to tell life: a read is |
 //! | `STATUS` of all devices outgrows its message | devices are listed from sysfs |
-//! | a peer that vanished is not noticed on an idle link | keepalive and `TCP_USER_TIMEOUT` on every TCP link |
+//! | a peer that vanished is not noticed on an idle link | keepalive and `TCP_USER_TIMEOUT` on every TCP link, of the request timeout where there is one |
 //! | a request timeout or a dead-connection timeout of 0 hangs or loses I/O | both have defaults that heal, and are always sent |
 //! | the dead-connection time runs from the first request after the death | the budget that is told is its lower bound |
 //! | timeouts overflow in the kernel, and stay from an index's last use | clamped, and always sent |
@@ -32,6 +33,8 @@
 //! | requests longer than the server takes | `max_sectors_kb` is lowered to its maximum |
 //! | requests in flight on a link that dies wait for their timeout | so long I/O may stand still after a heal: [`Timeouts::request`] |
 
+mod adoption;
+mod backends;
 mod block_size;
 mod command;
 mod device;
@@ -46,15 +49,18 @@ mod refusal;
 mod served;
 mod wait;
 
+pub(crate) use adoption::{Adoption, adoption};
+pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub use device::{Facts, Knowledge, NbdDevice, State};
+pub(crate) use dial::dial_for_device;
 pub use dial::{Connection, dial, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
-pub(crate) use link::{Link, duplicate};
+pub(crate) use link::{Link, LinkState, duplicate};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;
-pub(crate) use served::page_size;
+pub(crate) use served::{Slots, page_size};
 pub(crate) use wait::{wait_until_closed, wait_until_free};

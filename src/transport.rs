@@ -9,9 +9,11 @@ mod fc;
 mod iscsi;
 mod reach;
 mod route;
+mod target_port;
 
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
 pub(crate) use reach::Reaches;
 pub use reach::{Reach, reach};
 pub use route::{Missing, MissingReason, Route, Via};
+pub(crate) use target_port::TargetPort;

@@ -14,10 +14,12 @@
 //! What arrays report by themselves (their logical units have changed, a
 //! capacity has) comes to a [`NewsWatch`]. Nothing is scanned for that.
 
+mod changes;
 mod counters;
 mod dispatch;
 mod event;
 mod hub;
+mod kernel_reader;
 mod message;
 mod mode;
 mod news;
@@ -28,6 +30,9 @@ mod stream;
 mod subscription;
 mod watch;
 
+#[cfg(test)]
+pub(crate) use changes::Noted;
+pub(crate) use changes::{Changed, Changes};
 pub use counters::Counters;
 pub use event::{Event, Origin};
 pub use hub::{Hub, HubOptions};

@@ -66,7 +66,9 @@ fn an_error_in_json_is_one_object_with_all_that_is_known() {
 
     let output = lunbd(&["attach", "nonsense", "--json"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(failure(&output)["kind"], "invalid_input");
+    let error = failure(&output);
+    assert_eq!(error["kind"], "invalid_input");
+    assert_eq!(error["retry"], "never");
 }
 
 #[test]
@@ -109,6 +111,20 @@ fn commands() -> Vec<String> {
         .filter_map(|line| line.split_whitespace().next())
         .map(str::to_owned)
         .collect()
+}
+
+#[test]
+fn each_command_says_of_itself_what_the_list_says_of_it() {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let list = words(&String::from_utf8(lunbd(&["--help"]).stdout).unwrap());
+    for command in commands().iter().filter(|name| *name != "help") {
+        let help = String::from_utf8(lunbd(&[command, "--help"]).stdout).unwrap();
+        let (about, _) = help.split_once("\n\n").unwrap();
+        assert!(
+            list.contains(&words(&format!("{command} {about}"))),
+            "{help}"
+        );
+    }
 }
 
 #[test]
@@ -220,8 +236,15 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(plan["plan"][0]["kind"], "attach");
     assert_eq!(plan["plan"][0]["volume"], "pvc-1");
-    let output = apply("", &["--dry-run"]);
+    let output = apply("volume = []", &["--dry-run"]);
     assert_eq!(output.stdout, b"nothing is to be done\n");
+    let output = apply("", &["--dry-run"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("`volume = []` says that none is wanted"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(2));
     assert!(
         !std::path::Path::new(journal).exists(),
         "a dry run changes nothing"
@@ -240,7 +263,7 @@ fn a_record_that_cannot_be_read_is_set_aside_and_told_of() {
     std::fs::create_dir(&journal).unwrap();
     std::fs::write(journal.join("journal.lock"), "").unwrap();
     let file = place.path().join("volumes.toml");
-    std::fs::write(&file, "").unwrap();
+    std::fs::write(&file, "volume = []").unwrap();
     let arguments = |more: &'static [&str]| {
         let (file, journal) = (file.to_str().unwrap(), journal.to_str().unwrap());
         [&["apply", file, "--journal", journal], more].concat()

@@ -120,6 +120,7 @@ fn the_command_line_uses_the_public_interface_alone() {
     let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/lunbd");
     let mut files = Vec::new();
     sources(&bin, &mut files);
+    assert!(files.len() > 10, "only {} files", files.len());
     for file in &files {
         for used in used_rooms(&fs::read_to_string(file).unwrap()) {
             let own = bin.join(format!("{used}.rs")).exists();

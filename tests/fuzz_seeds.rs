@@ -1,68 +1,86 @@
-//! Every seed of the fuzz targets (`tests/fuzz`), through what they call.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a test panics to fail")]
+//! Every seed of the fuzz targets, and changed ones, through what they call.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test panics to fail, and prints the seed of its random numbers"
+)]
 
 #[path = "fuzz_seeds/entry.rs"]
 mod entry;
+#[path = "fuzz_seeds/mutate.rs"]
+mod mutate;
 
-use std::fs;
-use std::path::Path;
-
-/// Runs each seed of this target, and each beginning of it.
-fn run(target: &str, entry: fn(&[u8])) {
-    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz_seeds");
-    let mut ran = 0;
-    for seed in fs::read_dir(seeds.join(target)).unwrap() {
-        let bytes = fs::read(seed.unwrap().path()).unwrap();
-        for length in 0..=bytes.len() {
-            entry(&bytes[..length]);
-        }
-        ran += 1;
-    }
-    assert!(ran > 0, "{target} has no seeds");
-}
+use mutate::run;
 
 #[test]
-fn no_seed_breaks_the_handshake() {
+fn no_seed_and_no_change_of_one_breaks_the_handshake() {
     run("handshake", entry::handshake);
 }
 
 #[test]
-fn no_seed_breaks_the_uevent_parser() {
+fn no_seed_and_no_change_of_one_breaks_the_uevent_parser() {
     run("uevent", entry::uevent);
 }
 
 #[test]
-fn no_seed_breaks_the_nbd_uri_parser() {
+fn no_seed_and_no_change_of_one_breaks_the_nbd_uri_parser() {
     run("nbd_uri", entry::nbd_uri);
 }
 
 #[test]
-fn no_seed_breaks_the_parsers_of_names() {
+fn no_seed_and_no_change_of_one_breaks_the_parsers_of_names() {
     run("id", entry::id);
 }
 
 #[test]
-fn no_seed_breaks_the_iscsi_pdus() {
+fn no_seed_and_no_change_of_one_breaks_the_iscsi_pdus() {
     run("iscsi_pdu", entry::iscsi_pdu);
 }
 
 #[test]
-fn no_seed_breaks_the_iscsi_text() {
+fn no_seed_and_no_change_of_one_breaks_the_iscsi_text() {
     run("iscsi_text", entry::iscsi_text);
 }
 
 #[test]
-fn no_seed_breaks_the_iscsi_discovery() {
+fn no_seed_and_no_change_of_one_breaks_the_iscsi_discovery() {
     run("iscsi_discovery", entry::iscsi_discovery);
 }
 
 #[test]
-fn no_seed_breaks_the_netlink_messages() {
+fn no_seed_and_no_change_of_one_breaks_the_kernels_iscsi_messages() {
+    run("iscsi_netlink", entry::iscsi_netlink);
+}
+
+#[test]
+fn no_seed_and_no_change_of_one_breaks_the_file_of_chap_secrets() {
+    run("chap_file", entry::chap_file);
+}
+
+#[test]
+fn no_seed_and_no_change_of_one_breaks_the_answers_of_device_mapper() {
+    run("dm_answer", entry::dm_answer);
+}
+
+#[test]
+fn no_seed_and_no_change_of_one_breaks_the_lists_of_mounts_and_swap_areas() {
+    run("mounts", entry::mounts);
+}
+
+#[test]
+fn no_seed_and_no_change_of_one_breaks_the_netlink_messages() {
     run("netlink_decode", entry::netlink_decode);
 }
 
 #[cfg(feature = "journal")]
 #[test]
-fn no_seed_breaks_the_journals_records() {
+fn no_seed_and_no_change_of_one_breaks_the_journals_records() {
     run("journal_record", entry::journal_record);
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn no_seed_and_no_change_of_one_breaks_the_file_of_wanted_volumes() {
+    run("desired_file", entry::desired_file);
 }

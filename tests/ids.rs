@@ -138,25 +138,4 @@ proptest! {
         }).unwrap();
         prop_assert_eq!(format!("{scheme}:{rest}").parse(), Ok(source));
     }
-
-    #[test]
-    fn no_text_panics_and_what_parses_prints_what_parses(text in ".{0,60}") {
-        if let Ok(wwid) = text.parse::<Wwid>() {
-            prop_assert!(comes_back(&wwid));
-        }
-        if let Ok(source) = text.parse::<Source>() {
-            prop_assert!(comes_back(&source));
-        }
-        if let Ok(lun) = text.parse::<Lun>() {
-            prop_assert!(comes_back(&lun));
-        }
-        if let Ok(portal) = text.parse::<Portal>() {
-            prop_assert!(comes_back(&portal));
-        }
-        for scheme in ["iscsi", "fc"] {
-            if let Ok(source) = format!("{scheme}://{text}").parse::<Source>() {
-                prop_assert!(comes_back(&source));
-            }
-        }
-    }
 }

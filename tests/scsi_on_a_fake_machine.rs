@@ -101,7 +101,7 @@ fn a_scan_that_hangs_times_out_at_its_stage_and_says_what_was_last_seen() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Scan));
     assert_eq!(error.last_seen(), Some("host state=running"));
-    assert!(start.elapsed() < LIMIT);
+    assert!(start.elapsed() < Duration::from_secs(10));
     // The hung thread is let go.
     drop(File::open(&scan).unwrap());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
@@ -17,12 +17,12 @@ const LOG: &str = "LUNBD_CRASH_LOG";
 /// Names the point and the pass at which it ends: `scsi.scanned:1`.
 const AT: &str = "LUNBD_CRASH_AT";
 
-/// Where this is set, the machine ends, without a word to its disks.
-const RESET: &str = "LUNBD_CRASH_RESET";
+/// Where this is set, the process stops there and does not end: the test resets the
+/// machine while it stands.
+const STOP: &str = "LUNBD_CRASH_STOP";
 
 impl Point {
-    /// Notes that the point was passed, and ends the process or the machine if
-    /// it is the one.
+    /// Notes that the point was passed, and ends or stops the process if it is the one.
     pub(crate) fn reach(self) {
         static PASSES: Mutex<BTreeMap<Point, u32>> = Mutex::new(BTreeMap::new());
         let mut passes = PASSES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,8 +34,12 @@ impl Point {
             let _the_sweep_misses_it = log.and_then(|mut log| writeln!(log, "{here}"));
         }
         if env::var(AT).is_ok_and(|at| at == here) {
-            if env::var_os(RESET).is_some() {
-                let _no_reset = fs::write("/proc/sysrq-trigger", "b");
+            if env::var_os(STOP).is_some() {
+                // The kernel may have another thread take the signal first.
+                let _stops_soon = kill(Pid::this(), Signal::SIGSTOP);
+                loop {
+                    std::thread::park();
+                }
             }
             // No thread runs on in user mode behind this.
             let _none_returns = kill(Pid::this(), Signal::SIGKILL);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Engine;
 use super::journal::{Record, Turn};
+use super::same_unit::PathPlace;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
 use crate::nbd::NbdDevice;
@@ -30,7 +31,7 @@ impl Engine {
     pub(super) fn at_sources(&self, record: &Record) -> Result<AtSources> {
         let mut there = AtSources::default();
         if let Some(nbd) = &record.spec.nbd {
-            there.nbd = NbdDevice::of_backend(self.roots(), &nbd.backend)?;
+            there.nbd = self.backends().of_backend(self.roots(), &nbd.backend)?;
             return Ok(there);
         }
         for source in &record.spec.sources {
@@ -65,8 +66,9 @@ impl Engine {
     ) -> Result<bool> {
         for device in self.at_source(source)? {
             let identity = device.cached_identity()?;
+            let place = PathPlace::of(self.roots(), &device);
             let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
-            if turn.is_anothers(&identity) || !expected.is_none_or(is_expected) {
+            if turn.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
                 return Ok(true);
             }
         }

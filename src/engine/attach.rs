@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::nbd_options::NbdOptions;
 use super::phases::{Phase, Phases, StageObserver};
+use super::same_unit::PathPlace;
 use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,7 +61,9 @@ impl AttachRequest {
     }
 
     /// Another source of the same unit: further paths of one attach, where one
-    /// source does not name them all (an array with a target name a port). For SCSI.
+    /// source does not name them all (an array with a target name a port). For SCSI. Paths
+    /// whose names agree and are not [unique](Wwid::is_unique) are taken for one unit,
+    /// unless they lead to two iSCSI targets.
     #[must_use]
     pub fn path(mut self, source: impl Into<Source>) -> Self {
         self.more.push(source.into());
@@ -80,6 +83,11 @@ impl AttachRequest {
     pub fn multipath(mut self, multipath: Multipath) -> Self {
         self.multipath = multipath;
         self
+    }
+
+    /// Whether the volume and its source are written down in a journal.
+    pub(super) fn is_in_a_journal(&self) -> bool {
+        self.claim.is_some()
     }
 
     pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
@@ -117,7 +125,7 @@ impl AttachRequest {
 #[derive(Clone)]
 pub(super) struct UnitClaim(pub(super) Arc<Claim>);
 
-type Claim = dyn Fn(&Identity) -> Result<()> + Send + Sync;
+type Claim = dyn Fn(&Identity, &[PathPlace]) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for UnitClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,13 +134,24 @@ impl fmt::Debug for UnitClaim {
 }
 
 /// Whether a SCSI unit is used through a multipath map.
+///
+/// multipathd with its own defaults (`find_multipaths strict`) makes a map only of a
+/// unit that it has mapped before or is told to map. It is told (`add map`) where the
+/// caller wants a map: with [`Multipath::Require`], and with [`Multipath::Prefer`] where
+/// the attach names two paths or more. multipathd then writes the unit's name into its
+/// file, `/etc/multipath/wwids`, as it does for every map that it makes, and maps the
+/// unit by itself whenever it comes again; `multipath -w` takes the name out. Its
+/// blacklists always count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Multipath {
-    /// The map must be there and hold every path of the attach: waits for it.
+    /// The map must be there and hold every path of the attach: waits for it. Fails at
+    /// once where multipathd says that it makes none.
     Require,
-    /// The map where multipathd makes one of these paths, else the first path.
+    /// The map where multipathd makes one of these paths, else the first path, and
+    /// [`Unit::Scsi`] says why there is no map. One path alone is mapped only where
+    /// multipathd maps it by itself.
     #[default]
     Prefer,
     /// The first path; multipathd is not asked.
@@ -186,6 +205,9 @@ pub enum Unit {
         missing: Vec<MissingPath>,
         /// The name of the multipath map, where the attached device is one.
         map: Option<String>,
+        /// Why there is no map, where one was wanted: several paths were named and
+        /// [`Multipath::Off`] was not asked for.
+        no_map: Option<String>,
     },
     /// An export of an NBD server.
     Nbd {

@@ -1,5 +1,7 @@
 //! The way of one NBD attach, from top to bottom.
 
+mod again;
+
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -35,6 +37,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
         }
         let backend = request.nbd.backend_of(&request.source);
+        require_healable(uri, &backend, request)?;
 
         phases.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
@@ -43,17 +46,21 @@ impl Engine {
             if request.finishing {
                 limit_as_served(&device, uri, phases, deadline);
             }
-            return self.nbd_again(&device, request, &backend, phases, deadline);
+            return self.nbd_again(&device, uri, request, &backend, phases, deadline);
         }
 
         phases.enter(Stage::Dial);
         let mut sockets = Vec::new();
-        let first = nbd::dial(uri, deadline)?;
+        let dial = || {
+            let request_timeout = request.nbd.timeouts().request;
+            nbd::dial_for_device(uri, Some(request_timeout), deadline)
+        };
+        let first = dial()?;
         let export = first.export;
         sockets.push(first.stream);
         let wanted = usize::from(request.nbd.connections.get());
         while sockets.len() < wanted && export.can_multi_conn() {
-            let next = nbd::dial(uri, deadline)?;
+            let next = dial()?;
             if next.export != export {
                 let message = "the NBD server says of one export another thing on each connection";
                 return Err(Error::new(ErrorKind::Protocol, message).at(Stage::Handshake));
@@ -65,7 +72,7 @@ impl Engine {
         } else {
             export
         };
-        let geometry = export.geometry(nbd::page_size()?)?;
+        let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
         phases.enter(Stage::Connect);
         let offer = Offer {
@@ -86,7 +93,14 @@ impl Engine {
             .and_then(|()| self.prove_nbd(&device, request, &mut watch, phases, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
-        let link = Link::new(uri.clone(), backend.clone(), offer.sockets, timeouts);
+        let connected_by = device.pid().ok().flatten();
+        let link = Link::new(
+            uri.clone(),
+            backend.clone(),
+            offer.sockets,
+            timeouts,
+            connected_by,
+        );
         match proven {
             Ok(attachment) => {
                 self.links().insert(device.index(), link);
@@ -111,42 +125,13 @@ impl Engine {
 
     /// The connected device of this id.
     pub(super) fn nbd_of(&self, backend: &BackendId) -> Result<Option<NbdDevice>> {
-        let mut found = NbdDevice::of_backend(self.roots(), backend)?;
+        let mut found = self.backends().of_backend(self.roots(), backend)?;
         if found.len() > 1 {
             let names: Vec<String> = found.iter().map(|d| d.index().name()).collect();
             let message = format!("{} all have backend id {backend}", names.join(" and "));
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
         }
         Ok(found.pop())
-    }
-
-    /// What is attached already, proven again.
-    fn nbd_again(
-        &self,
-        device: &NbdDevice,
-        request: &AttachRequest,
-        backend: &BackendId,
-        phases: &mut Phases,
-        deadline: Deadline,
-    ) -> Result<Attachment> {
-        if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
-            let found = device.index();
-            let message =
-                format!("backend id {backend} is attached as nbd{found}, not as nbd{index}");
-            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
-        }
-        if request.nbd.read_only && !device.disk().read_only()? {
-            let found = device.index();
-            let message = format!(
-                "backend id {backend} is attached as nbd{found}, which is writable, and is wanted \
-                 read-only: detach it first"
-            );
-            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
-        }
-        let mut watch = self.hub().watch(&device.index().name());
-        let mut attachment = self.prove_nbd(device, request, &mut watch, phases, deadline)?;
-        attachment.changed = false;
-        Ok(attachment)
     }
 
     /// Connects the first device that is free, or the one that was asked for.
@@ -164,6 +149,7 @@ impl Engine {
             };
             // Others are at those that there are, the next to be made among
             // them; or udev's probes have them open for a moment.
+            self.backends().forget();
             if deadline.has_passed() {
                 let message = "no NBD device is free";
                 let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
@@ -184,7 +170,8 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Result<Connected, Option<Error>>> {
         let mut refused = None;
-        for index in NbdDevice::candidates(self.roots())? {
+        let candidates = self.backends().candidates(self.roots())?;
+        for index in candidates {
             let Some(lease) = Lease::try_take(self.roots(), &index.name())? else {
                 continue;
             };
@@ -258,7 +245,7 @@ impl Engine {
         let (roots, disk) = (self.roots(), device.disk());
         phases.enter(Stage::Settle);
         let proof = self.settle(disk, watch, deadline)?;
-        let facts = device.facts()?;
+        let facts = device.marks()?;
         if facts.pid.is_none() {
             let message = format!(
                 "nbd{} was disconnected while it was attached",
@@ -277,14 +264,34 @@ impl Engine {
                 backend: backend.map(str::parse).transpose()?,
                 connections: device.connections()?,
             },
-            size: facts.size,
-            read_only: facts.read_only,
+            size: disk.size()?,
+            read_only: disk.read_only()?,
             links: blockdev::links_to(roots, disk.devno(), &proof.links),
             settled: proof.how,
             phases: Vec::new(),
             changed: true,
         })
     }
+}
+
+/// A later process finds the server of a device by its id, which is the URI, or in the
+/// journal.
+///
+/// # Errors
+/// `InvalidInput` at stage `resolve` where neither has the whole URI.
+fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) -> Result<()> {
+    let is_given = request.nbd.backend_is_given() || request.is_in_a_journal();
+    if is_given || backend.as_str().parse().is_ok_and(|id: NbdUri| id == *uri) {
+        return Ok(());
+    }
+    let message = format!(
+        "an NBD URI of {} characters: the kernel keeps {} at most, and no later process would \
+         find the server again to heal the device; attach it as a volume of a journal, or under \
+         a backend id",
+        uri.to_string().len(),
+        BackendId::LONGEST
+    );
+    Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve))
 }
 
 /// Has the kernel send no request longer than the server takes, as the attach
@@ -420,6 +427,33 @@ mod tests {
         let error = refusal_of(&engine, &request);
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert!(error.to_string().contains("nbd0"), "{error}");
+    }
+
+    #[test]
+    fn a_uri_that_the_kernel_cannot_keep_is_refused_unless_it_is_kept_elsewhere() {
+        let (_root, engine) = connected();
+        let long = format!("nbd://192.0.2.1/{}", "x".repeat(300));
+        let source: Source = long.parse().unwrap();
+        let error = refusal_of(&engine, &AttachRequest::new(source.clone()));
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("255 at most"), "{error}");
+        let options = NbdOptions::default().backend("short".parse().unwrap());
+        let request = AttachRequest::new(source).nbd(options);
+        let Source::Nbd(uri) = &request.source else {
+            unreachable!("an NBD URI");
+        };
+        let backend = request.nbd.backend_of(&request.source);
+        require_healable(uri, &backend, &request).unwrap();
+    }
+
+    #[test]
+    fn one_id_is_not_taken_for_two_sources() {
+        let (_root, engine) = connected();
+        let other: Source = "nbd://192.0.2.2/vol-7".parse().unwrap();
+        let options = NbdOptions::default().backend(BackendId::derived(SOURCE));
+        let error = refusal_of(&engine, &AttachRequest::new(other).nbd(options));
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains(SOURCE), "{error}");
     }
 
     #[test]

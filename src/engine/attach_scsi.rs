@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use super::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
 use super::bring::{Brought, Lost};
+use super::gather::GatheredMap;
 use super::lease::Lease;
 use super::log_in::Tried;
 use super::phases::Phases;
+use super::same_unit::PathPlace;
 use super::{Engine, lost, undo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -166,9 +168,13 @@ impl Engine {
     ) -> Result<Attachment> {
         let roots = self.roots();
         require_paths(request, unit.paths.len(), &unit.missing, cause)?;
-        let identity = unit.agree()?;
+        let identity = unit.agree(self)?;
         if let Some(UnitClaim(claim)) = &request.claim {
-            claim(&identity)?;
+            let places = unit
+                .paths
+                .iter()
+                .map(|path| PathPlace::of(roots, &path.device));
+            claim(&identity, &places.collect::<Vec<_>>())?;
         }
 
         phases.enter(Stage::Lock);
@@ -178,16 +184,21 @@ impl Engine {
 
         phases.enter(Stage::Settle);
         // Now, since udev is at work: the less is left to do when it is done.
-        let gathering = self.gathering(request)?;
+        let named = unit.paths.len() + unit.missing.len();
+        let gathering = self.gathering(request, named)?;
         let mut settled = self.settle_paths(unit, request, deadline)?;
 
-        let map = match gathering {
+        let mut gathered = match gathering {
             Some(gathering) => {
                 self.gather_map(gathering, &unit.paths, &identity, phases, deadline)?
             }
-            None => None,
+            None => GatheredMap::default(),
         };
-        unit.keep(request, |path| path.look_again())?;
+        unit.keep(request, |path| {
+            gathered.require_in_map(path)?;
+            path.look_again()
+        })?;
+        let GatheredMap { map, why_none, .. } = gathered;
         let first = unit.first()?;
         let (mut disk, mut diskseq) = (first.disk.clone(), first.diskseq);
         if let Some((map, proof)) = &map {
@@ -217,6 +228,7 @@ impl Engine {
                 paths: unit.paths.iter().map(|path| path.facts(roots)).collect(),
                 missing: std::mem::take(&mut unit.missing),
                 map: map.map(|(map, _)| map.name().to_owned()),
+                no_map: why_none,
             },
         })
     }
@@ -232,7 +244,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         for path in &mut unit.paths {
-            let Some(other) = path.earlier_alias()? else {
+            let Some(other) = path.earlier_alias(self)? else {
                 continue;
             };
             tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
@@ -252,7 +264,7 @@ impl Engine {
                 deadline,
             )?;
             let identity = scsi::read_identity(self.roots(), &self.lanes, &other, &disk, deadline)?;
-            if !identity.is_same_unit(&path.identity) {
+            if !identity.compare(&path.identity).is_proven_same() {
                 let message = format!("{hctl} was scanned as the unit of another LUN and is not");
                 return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
             }
@@ -339,10 +351,11 @@ impl Gathered {
     }
 
     /// Who the unit is, by the word of every path.
-    fn agree(&self) -> Result<Identity> {
+    fn agree(&self, engine: &Engine) -> Result<Identity> {
         let first = self.first()?;
         for path in self.paths.iter().skip(1) {
-            if !path.identity.is_same_unit(&first.identity) {
+            let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
+            if !engine.may_be_one_unit(one, other) {
                 let message = format!(
                     "the paths lead to different units: {} says that it is {}, {} that it is {}",
                     first.via, first.identity, path.via, path.identity

@@ -117,15 +117,27 @@ impl Engine {
         if let Some(device) = there
             && !device.is_being_deleted()?
         {
-            let found = self.identify(&device, false, &mut watch, phases, deadline)?;
-            span.record("disk", found.disk.name());
-            if let Some(was) = self.scanned_as_another(&device, &found)? {
-                self.take_down_replaced(&device, &found.identity, &mut watch, phases, deadline)
-                    .map_err(|error| stale(&error, &was, hctl, &found))?;
-            } else {
-                expect(request, hctl, &found)?;
-                self.have_its_size_read(&device, &found, phases, deadline)?;
-                return Ok(found.brought(via, device, false, watch));
+            match self.identify(&device, false, &mut watch, phases, deadline) {
+                Ok(found) => {
+                    span.record("disk", found.disk.name());
+                    if let Some(was) = self.scanned_as_another(&device, &found)? {
+                        let now = &found.identity;
+                        self.take_down_replaced(&device, now, &mut watch, phases, deadline)
+                            .map_err(|error| stale(&error, &was, hctl, &found))?;
+                    } else {
+                        expect(request, hctl, &found)?;
+                        self.have_its_size_read(&device, &found, phases, deadline)?;
+                        return Ok(found.brought(via, device, false, watch));
+                    }
+                }
+                // No unit was connected at the last scan, and the kernel does not look
+                // again at a device that is there.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    tracing::info!(%hctl, %error, "deleting what is left");
+                    phases.enter(Stage::Delete);
+                    self.delete_bare(&device, &mut watch, deadline)?;
+                }
+                Err(error) => return Err(error),
             }
         }
         phases.enter(Stage::Scan);
@@ -215,6 +227,9 @@ impl Engine {
 
     /// The kernel takes a disk for empty that it looks at while the path is lost
     /// (`sd_revalidate_disk`), and does not look again.
+    ///
+    /// # Errors
+    /// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
     fn have_its_size_read(
         &self,
         device: &ScsiDevice,
@@ -227,7 +242,20 @@ impl Engine {
             return Ok(());
         }
         phases.enter(Stage::Rescan);
-        scsi::rescan(device, &self.lanes, deadline)
+        scsi::rescan(device, &self.lanes, deadline)?;
+        if found.disk.size()? > 0 {
+            return Ok(());
+        }
+        let (roots, lanes, disk) = (self.roots(), &self.lanes, &found.disk);
+        let why = match scsi::read_capacity(roots, lanes, device, disk, deadline) {
+            Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Quarantined) => {
+                return Err(error);
+            }
+            Err(error) => format!("the unit does not say its size: {error}"),
+        };
+        let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
     }
 
     /// What a device that was there before us was scanned as, where that is not
@@ -236,13 +264,13 @@ impl Engine {
     /// again, udev's record of the disk's birth.
     fn scanned_as_another(&self, device: &ScsiDevice, found: &Found) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
-        if !cached.names.is_empty() && !cached.is_same_unit(&found.identity) {
+        let is_another =
+            |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
+        if is_another(&cached) {
             return Ok(Some(cached.to_string()));
         }
-        let born = self.born_as(&found.disk)?;
-        let is_one = |name: &Wwid| found.identity.is(name);
-        let first = born.iter().next().filter(|_| !born.iter().any(is_one));
-        Ok(first.map(ToString::to_string))
+        let born = Identity::of(self.born_as(&found.disk)?);
+        Ok(is_another(&born).then(|| born.to_string()))
     }
 
     /// The NAA and EUI-64 names in udev's record of this life of a disk; none

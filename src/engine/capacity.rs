@@ -126,7 +126,7 @@ impl Engine {
     /// a connected NBD device; where sysfs or the mounts cannot be read.
     pub fn capacity(&self, node: &Path, deadline: Deadline) -> Result<Capacity> {
         let at = |error: Error| error.at(Stage::Resolve);
-        let devno = blockdev::devno_at(node).map_err(at)?;
+        let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
         let Some(unit) = self.unit_behind(devno).map_err(at)? else {
             let message = "no SCSI unit and no connected NBD device is behind it";
             let error = Error::new(ErrorKind::NotSupported, message);

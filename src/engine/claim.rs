@@ -2,18 +2,18 @@
 //! under it.
 
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
+use super::Engine;
 use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::Flush;
-use super::{Engine, in_use};
+use super::usage::{self, Act, Extent, Looked, NotLookedAt};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result, Stage};
-use crate::id::Hctl;
-use crate::kernel::blockdev::{self, BlockDevice};
+use crate::id::{Hctl, NbdIndex};
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, worker};
 use crate::scsi::{Lanes, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
@@ -30,8 +30,21 @@ pub(super) enum Claim {
     Stuck(String),
 }
 
+/// A disk that is claimed and flushed.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    pub(super) claim: Claim,
+    pub(super) flush: Flush,
+    /// Where somebody may write to it unseen.
+    pub(super) not_looked_at: Vec<NotLookedAt>,
+}
+
 impl Engine {
-    /// Claims the disk and writes it back. The claim holds until it is dropped.
+    /// Claims the disk, makes sure that nobody writes to it beside the claim, and
+    /// writes it back. The claim holds until it is dropped.
+    ///
+    /// # Errors
+    /// Those of [`claim`](Self::claim) and [`write_back`](Self::write_back).
     pub(super) fn claim_and_flush(
         &self,
         disk: &BlockDevice,
@@ -39,12 +52,19 @@ impl Engine {
         watch: &mut Watch,
         phases: &mut Phases,
         deadline: Deadline,
-    ) -> Result<(Flush, Claim)> {
+    ) -> Result<Claimed> {
         phases.enter(Stage::Claim);
         let claim = self.claim(disk, abandon, watch, deadline)?;
+        let looked = Looked::at(self, &[disk], Extent::BesideClaim, deadline)?;
+        looked.refuse_writers(self)?;
         phases.enter(Stage::Flush);
         let flush = self.write_back(&claim, disk, abandon, deadline)?;
-        Ok((flush, claim))
+        looked.again_if_old(self, deadline)?;
+        Ok(Claimed {
+            claim,
+            flush,
+            not_looked_at: looked.not_looked_at(),
+        })
     }
 
     /// Claims the disk exclusively.
@@ -79,35 +99,30 @@ impl Engine {
         if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
             return Err(refused);
         }
-        let mut holders = in_use::find_holders(roots, disk)?;
-        if !holders.is_empty() {
-            return Err(in_use::refuse(disk, &holders).caused_by(refused));
-        }
-        let openers = in_use::find_openers(roots, disk)?;
-        if !busy && openers.is_empty() {
+        let users = self.users_of(disk, Extent::All, deadline)?;
+        if !busy && users.found.is_empty() {
             return Ok(Claim::Unreachable(refused.to_string()));
         }
-        if abandon && in_use::is_a_flush_of_ours(&openers) {
+        if abandon && users.is_a_flush_of_ours_alone() {
             return Ok(Claim::Stuck(refused.to_string()));
         }
-        if mode != Mode::Udev || !openers.iter().all(in_use::is_udevs) {
-            holders.extend(openers);
-            return Err(in_use::refuse(disk, &holders).caused_by(refused));
+        if mode != Mode::Udev || !users.has_none_but_udevs() {
+            return Err(usage::refuse(disk, &users.found).caused_by(refused));
         }
         uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
-        match try_claim(lane, disk, roots, deadline) {
-            Ok(file) => Ok(Claim::Held(Arc::new(file))),
-            // udevd had it open from before it served no opens any more.
-            Err(error) if !busy && in_use::find_openers(roots, disk)?.is_empty() => {
-                Ok(Claim::Unreachable(error.to_string()))
-            }
-            Err(error) if error.kind() == ErrorKind::InUse => {
-                let mut holders = in_use::find_holders(roots, disk)?;
-                holders.extend(in_use::find_openers(roots, disk)?);
-                Err(in_use::refuse(disk, &holders).caused_by(error))
-            }
-            Err(error) => Err(error),
+        let refused = match try_claim(lane, disk, roots, deadline) {
+            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+            Err(error) => error,
+        };
+        let users = self.users_of(disk, Extent::All, deadline)?;
+        // udevd had it open from before it served no opens any more.
+        if !busy && users.found.is_empty() {
+            return Ok(Claim::Unreachable(refused.to_string()));
         }
+        if refused.kind() == ErrorKind::InUse {
+            return Err(usage::refuse(disk, &users.found).caused_by(refused));
+        }
+        Err(refused)
     }
 
     /// Writes the disk back under its claim.
@@ -134,14 +149,14 @@ impl Engine {
         if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
             return Err(lost::refuse(disk, earlier));
         }
-        let node = disk.node(self.roots());
+        let (roots, own) = (self.roots().clone(), disk.clone());
         let flushed = run(
             self.lane_of(disk),
             Stage::Flush,
             &format!("{} to write back", disk.name()),
             limit,
             || disk.describe(),
-            move || flush(file, &node, &lost),
+            move || flush(&roots, file, &own, &lost),
         );
         match (flushed, earlier) {
             (Ok(()), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -171,14 +186,14 @@ impl Engine {
             Some(earlier) => return Err(lost::refuse(disk, &earlier)),
             None => {}
         }
-        let (file, node) = (Arc::clone(file), disk.node(self.roots()));
+        let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
         let flushed = run(
             self.lane_of(disk),
             Stage::Flush,
             &format!("{} to write back", disk.name()),
             deadline,
             || disk.describe(),
-            move || worker::apart_with(file, |file| blockdev::flush(file, &node)),
+            move || worker::apart_with(file, |file| own.flush(&roots, file)),
         );
         Ok(flushed.map_or_else(
             |error| Flush::ThroughMap(error.to_string()),
@@ -187,6 +202,9 @@ impl Engine {
     }
 
     fn lane_of(&self, disk: &BlockDevice) -> Lane<'_> {
+        if NbdIndex::of_name(disk.name()).is_some() {
+            return None;
+        }
         let device = ScsiDevice::of_disk(disk).ok().flatten()?;
         Some((&self.lanes, device.hctl()))
     }
@@ -196,21 +214,16 @@ impl Engine {
     /// pages that were never written.
     ///
     /// # Errors
-    /// `InUse`, naming by whom.
+    /// `InUse`, naming by whom; `NotPermitted` where it cannot be seen who has it open.
     pub(super) fn claim_replaced(
         &self,
         disk: &BlockDevice,
         watch: &mut Watch,
         deadline: Deadline,
     ) -> Result<Claim> {
-        let openers = in_use::find_openers(self.roots(), disk)?;
-        let others: Vec<_> = openers
-            .into_iter()
-            .filter(|opener| !in_use::is_udevs(opener))
-            .collect();
-        if !others.is_empty() {
-            return Err(in_use::refuse(disk, &others));
-        }
+        let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
+        users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
+        users.refuse_blind(disk)?;
         self.claim(disk, false, watch, deadline)
     }
 }
@@ -220,9 +233,9 @@ impl Engine {
 ///
 /// The kernel may hold the thread for as long as a link is dead: so it has none of
 /// the process's other files, whose locks a process that is killed lets go of then.
-pub(super) fn flush(file: Arc<File>, node: &Path, lost: &Lost) -> Result<()> {
+pub(super) fn flush(roots: &Roots, file: Arc<File>, disk: &BlockDevice, lost: &Lost) -> Result<()> {
     let begun = lost.begin();
-    let flushed = worker::apart_with(file, |file| blockdev::flush(file, node));
+    let flushed = worker::apart_with(file, |file| disk.flush(roots, file));
     match &flushed {
         // To who may not drop the pages nothing was lost: they were written.
         Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),

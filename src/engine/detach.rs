@@ -11,6 +11,7 @@ use super::detach_scsi::Wanted;
 use super::phases::{Phase, Phases, StageObserver};
 use super::receipt::{DetachFailure, Flush, Receipt};
 use super::telemetry::{self, Call};
+use super::usage::NotLookedAt;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, ParseIdError, SessionId, Source, Wwid};
@@ -26,7 +27,8 @@ pub enum DetachTarget {
     Source(Source),
     /// A node, or a link to it: of a disk or of a multipath map.
     Device(PathBuf),
-    /// A SCSI unit, by one of its names.
+    /// A SCSI unit, by a [unique](Wwid::is_unique) name of it. Any other name is refused
+    /// where a device has it: that may be another unit's.
     Unit(Wwid),
 }
 
@@ -71,6 +73,7 @@ impl fmt::Display for DetachTarget {
 #[derive(Debug, Clone)]
 pub struct DetachRequest {
     pub(super) target: DetachTarget,
+    more: Vec<Source>,
     pub(super) expected: Option<Wwid>,
     pub(super) backend: Option<BackendId>,
     pub(super) abandon: bool,
@@ -83,6 +86,7 @@ impl DetachRequest {
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
+            more: Vec::new(),
             expected: None,
             backend: None,
             abandon: false,
@@ -91,11 +95,19 @@ impl DetachRequest {
         }
     }
 
-    /// Detaches only the SCSI unit that has this name, and finds its paths by it
-    /// where the source leads nowhere any more.
+    /// Detaches only the SCSI unit that has this name. Where the source leads nowhere any
+    /// more, it finds the unit's paths by a [unique](Wwid::is_unique) name.
     #[must_use]
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
+        self
+    }
+
+    /// Another source of the same SCSI unit: the paths that a unit without a
+    /// [unique](Wwid::is_unique) name has through other targets are found by it alone.
+    #[must_use]
+    pub fn path(mut self, source: impl Into<Source>) -> Self {
+        self.more.push(source.into());
         self
     }
 
@@ -167,6 +179,9 @@ pub struct Detachment {
     /// All was flushed and nothing of it is left on this machine: each was read
     /// back. Where it is `false`, the receipt's notes say what is not proven.
     pub safe_to_unmap: bool,
+    /// Where somebody may have had it open who was not seen: what such a user wrote
+    /// after the flush is lost. Of a SCSI unit the same as in its receipt.
+    pub not_looked_at: Vec<NotLookedAt>,
     /// What was read back of a SCSI unit, path by path.
     pub receipt: Option<Receipt>,
     /// The iSCSI sessions that were logged out: made by the engine, and with no
@@ -230,6 +245,7 @@ impl Detachment {
             phases: Vec::new(),
             changed: false,
             safe_to_unmap: false,
+            not_looked_at: Vec::new(),
             receipt: None,
             logged_out: Vec::new(),
         }
@@ -252,6 +268,7 @@ impl Detachment {
             (self.phases, self.logged_out) = (next.phases, next.logged_out);
         }
         self.safe_to_unmap &= next.safe_to_unmap;
+        NotLookedAt::note(&mut self.not_looked_at, &next.not_looked_at);
         match (&mut self.receipt, next.receipt) {
             (Some(receipt), Some(next)) => receipt.append(next),
             (receipt @ None, next) => *receipt = next,
@@ -267,11 +284,17 @@ impl Detachment {
 
 impl Engine {
     /// Detaches one device: proves that nobody uses it by claiming it
-    /// exclusively, writes its pages and its cache back, and takes it down. What
-    /// is not there is detached already: `changed: false`.
+    /// exclusively and by looking for those that a claim does not exclude (processes
+    /// that have it open for writing, loop devices, targets of the kernel), writes its
+    /// pages and its cache back, and takes it down. What is not there is detached
+    /// already: `changed: false`. A process that only reads does not keep a disk; a map
+    /// is kept by whoever has it open.
     ///
     /// **SCSI**: all paths of the unit, found by its identity at that moment,
-    /// those that come late included, after its multipath map. The order is that
+    /// those that come late included, after its multipath map. Where no name of the unit is
+    /// [unique](Wwid::is_unique), its paths are those that the caller named and those that
+    /// lead to the same LUN of the same iSCSI target or Fibre Channel port; another device
+    /// with the same names is left, and the receipt names it. The order is that
     /// which loses nothing: claim and flush the map, remove it, claim and flush
     /// each path, delete each; a flush that fails stops the deletes. Then the end of
     /// what this machine still scans at its source's addresses, be it for a process that
@@ -319,7 +342,10 @@ impl Engine {
         phases.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend)? {
-            Found::Scsi(wanted) => {
+            Found::Scsi(mut wanted) => {
+                for source in &request.more {
+                    wanted.addresses.extend(self.addresses_of(source)?);
+                }
                 let done = self.detach_scsi(&wanted, request, &mut phases, deadline)?;
                 self.end_sessions(done, &wanted, request, &mut phases, deadline)?
             }
@@ -370,8 +396,14 @@ impl Engine {
         let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
         let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
         hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
-        if let DetachTarget::Source(Source::Iscsi(uri)) = &request.target {
-            hosts.extend(self.hosts_of_ended(uri.target()).map_err(at)?);
+        let first = match &request.target {
+            DetachTarget::Source(source) => Some(source),
+            DetachTarget::Device(_) | DetachTarget::Unit(_) => None,
+        };
+        for source in first.into_iter().chain(&request.more) {
+            if let Source::Iscsi(uri) = source {
+                hosts.extend(self.hosts_of_ended(uri.target()).map_err(at)?);
+            }
         }
         if !self.has_own_session(&hosts).map_err(at)? {
             return Ok(Vec::new());
@@ -437,7 +469,7 @@ impl Engine {
                            its unit";
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };
-        let devno = blockdev::devno_at(path).map_err(at)?;
+        let devno = blockdev::devno_at(self.roots(), path).map_err(at)?;
         let disk = BlockDevice::of(self.roots(), devno).map_err(at)?;
         let disk = disk.ok_or_else(not_found)?;
         if disk.is_partition() {

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::attach_nbd::lease_of;
+use super::claim::Claimed;
 use super::detach::{DetachRequest, Detachment, Place};
 use super::lease::Lease;
 use super::lost::Lost;
@@ -38,12 +39,12 @@ impl Engine {
     /// That no device has some backend id says that it is not connected only where the
     /// kernel keeps them.
     fn require_ids(&self) -> Result<()> {
+        if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
+            return Ok(());
+        }
         for device in NbdDevice::all(self.roots())? {
             if device.pid()?.is_none() {
                 continue;
-            }
-            if machine::kernel_version(self.roots())? >= (5, 14) {
-                break;
             }
             let message = format!(
                 "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
@@ -95,8 +96,11 @@ impl Engine {
         }
 
         let lost = Lost::of(roots, disk)?;
-        let (flush, held) =
-            self.claim_and_flush(disk, request.abandon, &mut watch, phases, deadline)?;
+        let Claimed {
+            claim,
+            flush,
+            not_looked_at,
+        } = self.claim_and_flush(disk, request.abandon, &mut watch, phases, deadline)?;
         // Under the claim nobody else can have begun to use it; but another
         // client can have connected the index anew before.
         let now = device.backend()?;
@@ -109,7 +113,7 @@ impl Engine {
         phases.enter(Stage::Disconnect);
         self.end_link(index, flush == Flush::Done, deadline)?;
         // The last close lets the configuration go.
-        drop(held);
+        drop(claim);
 
         phases.enter(Stage::Confirm);
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
@@ -130,6 +134,7 @@ impl Engine {
             safe_to_unmap: flush == Flush::Done,
             flush: Some(flush),
             changed: true,
+            not_looked_at,
             ..Detachment::unchanged(place)
         })
     }
@@ -204,7 +209,7 @@ mod tests {
         // The module numbers none so high, where there is one.
         let index = NbdIndex::new(1 << 20).unwrap();
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
-        let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default());
+        let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
         engine.links().insert(index, link);
         engine.end_link(index, true, soon()).unwrap_err();
         assert!(engine.links().contains_key(&index));

@@ -1,17 +1,14 @@
 //! Other units in the way of a detach: at one of its unit's addresses, since the array
 //! has given that to another volume, or below its map.
 
-use std::collections::BTreeSet;
-
 use super::detach_paths::Way;
 use super::receipt::Flush;
 use super::unit::{KnownPath, Standing};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl Way<'_> {
     /// Where another unit has answered once, it does for the whole of this detach: a
@@ -30,8 +27,9 @@ impl Way<'_> {
         }
     }
 
-    /// A map may have disks below it that the kernel scanned as another unit, and which
-    /// are none of the `paths` for that.
+    /// A map may have disks below it that the kernel scanned as another unit, or of which
+    /// only names that are not unique say that they are this one, and which are none of the
+    /// `paths` for that.
     ///
     /// # Errors
     /// `IdentityMismatch`, naming the disk: what the map holds would be written there.
@@ -42,7 +40,7 @@ impl Way<'_> {
         below: &[BlockDevice],
         deadline: Deadline,
     ) -> Result<()> {
-        if self.names.is_empty() {
+        if self.unit.names.is_empty() {
             return Ok(());
         }
         let is_known = |disk: &&BlockDevice| paths.iter().all(|it| it.disk.as_ref() != Some(disk));
@@ -57,31 +55,21 @@ impl Way<'_> {
             let there = match &path.standing {
                 Standing::Live(now) | Standing::Silent(now) | Standing::Replaced { now, .. } => now,
             };
-            if !is_another(&there.names, &self.names) {
-                continue;
+            match self.unit.compare(there) {
+                Comparison::Same(Strength::Strong) => continue,
+                Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
+                _ => {}
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
             let message = format!(
-                "{disk} ({hctl}) is below the map {map} and is {there}: nothing was \
-                 written to the map or taken down; have multipathd let go of that path first"
+                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove that \
+                 it is a path of this unit: nothing was written to the map or taken down; have \
+                 multipathd let go of that path first"
             );
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
         }
         Ok(())
     }
-}
-
-/// Whether both have names of which it can be told that they are not of one unit. Names
-/// that only a vendor vouches for count where neither has others, and say nothing beside
-/// those.
-fn is_another(there: &[Wwid], ours: &BTreeSet<Wwid>) -> bool {
-    let there_registered = there.iter().any(Wwid::is_registered);
-    if there_registered != ours.iter().any(Wwid::is_registered) {
-        return false;
-    }
-    let mut comparable = there.iter();
-    let known = |name: &Wwid| name.is_registered() == there_registered && ours.contains(name);
-    !there.is_empty() && !comparable.any(known)
 }
 
 /// A path at which another unit answers may be below that one's map by now.
@@ -102,6 +90,40 @@ pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
             // Nothing of it passes by itself.
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve));
         }
+    }
+    Ok(())
+}
+
+/// What was written to a map belongs to the unit that the map is named after.
+///
+/// # Errors
+/// `IdentityMismatch` where a path below the map was scanned as another unit since: what
+/// the map holds would be written there. A name that only multipathd's configuration
+/// spells otherwise is no other unit.
+pub(super) fn refuse_map_of_another(
+    map: &Map,
+    paths: &[KnownPath],
+    below: &[BlockDevice],
+) -> Result<()> {
+    let Some(name) = map.wwid() else {
+        return Ok(());
+    };
+    let of_map = Identity::of([name.clone()]);
+    for path in paths {
+        let scanned = path.standing.of();
+        let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
+        let is_another = !scanned.is(&name) && of_map.compare(scanned).is_proven_different();
+        let Some(disk) = disk.filter(|_| is_another) else {
+            continue;
+        };
+        let (map, disk, hctl) = (map.name(), disk.name(), path.device.hctl());
+        let message = format!(
+            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what was \
+             written to the map would go to that unit, so nothing was written or taken down; have \
+             the array give {hctl} back to {name} and detach again, or give up what is unwritten: \
+             dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
+        );
+        return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
     }
     Ok(())
 }
@@ -129,13 +151,14 @@ mod tests {
     use super::super::Engine;
     use super::super::detach::{DetachRequest, DetachTarget};
     use super::super::detach_paths::tests::{path, way};
+    use super::super::phases::Phases;
+    use super::super::telemetry::Call;
     use super::*;
+    use crate::id::Wwid;
     use crate::kernel::Roots;
-    use crate::scsi::Identity;
 
     const OURS: &str = "naa.5000c500a1b2c3d4";
     const ANOTHERS: &str = "naa.5000c500ffffffff";
-    const VENDORS: &str = "t10.VENDOR_disk";
 
     fn unit(name: &str) -> Identity {
         Identity {
@@ -184,29 +207,6 @@ mod tests {
     }
 
     #[test]
-    fn another_unit_is_told_by_names_of_one_kind() {
-        let another = |there: &[&str], ours: &[&str]| {
-            let names = |names: &[&str]| -> Vec<Wwid> {
-                names.iter().map(|name| name.parse().unwrap()).collect()
-            };
-            is_another(&names(there), &names(ours).into_iter().collect())
-        };
-        assert!(another(&[ANOTHERS], &[OURS]));
-        assert!(!another(&[OURS, VENDORS], &[OURS]));
-        // A vendor's text may be of several.
-        assert!(another(&[ANOTHERS, VENDORS], &[OURS, VENDORS]));
-        assert!(another(&["t10.VENDOR_other"], &[VENDORS]));
-        // Nothing to compare.
-        for (there, ours) in [
-            (&[VENDORS][..], &[OURS][..]),
-            (&[OURS], &[VENDORS]),
-            (&[], &[OURS]),
-        ] {
-            assert!(!another(there, ours), "{there:?} {ours:?}");
-        }
-    }
-
-    #[test]
     fn a_path_that_is_in_the_map_of_the_unit_that_answers_now_is_in_use() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -227,7 +227,7 @@ mod tests {
         let roots = engine.roots();
         let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
         let mut way = way(&engine, &request);
-        way.names = BTreeSet::from([OURS.parse::<Wwid>().unwrap()]);
+        way.unit = Identity::of([OURS.parse::<Wwid>().unwrap()]);
         let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")];
         let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
         let map = map_over(roots, OURS, &paths);
@@ -250,6 +250,38 @@ mod tests {
                 assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_map_is_not_taken_down_whose_paths_were_scanned_as_another_unit_since() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        let mut one = path(roots, "1:0:0:4", "sdb");
+        one.standing = Standing::Live(unit(ANOTHERS));
+        let map = map_over(roots, OURS, std::slice::from_ref(&one));
+        way.seeds = vec![one.device.clone()];
+        way.looked_at = vec![one];
+        way.receipt.map = None;
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        let mut phases = Phases::new(Call::Detach, None);
+        let done = way.take_down_what_is_there(&mut phases, soon);
+        let error = done.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+        for said in [OURS, ANOTHERS, "the map m", "sdb (1:0:0:4)"] {
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        assert!(way.receipt.map.is_none() && map.is_there());
+        // A name that is no contradiction, and a path that the map does not hold.
+        let mut one = path(roots, "3:0:0:4", "sdd");
+        let below = [one.disk.clone().unwrap()];
+        one.standing = Standing::Live(unit("t10.VENDOR_x"));
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap();
+        one.standing = Standing::Live(unit(ANOTHERS));
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &[]).unwrap();
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap_err();
     }
 
     #[test]

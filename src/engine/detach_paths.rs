@@ -1,23 +1,24 @@
 //! One turn of a SCSI detach: all that is there of the unit now.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::Engine;
 use super::claim::Claim;
 use super::detach::DetachRequest;
-use super::detach_others::{refuse_maps_of_others, replaced, replaced_below};
+use super::detach_others::{
+    refuse_map_of_another, refuse_maps_of_others, replaced, replaced_below,
+};
 use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt, PathReceipt, Receipt};
 use super::unit::{KnownPath, Standing};
-use super::{Engine, in_use};
+use super::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::multipath::{Daemon, Map};
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
 
 /// How long a path may take to write back when all has gone through its map
@@ -36,7 +37,7 @@ pub(super) struct Way<'a> {
     pub(super) seeds: Vec<ScsiDevice>,
     /// The map that the caller named.
     pub(super) map: Option<Map>,
-    pub(super) names: BTreeSet<Wwid>,
+    pub(super) unit: Identity,
     /// Sees every map that comes and goes.
     pub(super) maps: Watch,
     pub(super) daemon: Option<Daemon>,
@@ -74,7 +75,7 @@ impl Way<'_> {
         let engine = self.engine;
         phases.enter(Stage::Resolve);
         let looked_at = std::mem::take(&mut self.looked_at);
-        let mut paths = engine.paths_of(&self.names, &self.seeds, looked_at, deadline)?;
+        let mut paths = engine.paths_of(&self.unit, &self.seeds, looked_at, deadline)?;
         self.late |= paths.iter().any(|path| path.late);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
@@ -88,12 +89,16 @@ impl Way<'_> {
         }
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
+            refuse_map_of_another(&map, &paths, &below)?;
             self.refuse_others_below(&map, &paths, &below, deadline)?;
             self.refuse_lost_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
-            self.take_map(&map, replaced, phases, deadline)?;
+            phases.enter(Stage::Claim);
+            self.take_map(&map, (replaced, &below), phases, deadline)?;
             self.enter_as_in_map(&paths, &below);
         }
+        phases.enter(Stage::Claim);
+        let looked = self.refuse_writers(&paths, deadline)?;
         let mut doomed = Vec::new();
         for path in paths {
             let watch = engine.hub().watch(&path.device.hctl().to_string());
@@ -105,7 +110,6 @@ impl Way<'_> {
                 in_map,
             });
         }
-        phases.enter(Stage::Claim);
         for one in &mut doomed {
             self.have_it_forgotten(&one.path, deadline);
             one.claim = self.claim(one, deadline)?;
@@ -121,9 +125,30 @@ impl Way<'_> {
                 entry.flush = Some(flush);
             }
         }
+        looked.again_if_old(engine, deadline)?;
         phases.enter(Stage::Delete);
         self.delete_all(doomed, deadline)?;
         Ok(true)
+    }
+
+    /// Looks at the users of the paths before multipathd is told to let go of them. A
+    /// path at which another unit answers is looked at by its claim.
+    ///
+    /// # Errors
+    /// `InUse`, naming by whom.
+    fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<Looked> {
+        let is_ours = |path: &&KnownPath| !matches!(path.standing, Standing::Replaced { .. });
+        let disks = paths.iter().filter(is_ours);
+        let disks: Vec<&BlockDevice> = disks.filter_map(|path| path.disk.as_ref()).collect();
+        // Where multipathd is not told, the claims name all the others.
+        let extent = match &self.daemon {
+            Some(_) => Extent::All,
+            None => Extent::BesideClaim,
+        };
+        let looked = Looked::at(self.engine, &disks, extent, deadline)?;
+        NotLookedAt::note(&mut self.receipt.not_looked_at, &looked.not_looked_at());
+        looked.refuse_writers(self.engine)?;
+        Ok(looked)
     }
 
     /// The map over these paths, or the one that was named, or one that has the
@@ -138,14 +163,13 @@ impl Way<'_> {
         if let Some(map) = self.map.clone().filter(Map::is_there) {
             return Ok(Some(map));
         }
-        let has_its_name = |map: &Map| map.wwid().is_some_and(|name| self.names.contains(&name));
-        Ok(Map::all(roots)?.into_iter().find(has_its_name))
+        Map::of_unit(roots, |name| name.is_unique() && self.unit.is(name))
     }
 
     fn take_map(
         &mut self,
         map: &Map,
-        replaced: Option<Flush>,
+        (replaced, below): (Option<Flush>, &[BlockDevice]),
         phases: &mut Phases,
         deadline: Deadline,
     ) -> Result<()> {
@@ -157,14 +181,21 @@ impl Way<'_> {
             flush: None,
             gone: false,
         };
-        let done = self.engine.take_map_down(
-            map,
-            (self.daemon.as_ref(), self.request, replaced),
-            &mut self.maps,
-            &mut receipt,
-            phases,
-            deadline,
-        );
+        let abandon = self.request.abandon;
+        let looked = self
+            .engine
+            .refuse_users_of_map(map, below, abandon, deadline);
+        let done = looked.and_then(|not_looked_at| {
+            NotLookedAt::note(&mut self.receipt.not_looked_at, &not_looked_at);
+            self.engine.take_map_down(
+                map,
+                (self.daemon.as_ref(), self.request, replaced),
+                &mut self.maps,
+                &mut receipt,
+                phases,
+                deadline,
+            )
+        });
         if receipt.told_to_fail {
             let note = format!(
                 "the map {} queued with no path left and was told to fail its I/O",
@@ -284,13 +315,13 @@ impl Way<'_> {
 
     /// Whether a failure may be another one, or none, the next time: a flush that
     /// failed would succeed the next time and prove nothing.
-    pub(super) fn may_pass(&mut self, error: &Error) -> bool {
+    pub(super) fn may_pass(&mut self, error: &Error, deadline: Deadline) -> bool {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.late,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
-                match self.may_be_let_go() {
+                match self.may_be_let_go(deadline) {
                     Some(passes) => {
                         self.unseen = false;
                         passes
@@ -306,28 +337,33 @@ impl Way<'_> {
     /// Whether all that holds the unit's disks is its map, one that is being removed
     /// among them, or a process that looks at disks and lets go of them; `None` where
     /// nothing is seen to hold them.
-    fn may_be_let_go(&self) -> Option<bool> {
+    fn may_be_let_go(&self, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
             let paths = self
                 .engine
-                .paths_of(&self.names, &self.seeds, Vec::new(), at_once)?;
+                .paths_of(&self.unit, &self.seeds, Vec::new(), at_once)?;
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
-                let parts = map.partition_maps()?;
-                return Ok(Some(self.engine.refuse_users_beside(map, &parts).is_ok()));
+                let below = map.paths()?;
+                let refused = self
+                    .engine
+                    .refuse_users_of_map(map, &below, false, deadline);
+                return Ok(Some(refused.is_ok()));
             }
+            let disks = paths.iter().filter_map(|path| path.disk.as_ref());
+            let disks: Vec<&BlockDevice> = disks.collect();
+            let all = self.engine.users_of_each(&disks, Extent::All, deadline)?;
+            let act = Act::RemoveMap {
+                beside_own_flush: false,
+            };
             let mut one_goes = false;
-            for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
-                let holders = in_use::find_holders(roots, disk)?;
-                let going = holders.iter().filter(|it| in_use::is_going(roots, it));
-                let going = going.count();
-                let openers = in_use::find_openers(roots, disk)?;
-                if going < holders.len() || !openers.iter().all(in_use::looks_at_disks) {
+            for users in all {
+                if let Usage::Busy(_) = users.judge(roots, act) {
                     return Ok(Some(false));
                 }
-                one_goes |= going > 0;
+                one_goes |= users.has_stacked();
             }
             Ok::<_, Error>(one_goes.then_some(true))
         };
@@ -381,7 +417,10 @@ impl Way<'_> {
         let patience = Deadline::after(LEAVING_LIMIT.min(deadline.remaining()));
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let (roots, lanes) = (self.engine.roots(), &self.engine.lanes);
-        let mut leaving = ScsiDevice::leaving(roots)?;
+        let mut leaving = self.engine.units().leaving(roots)?;
+        if leaving.is_empty() {
+            leaving = ScsiDevice::leaving(roots)?;
+        }
         loop {
             leaving.retain(|device| {
                 // What this process works on now is another unit's: this one is ours.
@@ -462,7 +501,6 @@ pub(super) mod tests {
     use super::super::detach::DetachTarget;
     use super::*;
     use crate::kernel::Roots;
-    use crate::scsi::Identity;
 
     pub(in super::super) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest) -> Way<'a> {
         let map = MapReceipt {
@@ -478,7 +516,7 @@ pub(super) mod tests {
             request,
             seeds: Vec::new(),
             map: None,
-            names: BTreeSet::new(),
+            unit: Identity::default(),
             maps: engine.hub().watch("virtual"),
             daemon: None,
             receipt: Receipt {

@@ -10,12 +10,13 @@ use super::detach_paths::Way;
 use super::lost;
 use super::phases::Phases;
 use super::receipt::{DetachFailure, PathReceipt, Receipt};
+use super::same_unit::refuse_weak_name;
 use super::unit::{KnownPath, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 
 /// What a detach was told to take down.
 #[derive(Debug, Default)]
@@ -78,13 +79,12 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         phases.enter(Stage::Identify);
         let seeds = self.seeds(wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
-        let names = names_of(wanted, &known, request.expected.as_ref())?;
-        self.refuse_unproven_alias(wanted, &known, &names)?;
+        let known = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
+        let unit = self.unit_of(wanted, &known, request.expected.as_ref())?;
+        self.refuse_unproven_alias(wanted, &known, &unit)?;
 
         phases.enter(Stage::Lock);
-        let strongest: Vec<Wwid> = names.iter().cloned().collect();
-        let _unit = self.lease_unit(&strongest, deadline)?;
+        let _lease = self.lease_unit(&unit.names, deadline)?;
 
         let mut way = Way {
             engine: self,
@@ -94,10 +94,10 @@ impl Engine {
             maps: self.hub().watch("virtual"),
             daemon: Daemon::find(self.roots())?,
             receipt: Receipt {
-                names: strongest,
+                names: unit.names.clone(),
                 ..Receipt::default()
             },
-            names,
+            unit,
             devices: Vec::new(),
             looked_at: Vec::new(),
             late: false,
@@ -109,11 +109,16 @@ impl Engine {
         for path in &known {
             way.enter_into_receipt(path)?;
         }
+        let looked_at: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
         way.looked_at = known;
         let gone = go(&mut way, phases, deadline);
         way.read_back();
         match gone.and_then(|()| way.wait_for_those_leaving(deadline)) {
             Ok(mut doubts) => {
+                match self.lookalikes(&way.unit, &looked_at) {
+                    Ok(more) => doubts.extend(more),
+                    Err(error) => return Err(DetachFailure::new(error, way.receipt)),
+                }
                 let names = &way.receipt.names;
                 doubts.extend(lost::sweep(self.roots(), names, request.abandon));
                 Ok(detachment(way.receipt, doubts, wanted))
@@ -140,19 +145,16 @@ impl Engine {
             }
         }
         let name = wanted.name.as_ref().or(expected);
-        if let Some(name) = name.filter(|_| seeds.is_empty()) {
-            seeds = self.devices_named(name)?;
-            if let [first, second, ..] = seeds.as_slice()
-                && !name.is_registered()
-            {
-                let message = format!(
-                    "{} and {} both say that they are {name}, and a vendor may give that name to \
-                     several units: name one by its address or its node",
-                    first.hctl(),
-                    second.hctl()
-                );
-                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
+        match name.filter(|_| seeds.is_empty()) {
+            Some(name) if name.is_unique() => seeds = self.devices_named(name)?,
+            // What only the expectation has in common with a unit is no path of it.
+            Some(name) if wanted.name.is_some() => {
+                let devices = self.devices_named(name)?;
+                if !devices.is_empty() {
+                    return Err(refuse_weak_name(name, &devices));
+                }
             }
+            _ => {}
         }
         Ok(seeds)
     }
@@ -164,9 +166,9 @@ impl Engine {
         &self,
         wanted: &Wanted,
         known: &[KnownPath],
-        names: &BTreeSet<Wwid>,
+        unit: &Identity,
     ) -> Result<()> {
-        if !known.is_empty() || !names.is_empty() {
+        if !known.is_empty() || !unit.names.is_empty() {
             return Ok(());
         }
         for &hctl in &wanted.addresses {
@@ -184,6 +186,54 @@ impl Engine {
         }
         Ok(())
     }
+
+    /// The unit, by the word of all who know it. Of a device that somebody takes
+    /// away nobody can say any more whose path it is: it contradicts nothing.
+    ///
+    /// # Errors
+    /// `IdentityMismatch` where what was named are devices of several units, or of
+    /// another one than the caller expects: nothing is touched.
+    pub(super) fn unit_of(
+        &self,
+        wanted: &Wanted,
+        known: &[KnownPath],
+        expected: Option<&Wwid>,
+    ) -> Result<Identity> {
+        let mut names: BTreeSet<Wwid> = wanted.name.iter().cloned().collect();
+        names.extend(wanted.map.as_ref().and_then(Map::wwid));
+        let mut first: Option<&KnownPath> = None;
+        for path in known.iter().filter(|path| !path.leaves) {
+            let identity = path.standing.of();
+            let hctl = path.device.hctl();
+            if let Some(expected) = expected
+                && !identity.is(expected)
+            {
+                return Err(mismatch(expected, &hctl.to_string(), identity));
+            }
+            if let Some(first) = first
+                && !self.may_be_one_unit(
+                    (&first.device, first.standing.of()),
+                    (&path.device, identity),
+                )
+            {
+                let message = format!(
+                    "{} is {} and {hctl} is {identity}: these are two units; name one",
+                    first.device.hctl(),
+                    first.standing.of()
+                );
+                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+            }
+            first.get_or_insert(path);
+            names.extend(identity.names.iter().cloned());
+        }
+        names.extend(expected.cloned());
+        let mut staying = known.iter().filter(|path| !path.leaves);
+        let serial = staying.find_map(|path| path.standing.of().serial.clone());
+        Ok(Identity {
+            serial,
+            ..Identity::of(names)
+        })
+    }
 }
 
 /// The other address of a unit below 256.
@@ -195,45 +245,6 @@ fn alias(lun: Lun) -> Option<Lun> {
     }
 }
 
-/// The unit's names, by the word of all who know it. Of a device that somebody takes
-/// away nobody can say any more whose path it is: it contradicts nothing.
-///
-/// # Errors
-/// `IdentityMismatch` where what was named are devices of several units, or of
-/// another one than the caller expects: nothing is touched.
-pub(super) fn names_of(
-    wanted: &Wanted,
-    known: &[KnownPath],
-    expected: Option<&Wwid>,
-) -> Result<BTreeSet<Wwid>> {
-    let mut names: BTreeSet<Wwid> = wanted.name.iter().cloned().collect();
-    names.extend(wanted.map.as_ref().and_then(Map::wwid));
-    let mut first: Option<&KnownPath> = None;
-    for path in known.iter().filter(|path| !path.leaves) {
-        let identity = path.standing.of();
-        let hctl = path.device.hctl();
-        if let Some(expected) = expected
-            && !identity.is(expected)
-        {
-            return Err(mismatch(expected, &hctl.to_string(), identity));
-        }
-        if let Some(first) = first
-            && !identity.is_same_unit(first.standing.of())
-        {
-            let message = format!(
-                "{} is {} and {hctl} is {identity}: these are two units; name one",
-                first.device.hctl(),
-                first.standing.of()
-            );
-            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
-        }
-        first.get_or_insert(path);
-        names.extend(identity.names.iter().cloned());
-    }
-    names.extend(expected.cloned());
-    Ok(names)
-}
-
 /// Repeats what may pass by itself (multipathd that takes a path again, udev that
 /// looks at a disk, a device that somebody else deletes) until nothing of the unit
 /// is left or the deadline passes.
@@ -243,7 +254,7 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
         match way.take_down_what_is_there(phases, deadline) {
             Ok(false) => break,
             Ok(true) => {}
-            Err(error) if way.may_pass(&error) && !deadline.has_passed() => {
+            Err(error) if !deadline.has_passed() && way.may_pass(&error, deadline) => {
                 tracing::debug!(%error, "once more");
                 let pause = pauses.pause().min(deadline.remaining());
                 way.maps.next(Deadline::after(pause));
@@ -287,6 +298,7 @@ fn detachment(mut receipt: Receipt, doubts: Vec<String>, wanted: &Wanted) -> Det
         flush,
         changed: receipt.map.is_some() || receipt.paths.iter().any(was_taken_down),
         safe_to_unmap: receipt.safe_to_unmap,
+        not_looked_at: receipt.not_looked_at.clone(),
         receipt: Some(receipt),
         ..Detachment::unchanged(place)
     }

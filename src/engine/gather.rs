@@ -1,14 +1,18 @@
 //! From the paths of a unit to its multipath map.
 
+use std::collections::BTreeMap;
+
 use super::Engine;
 use super::attach::{AttachRequest, Multipath};
 use super::bring::Brought;
 use super::phases::Phases;
+use super::tell_multipathd::Answers;
+use super::usage::{Act, Extent};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
-use crate::multipath::{Answer, Daemon, Map};
-use crate::scsi::Identity;
+use crate::multipath::{Daemon, Map};
+use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::{Proof, Watch};
 
 /// What finds the map of a unit: got ready while udev is at work on the paths.
@@ -16,22 +20,58 @@ pub(super) struct Gathering {
     /// Every map is a virtual device: one watch sees the one that comes.
     watch: Watch,
     daemon: Option<Daemon>,
-    required: bool,
+    wanted: Wanted,
+}
+
+/// Whether multipathd is to make a map that it does not make by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// The attach fails without one.
+    Required,
+    /// Several paths were named, so the caller counts on one.
+    Preferred,
+    /// One path alone is as good without.
+    No,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct GatheredMap {
+    pub(super) map: Option<(Map, Proof)>,
+    /// Why there is no map that was wanted.
+    pub(super) why_none: Option<String>,
+    /// The paths that are not in the map, since multipathd refused them.
+    refused: BTreeMap<String, Error>,
+}
+
+impl GatheredMap {
+    /// # Errors
+    /// Why this path is not in the map: `Refused`.
+    pub(super) fn require_in_map(&mut self, path: &Brought) -> Result<()> {
+        self.refused.remove(path.disk.name()).map_or(Ok(()), Err)
+    }
 }
 
 impl Engine {
-    /// `None` where no map is wanted.
+    /// `None` where no map is wanted. `named` is how many paths the attach names.
     ///
     /// # Errors
     /// `NotPermitted` or `Io` where it cannot be seen whether multipathd runs.
-    pub(super) fn gathering(&self, request: &AttachRequest) -> Result<Option<Gathering>> {
-        if request.multipath == Multipath::Off {
-            return Ok(None);
-        }
+    pub(super) fn gathering(
+        &self,
+        request: &AttachRequest,
+        named: usize,
+    ) -> Result<Option<Gathering>> {
+        let wanted = match request.multipath {
+            Multipath::Off => return Ok(None),
+            Multipath::Require => Wanted::Required,
+            Multipath::Prefer if named > 1 => Wanted::Preferred,
+            Multipath::Prefer => Wanted::No,
+        };
         Ok(Some(Gathering {
             watch: self.hub().watch("virtual"),
             daemon: Daemon::find(self.roots())?,
-            required: request.multipath == Multipath::Require,
+            wanted,
         }))
     }
 
@@ -39,12 +79,16 @@ impl Engine {
     /// be one.
     ///
     /// multipathd is told of each path, which it may have learnt from udev
-    /// already; its answer comes when it has made the map or decided not to.
+    /// already; its answer comes when it has made the map or decided not to. Where it
+    /// decided not to and a map is wanted, it is told to make the map, unless a path is
+    /// in use.
     ///
     /// # Errors
     /// `NotSupported` where a map is required and no multipathd answers;
-    /// `Refused` where multipathd wants no map of these paths; `IdentityMismatch`
-    /// where a path is in the map of another unit; `TimedOut` at stage `map`.
+    /// `Refused` where a map is required and multipathd makes none of these paths, or
+    /// one of them is in use;
+    /// `IdentityMismatch` where a path is in the map of another unit; `TimedOut` at
+    /// stage `map`.
     pub(super) fn gather_map(
         &self,
         gathering: Gathering,
@@ -52,41 +96,52 @@ impl Engine {
         identity: &Identity,
         phases: &mut Phases,
         deadline: Deadline,
-    ) -> Result<Option<(Map, Proof)>> {
+    ) -> Result<GatheredMap> {
         let Gathering {
             mut watch,
-            daemon,
-            required,
+            mut daemon,
+            wanted,
         } = gathering;
         phases.enter(Stage::Map);
-        let mut unwanted = Vec::new();
-        let mut awaited = required;
-        for path in paths {
-            let Some(daemon) = &daemon else {
-                break;
-            };
-            let name = path.disk.name();
-            match daemon.add_path(name, deadline)? {
-                Answer::NotWanted => unwanted.push(name.to_owned()),
-                Answer::Delayed => awaited = true,
-                _ => {}
+        let mut why_none = "no multipathd answers in this network namespace".to_owned();
+        let mut answers = Answers::default();
+        if let Some(there) = &daemon {
+            match Answers::about(there, paths, deadline) {
+                Ok(said) => answers = said,
+                // A map that stands needs no daemon.
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    why_none = error.to_string();
+                    daemon = None;
+                }
+                Err(error) => return Err(error),
             }
         }
+        let mut told = false;
         let map = loop {
-            match map_of(paths, identity)? {
+            match self.map_of_paths(paths, &mut answers.refused, identity)? {
                 Found::Whole(map) => break map,
-                Found::None if !awaited => return Ok(None),
-                Found::None if daemon.is_none() => {
-                    let message = "a multipath map is required, there is none, and no multipathd \
-                                   answers in this network namespace to make one";
-                    return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Map));
-                }
-                Found::None if !unwanted.is_empty() => {
-                    let message = format!(
-                        "a multipath map is required and multipathd's configuration leaves {} out",
-                        unwanted.join(", ")
-                    );
-                    return Err(Error::new(ErrorKind::Refused, message).at(Stage::Map));
+                Found::None if !answers.delayed => {
+                    match &daemon {
+                        _ if wanted == Wanted::No => return Ok(GatheredMap::default()),
+                        Some(daemon) if !told => {
+                            told = true;
+                            let refusal = match self.users_of_paths(paths, &answers, deadline)? {
+                                None => answers.have_map_made(daemon, paths, deadline)?,
+                                users => users,
+                            };
+                            why_none = refusal.unwrap_or(why_none);
+                            // What stands now decides, whatever it answered.
+                            continue;
+                        }
+                        _ => {}
+                    }
+                    if wanted == Wanted::Required {
+                        return Err(no_map(daemon.is_some(), &why_none));
+                    }
+                    return Ok(GatheredMap {
+                        why_none: Some(why_none),
+                        ..GatheredMap::default()
+                    });
                 }
                 Found::None | Found::Part(_) if watch.next(deadline).is_some() => {}
                 Found::Part(map) => {
@@ -99,44 +154,134 @@ impl Engine {
         let mode = self.hub().mode();
         let dir = map.disk().dir();
         let proof = crate::uevent::settle_again(&mut watch, mode, self.roots(), dir, deadline)?;
-        Ok(Some((map, proof)))
+        Ok(GatheredMap {
+            map: Some((map, proof)),
+            why_none: None,
+            refused: answers.refused,
+        })
+    }
+
+    /// Why no map may be made over these paths, where one of them is in use. The disk and
+    /// the map have caches of their own: what is written to the one is not seen in the
+    /// other. device-mapper refuses a disk that is mounted, and takes one that a process
+    /// has open for writing.
+    fn users_of_paths(
+        &self,
+        paths: &[Brought],
+        answers: &Answers,
+        deadline: Deadline,
+    ) -> Result<Option<String>> {
+        let disks = paths.iter().map(|path| &path.disk);
+        let taken = disks.filter(|disk| !answers.refused.contains_key(disk.name()));
+        let disks: Vec<&BlockDevice> = taken.collect();
+        let looked = self.users_of_each(&disks, Extent::All, deadline);
+        let looked = looked.map_err(|error| error.at(Stage::Map))?;
+        for (disk, users) in disks.iter().zip(&looked) {
+            if let Err(in_use) = users.refuse_busy(self.roots(), disk, Act::TakeFlushed) {
+                return Ok(Some(format!(
+                    "{in_use}: multipathd was not told to make a map over it; end that use and \
+                     attach again"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The map over these paths. The map need not hold those that multipathd refused. A
+    /// refused path that the map holds all the same is refused no more.
+    fn map_of_paths(
+        &self,
+        paths: &[Brought],
+        refused: &mut BTreeMap<String, Error>,
+        identity: &Identity,
+    ) -> Result<Found> {
+        let mut whole: Option<Map> = None;
+        let mut outside = false;
+        for path in paths {
+            let Some(map) = Map::of_path(&path.disk)? else {
+                outside |= !refused.contains_key(path.disk.name());
+                continue;
+            };
+            refused.remove(path.disk.name());
+            // A setting of multipathd's may spell the unit's name in a way of its own.
+            let other_name = map.wwid().is_some_and(|wwid| {
+                !identity.is(&wwid) && Identity::of([wwid]).compare(identity).is_different()
+            });
+            let other_map = whole.as_ref().is_some_and(|whole| *whole != map);
+            if other_name || other_map {
+                let message = format!(
+                    "{} says that it is {identity} and is in the map {} ({})",
+                    path.disk.name(),
+                    map.name(),
+                    map.uuid()
+                );
+                let error = Error::new(ErrorKind::IdentityMismatch, message);
+                return Err(error.at(Stage::Map));
+            }
+            whole = Some(map);
+        }
+        // multipathd makes one map of all disks that have one name for it: also where that
+        // name is not unique, and where a setting takes it from another property.
+        if let Some(map) = &whole
+            && (identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name)))
+        {
+            self.refuse_strangers_below(map, paths, identity)?;
+        }
+        Ok(match whole {
+            Some(map) if outside => {
+                let held = map.paths()?;
+                let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
+                Found::Part(format!("only {}", held.join(", ")))
+            }
+            Some(map) => Found::Whole(map),
+            None => Found::None,
+        })
+    }
+
+    /// Refuses a map that holds a disk of another unit.
+    ///
+    /// # Errors
+    /// `IdentityMismatch`, naming a disk that nothing unique shows to be this unit's.
+    fn refuse_strangers_below(
+        &self,
+        map: &Map,
+        paths: &[Brought],
+        identity: &Identity,
+    ) -> Result<()> {
+        let ours: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
+        for disk in map.paths()? {
+            let Some(device) = ScsiDevice::of_disk(&disk)? else {
+                continue;
+            };
+            if ours.contains(&device)
+                || self.is_path_of(&device, &device.cached_identity()?, identity, &ours)
+            {
+                continue;
+            }
+            let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
+            let message = format!(
+                "the map {map} holds {disk} ({hctl}) too, and nothing that is unique says that it \
+                 is {identity} as well: give the units names of their own (of tgt: scsi_id), or \
+                 attach without a map"
+            );
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Map));
+        }
+        Ok(())
     }
 }
 
-fn map_of(paths: &[Brought], identity: &Identity) -> Result<Found> {
-    let mut whole: Option<Map> = None;
-    let mut outside = false;
-    for path in paths {
-        let Some(map) = Map::of_path(&path.disk)? else {
-            outside = true;
-            continue;
-        };
-        let other_name = map.wwid().is_some_and(|wwid| !identity.is(&wwid));
-        let other_map = whole.as_ref().is_some_and(|whole| *whole != map);
-        if other_name || other_map {
-            let message = format!(
-                "{} says that it is {identity} and is in the map {} ({})",
-                path.disk.name(),
-                map.name(),
-                map.uuid()
-            );
-            let error = Error::new(ErrorKind::IdentityMismatch, message);
-            return Err(error.at(Stage::Map));
-        }
-        whole = Some(map);
-    }
-    Ok(match whole {
-        Some(map) if outside => {
-            let held = map.paths()?;
-            let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
-            Found::Part(format!("only {}", held.join(", ")))
-        }
-        Some(map) => Found::Whole(map),
-        None => Found::None,
-    })
+fn no_map(asked: bool, why: &str) -> Error {
+    let kind = if asked {
+        ErrorKind::Refused
+    } else {
+        ErrorKind::NotSupported
+    };
+    let message = format!("a multipath map is required and there is none: {why}");
+    Error::new(kind, message).at(Stage::Map)
 }
+
 enum Found {
-    /// Every path is in it.
+    /// Every path that multipathd has not refused is in it.
     Whole(Map),
     /// Some are; the text says which.
     Part(String),
@@ -146,4 +291,92 @@ enum Found {
 fn timed_out(seen: &str, deadline: Deadline) -> Error {
     let what = "the multipath map to hold every path";
     Error::timed_out(Stage::Map, deadline.elapsed(), what).with_last_seen(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::super::detach_paths::tests::path;
+    use super::super::telemetry::Call;
+    use super::*;
+    use crate::kernel::Roots;
+    use crate::transport::Via;
+
+    /// A multipathd that says `ok` to all and makes no map. What it is told is kept.
+    fn multipathd(roots: &Roots) -> Arc<Mutex<Vec<String>>> {
+        fs::create_dir_all(&roots.run).unwrap();
+        let listener = UnixListener::bind(roots.run.join("multipathd.socket")).unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&told);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut length = [0; 8];
+                if stream.read_exact(&mut length).is_err() {
+                    continue;
+                }
+                let mut text = vec![0; usize::try_from(u64::from_ne_bytes(length)).unwrap()];
+                stream.read_exact(&mut text).unwrap();
+                let text = String::from_utf8(text).unwrap();
+                let text = text.trim_end_matches('\0').to_owned();
+                let reply = if text.starts_with("show") {
+                    "sdb/3unit\n"
+                } else {
+                    "ok\n"
+                };
+                heard.lock().unwrap().push(text);
+                let length = u64::try_from(reply.len() + 1).unwrap();
+                let packet = [&length.to_ne_bytes()[..], reply.as_bytes(), &[0]].concat();
+                let _the_client_may_have_left = stream.write_all(&packet);
+            }
+        });
+        told
+    }
+
+    #[test]
+    fn no_map_is_made_over_a_path_that_is_in_use() {
+        for in_use in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let engine = Engine::start(Roots::below(root.path())).unwrap();
+            let roots = engine.roots();
+            let told = multipathd(roots);
+            fs::create_dir_all(roots.proc.join("self")).unwrap();
+            fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+            let mount = "1 1 8:16 / /mnt rw - ext4 /dev/sdb rw\n";
+            let mounts = if in_use { mount } else { "" };
+            fs::write(roots.proc.join("self/mountinfo"), mounts).unwrap();
+            let known = path(roots, "1:0:0:4", "sdb");
+            let hctl = known.device.hctl();
+            let paths = [Brought {
+                via: Via::Address { hctl },
+                diskseq: None,
+                identity: Identity::default(),
+                watch: engine.hub().watch("1:0:0:4"),
+                changed: false,
+                disk: known.disk.unwrap(),
+                device: known.device,
+            }];
+            let gathering = Gathering {
+                watch: engine.hub().watch("virtual"),
+                daemon: Daemon::find(roots).unwrap(),
+                wanted: Wanted::Required,
+            };
+            let mut phases = Phases::new(Call::Attach, None);
+            let soon = Deadline::after(Duration::from_secs(30));
+            let identity = Identity::default();
+            let done = engine.gather_map(gathering, &paths, &identity, &mut phases, soon);
+            let error = done.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+            let told = told.lock().unwrap();
+            let asked = told.iter().any(|command| command.starts_with("add map"));
+            assert_eq!(asked, !in_use, "{told:?}");
+            let names_the_user = error.to_string().contains("sdb is in use: mounted");
+            assert_eq!(names_the_user, in_use, "{error}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! NBD devices whose server went away and came back.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::patient::Patient;
@@ -23,11 +24,16 @@ use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice, NewTim
 pub enum HealOutcome {
     /// The device answers a read: there is nothing to heal.
     Healthy,
-    /// The kernel took the new connection, and a read came back over it. What
-    /// the server says otherwise than before, and does no harm, is listed: an
-    /// export that has grown, for one, whose device keeps its size.
+    /// The kernel took a new connection for each that was dead, and the device answers
+    /// a read. Connections that lived were left as they were. What the server says
+    /// otherwise than before, and does no harm, is listed: an export that has grown,
+    /// for one, whose device keeps its size.
     Adopted(Vec<Difference>),
-    /// The old link turned out to live, so the kernel dropped the new one.
+    /// The device answers a read, but not over all of its connections: some are dead,
+    /// and the error says why they were not replaced.
+    Degraded(Error),
+    /// The device answers a read late, and no connection of it was dead: the kernel
+    /// did not take the new one, which was closed.
     DiscardedByKernel,
     /// The server is back with another export: it was **not** connected, and
     /// requests still wait.
@@ -45,7 +51,7 @@ impl HealOutcome {
     pub fn serves(&self) -> bool {
         matches!(
             self,
-            Self::Healthy | Self::Adopted(_) | Self::DiscardedByKernel
+            Self::Healthy | Self::Adopted(_) | Self::Degraded(_) | Self::DiscardedByKernel
         )
     }
 }
@@ -82,10 +88,19 @@ pub struct Healing {
 
 impl Engine {
     /// Looks at every NBD device that was attached by its URI, by this process
-    /// or by one before it, and heals those whose server went away and is back:
-    /// the old links are ended, the export is compared, new connections are
-    /// handed to the kernel, and a read proves that it took them. Servers are
-    /// dialled again until `deadline`, in parallel, with growing pauses.
+    /// or by one before it, and heals those whose server went away and is back: the
+    /// export is compared, and the kernel is given a new connection for each that is
+    /// dead, each once. Connections that live stay. The socket itself shows that the
+    /// kernel took it, and a read that the device serves. Servers are dialled again
+    /// until `deadline`, in parallel, with growing pauses.
+    ///
+    /// Of a device with several connections that another process has made nobody here sees
+    /// which are dead: one connection is dialled and offered, and closed if none is.
+    ///
+    /// A server that hangs without an end of its connection is left to the kernel, which
+    /// takes the connection for dead when a request has timed out
+    /// ([`NbdOptions::io_timeout`]). A device that was disconnected and is still open is
+    /// not healed: `Failed` with `Vanished`.
     ///
     /// A process that starts does this once: devices outlive it. Devices of
     /// other backend ids are not touched; see [`heal_source`](Self::heal_source)
@@ -185,7 +200,7 @@ impl Engine {
         let Ok(backend) = backend.parse::<BackendId>() else {
             return Ok(None);
         };
-        if let Some(link) = self.links().get(&device.index())
+        if let Some(link) = self.links_beside(&device).get(&device.index())
             && link.backend == backend
         {
             let (uri, timeouts) = (link.uri.clone(), link.timeouts);
@@ -246,10 +261,10 @@ pub struct Healer<'a> {
 }
 
 impl Healer<'_> {
-    /// Waits for the next news and returns it: at first of every device, then
-    /// of those whose link dies, and again of each that is still without its
-    /// server, until it has one: of a server that answers and refuses with growing
-    /// pauses. Empty when the deadline passes without any.
+    /// Waits for the next news and returns it: at first of every device, then of those
+    /// of which a connection dies, and again of each that still lacks one, until it has
+    /// all or is detached: with growing pauses of up to 2 s where a server answers and
+    /// refuses, or serves another export. Empty when the deadline passes without any.
     ///
     /// # Errors
     /// Where sysfs cannot be read.
@@ -287,9 +302,12 @@ impl Healer<'_> {
         let due = due.filter(|patient| patient.rests_until().is_none());
         let news = self.engine.treat(due, turn);
         for healing in &news {
-            let changed = matches!(healing.outcome, HealOutcome::GeometryChanged(_));
-            let gone = matches!(&healing.outcome, HealOutcome::Failed(error) if error.kind() == ErrorKind::Vanished);
-            if healing.outcome.serves() || changed || gone {
+            let is_over = match &healing.outcome {
+                HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,
+                HealOutcome::Degraded(_) => false,
+                outcome => outcome.serves(),
+            };
+            if is_over {
                 self.sick.remove(&healing.index);
             } else if !turn.has_passed()
                 && let Some(patient) = self.sick.get_mut(&healing.index)
@@ -304,7 +322,7 @@ impl Healer<'_> {
         let links = self.engine.links();
         let dead: Vec<_> = links
             .iter()
-            .filter(|(_, link)| link.is_dead())
+            .filter(|(_, link)| link.state().dead > 0)
             .map(|(index, _)| *index)
             .collect();
         drop(links);
@@ -321,15 +339,28 @@ impl Healer<'_> {
                     .transpose()?;
                 if let Some(mut patient) = patient.flatten() {
                     patient.link_died();
-                    self.sick.entry(index).or_insert(patient);
+                    self.admit_patient(index, patient);
                 }
             }
             LinkNotice::LookAgain => {
                 for (index, patient) in self.engine.patients()? {
-                    self.sick.entry(index).or_insert(patient);
+                    self.admit_patient(index, patient);
                 }
             }
         }
         Ok(())
+    }
+
+    /// One that is known stays known, unless the device has another id now.
+    fn admit_patient(&mut self, index: NbdIndex, patient: Patient) {
+        match self.sick.entry(index) {
+            Entry::Occupied(mut known) if !known.get().has_id_of(&patient) => {
+                known.insert(patient);
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(place) => {
+                place.insert(patient);
+            }
+        }
     }
 }

@@ -88,8 +88,9 @@ pub enum UnitKind {
 }
 
 /// A SCSI logical unit: the devices whose strongest name, as the kernel has it,
-/// is the same and one that no other unit can have. A device without such a name
-/// is a unit of its own.
+/// is the same and one that no other unit can have. Devices without such a name are one
+/// unit where they also lead to the same LUN of the same iSCSI target or Fibre Channel
+/// port.
 ///
 /// The kernel's names are **no proof of identity**: only a scan or a rescan
 /// refreshes them, so an array that has since given an address to another volume
@@ -230,7 +231,10 @@ impl Engine {
         let dead = |link: &Link| ours(link) && link.is_dead();
         // Only who made a link can tell a dead one from a live one.
         let knowledge = Knowledge {
-            link_dead: self.links().get(&device.index()).is_some_and(dead),
+            link_dead: self
+                .links_beside(device)
+                .get(&device.index())
+                .is_some_and(dead),
             ..Knowledge::default()
         };
         let state = facts.state(&knowledge);

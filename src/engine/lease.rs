@@ -1,8 +1,7 @@
 //! One at a time on one device, across all processes of the machine.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -10,11 +9,12 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::run_dir;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::{Hctl, Wwid};
-use crate::kernel::{Roots, sysfs, worker};
+use crate::kernel::{Roots, sysfs};
 
 /// The right to work on one device. The kernel takes it back when the process
 /// dies, in whatever way.
@@ -30,7 +30,8 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Waits for the right to work on `name`.
+    /// Waits for the right to work on `name`. No thread is left waiting when the deadline
+    /// has passed.
     ///
     /// # Errors
     /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at
@@ -46,30 +47,17 @@ impl Lease {
     }
 
     fn take_as(roots: &Roots, name: &str, shared: bool, deadline: Deadline) -> Result<Self> {
-        let path = Self::path(roots, name)?;
-        if let Some(lease) = Self::try_at(&path, shared)? {
-            return Ok(lease);
+        let path = Self::path(roots, name);
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+        loop {
+            if let Some(lease) = Self::try_at(&path, shared)? {
+                return Ok(lease);
+            }
+            if deadline.has_passed() {
+                return Err(not_free(&path, name, deadline));
+            }
+            thread::park_timeout(pauses.pause().min(deadline.remaining()));
         }
-        let how = if shared {
-            FlockArg::LockShared
-        } else {
-            FlockArg::LockExclusive
-        };
-        let held = path.clone();
-        worker::run(
-            Stage::Lock,
-            &format!("another process to be done with {name}"),
-            deadline,
-            || {
-                let holder = sysfs::read_if_there(&held).ok().flatten();
-                format!("held by process {}", holder.unwrap_or_default())
-            },
-            move || loop {
-                if let Some(lease) = Self::acquire(&path, how)? {
-                    return Ok(lease);
-                }
-            },
-        )
     }
 
     /// The name of the right to work on a unit, by whatever address. It is taken
@@ -90,21 +78,16 @@ impl Lease {
         format!("scan-{hctl}")
     }
 
-    /// Waits until nobody has the right to work on `name`. It may be days, and callers
-    /// come again and again: so no thread is left waiting for it.
+    /// Waits until nobody has the right to work on `name`.
     ///
     /// # Errors
     /// As [`take`](Self::take).
     pub(super) fn wait(roots: &Roots, name: &str, deadline: Deadline) -> Result<()> {
-        let path = Self::path(roots, name)?;
+        let path = Self::path(roots, name);
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         while Self::is_held(roots, name)? {
             if deadline.has_passed() {
-                let holder = sysfs::read_if_there(&path).ok().flatten();
-                let what = format!("another process to be done with {name}");
-                let error = Error::timed_out(Stage::Lock, deadline.elapsed(), &what);
-                let seen = format!("held by process {}", holder.unwrap_or_default());
-                return Err(error.with_last_seen(seen));
+                return Err(not_free(&path, name, deadline));
             }
             thread::park_timeout(pauses.pause().min(deadline.remaining()));
         }
@@ -113,13 +96,13 @@ impl Lease {
 
     /// Whether somebody has the right to work on `name`.
     pub(super) fn is_held(roots: &Roots, name: &str) -> Result<bool> {
-        let path = Self::path(roots, name)?;
+        let path = Self::path(roots, name);
         Ok(path.exists() && Self::try_at(&path, false)?.is_none())
     }
 
     /// Takes the right to work on `name` if nobody has it.
     pub(super) fn try_take(roots: &Roots, name: &str) -> Result<Option<Self>> {
-        Self::try_at(&Self::path(roots, name)?, false)
+        Self::try_at(&Self::path(roots, name), false)
     }
 
     /// Whether its last holder died with it, or [left](Self::leave) it so.
@@ -137,7 +120,7 @@ impl Lease {
     /// those whose names begin with `but`.
     #[cfg(feature = "journal")]
     pub(super) fn sweep(roots: &Roots, but: &str) {
-        let folder = roots.run.join("lunbd");
+        let folder = run_dir::path(roots);
         for name in sysfs::names(&folder).unwrap_or_default() {
             let path = folder.join(&name);
             if path.extension() == Some("lock".as_ref()) && !name.starts_with(but) {
@@ -150,7 +133,7 @@ impl Lease {
     /// Takes those whose names begin with `kind` and whose holders died with them.
     #[cfg(feature = "journal")]
     pub(super) fn take_left(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
-        let folder = roots.run.join("lunbd");
+        let folder = run_dir::path(roots);
         let mut left = Vec::new();
         for name in sysfs::names(&folder)? {
             if name.starts_with(kind) {
@@ -161,12 +144,8 @@ impl Lease {
         Ok(left)
     }
 
-    fn path(roots: &Roots, name: &str) -> Result<PathBuf> {
-        let folder = roots.run.join("lunbd");
-        fs::create_dir_all(&folder)
-            .map_err(|error| Error::io("cannot make the folder of locks", &folder, &error))
-            .map_err(|error| error.at(Stage::Lock))?;
-        Ok(folder.join(format!("{name}.lock")))
+    fn path(roots: &Roots, name: &str) -> PathBuf {
+        run_dir::path(roots).join(format!("{name}.lock"))
     }
 
     fn try_at(path: &Path, shared: bool) -> Result<Option<Self>> {
@@ -183,27 +162,21 @@ impl Lease {
     fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
         point!(LeaseToTake);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .map_err(|error| failed(&error))?;
+        let file = open(path)?;
         point!(LeaseCreated);
         let mut file = match Flock::lock(file, how) {
             Ok(file) => file,
             Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
             Err((_, errno)) => return Err(failed(&errno.into())),
         };
-        if !is_at(path, &file).map_err(|error| failed(&error))? {
+        if !run_dir::is_at(path, &file).map_err(|error| failed(&error))? {
             return Ok(None);
         }
-        let was_left = file.metadata().is_ok_and(|file| file.len() > 0);
+        let ours = file.metadata().map_err(|error| failed(&error))?;
+        let was_left = ours.len() > 0;
         // For the error of those who wait; the lock itself is the flock.
-        let _ = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| write!(file, "{}", std::process::id()));
+        let emptied = if was_left { file.set_len(0) } else { Ok(()) };
+        let _ = emptied.and_then(|()| write!(file, "{}", std::process::id()));
         point!(LeaseTaken);
         Ok(Some(Self {
             path: path.to_owned(),
@@ -215,10 +188,23 @@ impl Lease {
     }
 }
 
-/// Whether the path leads to this file.
-fn is_at(path: &Path, file: &File) -> std::io::Result<bool> {
-    let ours = file.metadata()?.ino();
-    Ok(fs::metadata(path).is_ok_and(|there| there.ino() == ours))
+/// The file of a lock, in a directory that the first one makes.
+fn open(path: &Path) -> Result<File> {
+    let opened = match (run_dir::open_lock(path), path.parent()) {
+        (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {
+            run_dir::make(folder)?;
+            run_dir::open_lock(path)
+        }
+        (opened, _) => opened,
+    };
+    opened.map_err(|error| Error::io("cannot lock", path, &error))
+}
+
+fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
+    let holder = sysfs::read_if_there(path).ok().flatten();
+    let what = format!("another process to be done with {name}");
+    let error = Error::timed_out(Stage::Lock, deadline.elapsed(), &what);
+    error.with_last_seen(format!("held by process {}", holder.unwrap_or_default()))
 }
 
 impl Drop for Lease {
@@ -231,7 +217,7 @@ impl Drop for Lease {
         // other it may be another's for a moment.
         if self.shared {
             let alone = self.file.relock(FlockArg::LockExclusiveNonblock).is_ok();
-            if !alone || !is_at(&self.path, &self.file).unwrap_or(false) {
+            if !alone || !run_dir::is_at(&self.path, &self.file).unwrap_or(false) {
                 return;
             }
         }
@@ -256,13 +242,23 @@ mod tests {
         Deadline::after(Duration::from_millis(300))
     }
 
-    /// Waits until no file is left: the thread of one that waited in vain may have
-    /// the lock for a moment when it comes free.
+    #[track_caller]
     fn leaves_no_file(roots: &Roots) {
-        let limit = soon();
-        while fs::read_dir(roots.run.join("lunbd")).unwrap().count() > 0 {
-            assert!(!limit.has_passed(), "a file is left");
-            thread::yield_now();
+        assert_eq!(fs::read_dir(run_dir::path(roots)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn who_waited_in_vain_takes_nothing_when_the_lock_comes_free() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let held = Lease::take(&roots, "nbd0", soon()).unwrap();
+        for _ in 0..20 {
+            let limit = Deadline::after(Duration::from_millis(5));
+            Lease::take(&roots, "nbd0", limit).unwrap_err();
+        }
+        drop(held);
+        for _ in 0..100 {
+            leaves_no_file(&roots);
         }
     }
 

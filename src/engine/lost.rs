@@ -10,13 +10,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::run_dir;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 use crate::multipath::Map;
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
@@ -33,7 +34,7 @@ impl Lost {
             None => inode(disk.dir())?.to_string(),
         };
         let name = disk.name();
-        let path = roots.run.join(format!("lunbd/lost-{name}-{life}"));
+        let path = run_dir::path(roots).join(format!("lost-{name}-{life}"));
         let disk = disk.clone();
         Ok(Self { path, disk })
     }
@@ -89,8 +90,9 @@ impl Lost {
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         point!(LostToWrite);
-        let written =
-            fs::create_dir_all(folder).and_then(|()| fs::write(&self.path, note.to_string()));
+        let failed = |error| Error::io("cannot write", &self.path, &error);
+        let written = run_dir::make(folder)
+            .and_then(|()| fs::write(&self.path, note.to_string()).map_err(failed));
         if let Err(failure) = written {
             tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
         }
@@ -165,7 +167,8 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
 /// the loss is `acknowledged`, by an abandoning detach or by a new attach; those
 /// of nobody's unit at once.
 pub(super) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<String> {
-    let folder = roots.run.join("lunbd");
+    let folder = run_dir::path(roots);
+    let unit = Identity::of(unit.iter().cloned());
     let mut said = Vec::new();
     for mark in sysfs::names(&folder).unwrap_or_default() {
         let named = mark.strip_prefix("lost-");
@@ -180,7 +183,11 @@ pub(super) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<Str
             Err(_) => true,
         };
         let note = Note::parse(&sysfs::read(&path).unwrap_or_default());
-        let of_unit = note.names.iter().any(|name| unit.contains(name));
+        let is_shared = note.names.iter().any(|name| unit.is(name));
+        let is_different = Identity::of(note.names.iter().cloned())
+            .compare(&unit)
+            .is_different();
+        let of_unit = is_shared && !is_different;
         if lives {
             continue;
         }

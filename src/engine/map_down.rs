@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::Engine;
 use super::claim::{self, Claim};
-use super::in_use::Holder;
+use super::detach::DetachRequest;
 use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt};
-use super::{detach::DetachRequest, in_use};
+use super::usage::{self, Act, Extent, NotLookedAt, Usage};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, Watch};
@@ -23,8 +24,10 @@ impl Engine {
     /// Claims the map, flushes it, and takes it down with the maps of its
     /// partitions. `receipt` is kept up as it goes.
     ///
-    /// Where it is said to be `replaced`, another unit answers below it: nothing may be
-    /// written there, so nobody may have it or a partition of it open either.
+    /// Its users were looked at before, with [`refuse_users_of_map`]. Where it is said
+    /// to be `replaced`, another unit answers below it: nothing is written there.
+    ///
+    /// [`refuse_users_of_map`]: Self::refuse_users_of_map
     ///
     /// # Errors
     /// `InUse`, naming by whom; `Io` where the flush failed: the map stands and
@@ -39,8 +42,8 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (daemon, request, replaced) = way;
-        let parts = (request.abandon, replaced.is_some());
-        self.take_partition_maps_down(map, parts, watch, phases, deadline)?;
+        let how = (request.abandon, replaced.is_some());
+        self.take_partition_maps_down(map, how, watch, phases, deadline)?;
         phases.enter(Stage::Claim);
         let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
         let flushed = if let Some(replaced) = replaced {
@@ -71,8 +74,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the maps of the map's partitions. None goes before it is known that
-    /// nobody uses any of them, nor the map itself: what is refused stands whole.
+    /// Removes the maps of the map's partitions. None goes before each of them is
+    /// claimed and flushed.
     fn take_partition_maps_down(
         &self,
         map: &Map,
@@ -82,24 +85,18 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let parts = map.partition_maps()?;
-        if parts.is_empty() && !replaced {
+        if parts.is_empty() {
             return Ok(());
         }
-        phases.enter(Stage::Claim);
-        self.refuse_users_beside(map, &parts)?;
         let mut claimed = Vec::new();
         for part in parts {
-            let claim = if replaced {
-                self.claim(part.disk(), false, watch, deadline)?
-            } else {
-                let flushed =
-                    self.claim_and_flush(part.disk(), abandon, watch, phases, deadline)?;
-                flushed.1
-            };
+            phases.enter(Stage::Claim);
+            let claim = self.claim(part.disk(), abandon && !replaced, watch, deadline)?;
+            if !replaced {
+                phases.enter(Stage::Flush);
+                self.write_back(&claim, part.disk(), abandon, deadline)?;
+            }
             claimed.push((part, claim));
-        }
-        if claimed.is_empty() {
-            return Ok(());
         }
         phases.enter(Stage::RemoveMap);
         for (part, claim) in claimed {
@@ -109,37 +106,43 @@ impl Engine {
         Ok(())
     }
 
-    /// A claim of the map would not show them while its partitions hold it, and
-    /// those that have it open without a claim would keep it from being removed.
+    /// Looks at the users of the map, of the maps of its partitions, and of the disks
+    /// `below` it, before anything is changed: a map that queues would be told to fail
+    /// under them. Says what could not be looked at.
     ///
     /// # Errors
     /// `InUse`, naming by whom.
-    pub(super) fn refuse_users_beside(&self, map: &Map, parts: &[Map]) -> Result<()> {
-        let is_part = |holder: &Holder| {
-            let Holder::Stacked { device } = holder else {
-                return false;
+    pub(super) fn refuse_users_of_map(
+        &self,
+        map: &Map,
+        below: &[BlockDevice],
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Vec<NotLookedAt>> {
+        let parts = map.partition_maps()?;
+        let maps = || std::iter::once(map).chain(&parts).map(Map::disk);
+        let disks: Vec<&BlockDevice> = maps().chain(below).collect();
+        let all = self.users_of_each(&disks, Extent::All, deadline)?;
+        let own: Vec<&str> = maps().map(BlockDevice::name).collect();
+        let mut not_looked_at = Vec::new();
+        for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
+            users.leave_out(&own);
+            let act = if place < own.len() {
+                let beside_own_flush = abandon;
+                Act::RemoveMap { beside_own_flush }
+            } else {
+                Act::TakeFlushed
             };
-            parts.iter().any(|part| part.disk().name() == device)
-        };
-        for one in std::iter::once(map).chain(parts) {
-            let mut users = in_use::find_holders(self.roots(), one.disk())?;
-            users.retain(|holder| !is_part(holder) && !in_use::is_going(self.roots(), holder));
-            let openers = in_use::find_openers(self.roots(), one.disk())?;
-            users.extend(
-                openers
-                    .into_iter()
-                    .filter(|user| !in_use::looks_at_disks(user)),
-            );
-            if !users.is_empty() {
-                return Err(in_use::refuse(one.disk(), &users));
-            }
+            users.refuse_busy(self.roots(), disk, act)?;
+            not_looked_at = users.not_looked_at;
         }
-        Ok(())
+        Ok(not_looked_at)
     }
 
     /// Flushes under the claim. Where the map queues and no path is left, paths
     /// may come back for half of the time; then it is told to fail its I/O, since
-    /// its flush would never end.
+    /// its flush would never end. It is not told while somebody else has it open, who
+    /// would lose what waits.
     fn write_map_back(
         &self,
         map: &Map,
@@ -155,8 +158,9 @@ impl Engine {
         if let Some(earlier) = lost.read()? {
             return Err(lost::refuse(map.disk(), &earlier));
         }
-        let (file, node) = (file.clone(), map.disk().node(self.roots()));
-        let flush = worker::start(Stage::Flush, move || claim::flush(file, &node, &lost))?;
+        let (file, disk, roots) = (file.clone(), map.disk().clone(), self.roots().clone());
+        let flush = move || claim::flush(&roots, file, &disk, &lost);
+        let flush = worker::start(Stage::Flush, flush)?;
         let patience = deadline.half();
         loop {
             let turn = LOOK.min(deadline.remaining());
@@ -174,7 +178,17 @@ impl Engine {
             let status = map.status(self.roots(), deadline)?;
             let stuck = status.queues && status.active() == 0;
             if stuck && patience.has_passed() && !receipt.told_to_fail {
-                receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
+                let users = self.users_of(map.disk(), Extent::BesideClaim, deadline)?;
+                let act = Act::RemoveMap {
+                    beside_own_flush: true,
+                };
+                users.refuse_busy(self.roots(), map.disk(), act)?;
+                // Where not all are seen, the kernel says whether it is our claim alone.
+                let is_ours = users.not_looked_at.is_empty()
+                    || multipath::open_count(self.roots(), map, deadline)? <= 1;
+                if is_ours {
+                    receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
+                }
             }
         }
     }
@@ -209,7 +223,7 @@ impl Engine {
     /// it queue again. Whether it was told, after which they let go. For who gave up
     /// what is unwritten: somebody whom /proc does not show may write there.
     fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
-        if !self.will_be_let_go(map)? {
+        if !self.will_be_let_go(map, deadline)? {
             return Ok(false);
         }
         let status = map.status(self.roots(), deadline)?;
@@ -240,10 +254,11 @@ impl Engine {
                 _ => return Ok(()),
             }
             match self.remove_map(map, daemon, &mut watch, deadline) {
-                Err(error) if error.kind() == ErrorKind::InUse && self.will_be_let_go(map)? => {
-                    if deadline.has_passed() {
-                        return Err(error);
-                    }
+                Err(error)
+                    if error.kind() == ErrorKind::InUse
+                        && !deadline.has_passed()
+                        && self.will_be_let_go(map, deadline)? =>
+                {
                     let pause = pauses.pause().min(deadline.remaining());
                     watch.next(Deadline::after(pause));
                 }
@@ -254,10 +269,12 @@ impl Engine {
         Ok(())
     }
 
-    fn will_be_let_go(&self, map: &Map) -> Result<bool> {
-        let openers = in_use::find_openers(self.roots(), map.disk())?;
-        Ok(in_use::find_holders(self.roots(), map.disk())?.is_empty()
-            && openers.iter().all(in_use::looks_at_disks))
+    fn will_be_let_go(&self, map: &Map, deadline: Deadline) -> Result<bool> {
+        let users = self.users_of(map.disk(), Extent::All, deadline)?;
+        let act = Act::RemoveMap {
+            beside_own_flush: false,
+        };
+        Ok(!matches!(users.judge(self.roots(), act), Usage::Busy(_)))
     }
 
     /// Removes the map and returns when sysfs shows it no more and udev has
@@ -283,7 +300,7 @@ impl Engine {
         }
         if map.is_there() {
             multipath::remove(roots, map, watch, deadline).map_err(|error| match error.kind() {
-                ErrorKind::InUse => self.name_holders(map, error),
+                ErrorKind::InUse => self.name_holders(map, error, deadline),
                 _ => error,
             })?;
         }
@@ -291,14 +308,9 @@ impl Engine {
         uevent::settle_removal(watch, mode, roots, &leaving, deadline)
     }
 
-    fn name_holders(&self, map: &Map, error: Error) -> Error {
-        let look = || {
-            let mut holders = in_use::find_holders(self.roots(), map.disk())?;
-            holders.extend(in_use::find_openers(self.roots(), map.disk())?);
-            Ok::<_, Error>(holders)
-        };
-        match look() {
-            Ok(holders) => in_use::refuse(map.disk(), &holders).caused_by(error),
+    fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {
+        match self.users_of(map.disk(), Extent::All, deadline) {
+            Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
             Err(_) => error,
         }
     }
@@ -323,13 +335,11 @@ fn explain_flush(error: Error, map: &Map, told_to_fail: bool) -> Error {
 mod tests {
     use std::fs;
 
-    use super::super::detach::DetachTarget;
-    use super::super::telemetry::Call;
     use super::*;
     use crate::kernel::Roots;
 
     #[test]
-    fn a_map_below_which_another_unit_answers_is_refused_to_its_users_before_a_claim() {
+    fn a_map_is_refused_to_its_users_before_a_claim() {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
@@ -343,25 +353,9 @@ mod tests {
         let mount = "36 1 253:0 / /mnt rw - ext4 /dev/dm-0 rw\n";
         fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
         let map = Map::all(roots).unwrap().remove(0);
-        let unit: DetachTarget = "unit:naa.5000c500a1b2c3d4".parse().unwrap();
-        let request = DetachRequest::new(unit);
-        let mut receipt = MapReceipt {
-            name: map.name().to_owned(),
-            uuid: map.uuid().to_owned(),
-            node: map.disk().node(roots),
-            told_to_fail: false,
-            flush: None,
-            gone: false,
-        };
-        let mut watch = engine.hub().watch("dm-0");
-        let mut phases = Phases::new(Call::Detach, None);
-        let deadline = Deadline::after(Duration::from_secs(30));
-        let replaced = Some(Flush::Replaced("another answers".to_owned()));
-        let way = (None, &request, replaced);
-        let taken =
-            engine.take_map_down(&map, way, &mut watch, &mut receipt, &mut phases, deadline);
+        let soon = Deadline::after(Duration::from_secs(30));
+        let refused = engine.refuse_users_of_map(&map, &[], false, soon);
         // A claim would have failed otherwise: the map has no node here.
-        assert_eq!(taken.unwrap_err().kind(), ErrorKind::InUse);
-        assert_eq!(receipt.flush, None);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InUse);
     }
 }

@@ -15,6 +15,7 @@ pub struct NbdOptions {
     pub(super) backend: Option<BackendId>,
     pub(super) connections: NonZeroU16,
     pub(super) read_only: bool,
+    pub(super) block_size: Option<u32>,
     /// Those that were said.
     pub(super) timeouts: NewTimeouts,
 }
@@ -26,6 +27,7 @@ impl Default for NbdOptions {
             backend: None,
             connections: NonZeroU16::MIN,
             read_only: false,
+            block_size: None,
             timeouts: NewTimeouts::default(),
         }
     }
@@ -64,9 +66,23 @@ impl NbdOptions {
         self
     }
 
-    /// How long one request may take before its connection is taken for dead
-    /// and the request waits for another; 30 s without it. Zero waits without
-    /// end, so that a server that hangs is never noticed.
+    /// The logical block size in bytes, a power of two from 512 to a page, for images
+    /// whose partition table was made with other sectors than 512 bytes. Without it the
+    /// server's minimum, and at least 512, as nbd-client and qemu-nbd have it. A device
+    /// that is attached with another block size is refused as in use.
+    #[must_use]
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.block_size = Some(bytes);
+        self
+    }
+
+    /// How long one request may take before its connection is taken for dead; 30 s
+    /// without it. The request then goes out over another connection of the device, or
+    /// waits for a new one where it has no other. A TCP connection whose peer
+    /// acknowledges nothing is given up after the same time (`TCP_USER_TIMEOUT`).
+    ///
+    /// With zero a server that hangs is never noticed over one connection, and after
+    /// 30 s over several; see [`Timeouts::request`].
     #[must_use]
     pub fn io_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.request = Some(limit);
@@ -91,6 +107,11 @@ impl NbdOptions {
             request: said.request.unwrap_or(REQUEST),
             dead_connection: said.dead_connection.unwrap_or(DEAD_CONNECTION),
         }
+    }
+
+    /// Whether the caller has chosen the id.
+    pub(super) fn backend_is_given(&self) -> bool {
+        self.backend.is_some()
     }
 
     /// The id of a device of this source.

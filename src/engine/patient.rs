@@ -1,17 +1,17 @@
 //! The healing of one NBD device.
 
-use std::os::fd::OwnedFd;
+mod replace;
+
 use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::attach_nbd::lease_of;
 use super::heal::{HealOutcome, Healing};
-use super::lease::Lease;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::{self, Pending};
-use crate::nbd::{self, Difference, Link, NbdDevice, NewTimeouts, Reconfigure};
+use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+use replace::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
@@ -24,8 +24,13 @@ pub(super) struct Patient {
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
-    /// Our own link had ended when that read began: what answers it is another's.
-    ended_before: bool,
+    /// Every connection of ours had ended when that read began: what answers it is
+    /// another's.
+    own_link_had_ended: bool,
+    /// What the kernel took connections of, until it is told.
+    adopted: Option<Vec<Difference>>,
+    /// The kernel did not take the connection that it was offered last.
+    no_slot_is_dead: bool,
     died: Option<Instant>,
     /// Requests fail already, so nothing that waits can be lost any more.
     spent: bool,
@@ -48,7 +53,9 @@ impl Patient {
             backend,
             timeouts,
             pulse: None,
-            ended_before: false,
+            own_link_had_ended: false,
+            adopted: None,
+            no_slot_is_dead: false,
             died: None,
             spent: false,
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
@@ -86,11 +93,13 @@ impl Patient {
         if outcome.serves() {
             self.died = None;
             self.spent = false;
-            if self.ended_before && !matches!(outcome, HealOutcome::Adopted(_)) {
-                self.let_go_of_link(engine);
-            }
         }
         self.healing(outcome)
+    }
+
+    /// Whether both are of a device with the same id.
+    pub(super) fn has_id_of(&self, other: &Self) -> bool {
+        self.backend == other.backend
     }
 
     /// What is to be told of it.
@@ -109,45 +118,106 @@ impl Patient {
     fn try_treat(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         /// Longer than a server that works takes for one block.
         const PATIENCE: Duration = Duration::from_secs(1);
-        let patience = if self.is_known_dead(engine) {
-            Duration::ZERO
-        } else {
-            PATIENCE
-        };
+        self.no_slot_is_dead = false;
+        let state = self.link_state(engine)?;
+        let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
+        let patience = if is_dead { Duration::ZERO } else { PATIENCE };
         match self.feel_pulse(engine, Deadline::after(deadline.remaining().min(patience)))? {
-            Pulse::Beats => return Ok(HealOutcome::Healthy),
-            Pulse::Fails => self.spent = true,
+            Pulse::Beats => return self.restore(engine, deadline),
+            Pulse::Fails => {
+                self.require_configured(engine, deadline)?;
+                self.spent = true;
+            }
             Pulse::Waits => {}
         }
-        self.link_died();
-        let (sockets, differences) = match self.dial(engine, deadline)? {
-            Dialled::Server(sockets, differences) => (sockets, differences),
-            Dialled::NotNeeded(outcome) => return Ok(outcome),
-        };
-        if differences.iter().any(Difference::prevents_reattach) {
-            return Ok(HealOutcome::GeometryChanged(differences));
+        self.revive(engine, deadline)
+    }
+
+    /// Gives a device that serves I/O the connections that it lacks.
+    fn restore(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        if self.own_link_had_ended && self.adopted.is_none() {
+            // It serves over connections of another process.
+            self.forget_dead_connections(engine);
         }
-        self.hand_over(engine, sockets, differences, deadline)
+        let state = self.link_state(engine)?;
+        let may_lack_some = (state.is_redundant() || state.more) && !state.is_whole();
+        if state.dead > 0 || may_lack_some {
+            let failure = self.fill(engine, deadline)?;
+            let dead = self.link_state(engine)?.dead;
+            if let Some(failure) = failure.filter(|_| dead > 0) {
+                return Ok(HealOutcome::Degraded(failure));
+            }
+        }
+        let adopted = self.adopted.take();
+        Ok(adopted.map_or(HealOutcome::Healthy, HealOutcome::Adopted))
     }
 
-    /// By our own end, or by the kernel's word.
-    fn is_known_dead(&self, engine: &Engine) -> bool {
-        self.died.is_some() || self.own_link_ended(engine)
+    /// Gives a device whose I/O waits or fails new connections until a read comes back.
+    fn revive(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        self.link_died();
+        let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+        let mut unseen = None;
+        let mut offered = false;
+        loop {
+            let state = self.link_state(engine)?;
+            if state.live == 0 {
+                let server = match self.dial(engine, deadline)? {
+                    Dialled::Server(server) => server,
+                    Dialled::NotNeeded(outcome) => return Ok(outcome),
+                };
+                if server.differs() {
+                    return Ok(HealOutcome::GeometryChanged(server.differences));
+                }
+                offered = true;
+                unseen = self.offer(engine, server, deadline)?;
+            }
+            if self.link_state(engine)?.live > 0 {
+                // The read that waits may need no more than the first.
+                self.fill(engine, deadline)?;
+            }
+            let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+            match self.feel_pulse(engine, turn)? {
+                Pulse::Beats => break,
+                Pulse::Fails => self.pause(engine, turn),
+                Pulse::Waits => {}
+            }
+            if deadline.has_passed() {
+                let what = format!("a read of nbd{} over its connections", self.index());
+                let error = Error::timed_out(Stage::Reconfigure, deadline.elapsed(), &what);
+                return Err(error.with_last_seen(self.device.disk().describe()));
+            }
+        }
+        if let Some(unseen) = unseen {
+            self.keep_if_it_answered(engine, unseen)?;
+        }
+        if offered && self.adopted.is_none() {
+            if self.own_link_had_ended {
+                self.forget_dead_connections(engine);
+            }
+            return Ok(HealOutcome::DiscardedByKernel);
+        }
+        self.restore(engine, deadline)
     }
 
-    fn own_link_ended(&self, engine: &Engine) -> bool {
-        let ended = |link: &Link| link.backend == self.backend && link.is_dead();
-        engine.links().get(&self.index()).is_some_and(ended)
-    }
-
-    /// It serves by another's hand: that our link is dead is no news of it. One that
-    /// lives is of another treatment here.
-    fn let_go_of_link(&self, engine: &Engine) {
-        if let Some(link) = engine.links().get_mut(&self.index())
-            && link.backend == self.backend
-            && link.is_dead()
-        {
-            link.let_go();
+    /// A device that was disconnected while somebody has it open stays configured until
+    /// the last close, and the kernel takes no connection for it any more
+    /// (`drivers/block/nbd.c`, `nbd_disconnect_and_put`; older ones than 6.14, and those
+    /// of a stable series without that fix, would).
+    fn require_configured(&self, engine: &Engine, deadline: Deadline) -> Result<()> {
+        let asked = Reconfigure::new(self.index(), NewTimeouts::default())
+            .backend(self.backend.clone())
+            .send(engine.roots(), deadline);
+        match asked {
+            Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
+                let message = format!(
+                    "nbd{} was disconnected, and goes when the last process closes it: it is \
+                     not healed",
+                    self.index()
+                );
+                let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);
+                Err(going.caused_by(error))
+            }
+            asked => asked,
         }
     }
 
@@ -155,7 +225,7 @@ impl Patient {
         let pulse = if let Some(pulse) = self.pulse.take() {
             pulse
         } else {
-            self.ended_before = self.own_link_ended(engine);
+            self.own_link_had_ended = self.link_state(engine)?.is_dead();
             let (disk, roots) = (self.device.disk().clone(), engine.roots().clone());
             worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?
         };
@@ -176,14 +246,12 @@ impl Patient {
     /// Dials until a server answers, the old link comes back, or the kernel's
     /// patience ends.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
-        /// One server's time to answer.
-        const ONE_TRY: Duration = Duration::from_secs(10);
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;
             let one = Deadline::after(deadline.remaining().min(ONE_TRY));
             let failure = match self.dial_once(one) {
-                Ok(server) => return Ok(server),
+                Ok(server) => return Ok(Dialled::Server(server)),
                 Err(error) => error,
             };
             let may_come = matches!(
@@ -212,7 +280,10 @@ impl Patient {
                 continue;
             }
             match self.feel_pulse(engine, turn)? {
-                Pulse::Beats => return Ok(Dialled::NotNeeded(HealOutcome::Healthy)),
+                Pulse::Beats => {
+                    let outcome = self.restore(engine, deadline)?;
+                    return Ok(Dialled::NotNeeded(outcome));
+                }
                 Pulse::Fails => {
                     self.spent = true;
                     return Ok(Dialled::NotNeeded(HealOutcome::BudgetSpent));
@@ -220,81 +291,6 @@ impl Patient {
                 Pulse::Waits => self.still_there()?,
             }
         }
-    }
-
-    fn dial_once(&self, deadline: Deadline) -> Result<Dialled> {
-        let first = nbd::dial(&self.uri, deadline)?;
-        let mut served = first.export.clone();
-        served.size = first.export.geometry(nbd::page_size()?)?.size;
-        let before = self.device.served(self.uri.export())?;
-        let mut differences = served.differences_from(&before);
-        // What the server prefers, or can do beside, is not in sysfs.
-        differences.retain(|difference| {
-            let harmless = matches!(
-                difference,
-                Difference::Flags { .. } | Difference::BlockSizes { .. }
-            );
-            !harmless || difference.prevents_reattach()
-        });
-        let mut sockets = vec![first.stream];
-        let wanted = self.device.connections()?;
-        while sockets.len() < wanted && first.export.can_multi_conn() {
-            let next = nbd::dial(&self.uri, deadline)?;
-            if next.export != first.export {
-                let message = "the NBD server says of one export another thing on each connection";
-                return Err(Error::new(ErrorKind::Protocol, message).at(Stage::Handshake));
-            }
-            sockets.push(next.stream);
-        }
-        Ok(Dialled::Server(sockets, differences))
-    }
-
-    /// Ends the old links and gives the kernel the new ones until a read comes
-    /// back. The kernel says success as well when it dropped the socket because
-    /// it did not know the old link for dead yet; given again, it does no harm.
-    fn hand_over(
-        &mut self,
-        engine: &Engine,
-        sockets: Vec<OwnedFd>,
-        differences: Vec<Difference>,
-        deadline: Deadline,
-    ) -> Result<HealOutcome> {
-        let _lease = Lease::take(engine.roots(), &lease_of(&self.backend), deadline)?;
-        self.still_there()?;
-        if let Some(link) = engine.links().get(&self.index())
-            && link.backend == self.backend
-        {
-            link.shut_down();
-        }
-        let before = received(&sockets);
-        let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
-        loop {
-            Reconfigure::new(self.index(), self.timeouts)
-                .backend(self.backend.clone())
-                .sockets(nbd::duplicate(&sockets)?)
-                .send(engine.roots(), deadline)?;
-            let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
-            match self.feel_pulse(engine, turn)? {
-                Pulse::Beats => break,
-                Pulse::Fails => self.pause(engine, turn),
-                Pulse::Waits => {}
-            }
-            if deadline.has_passed() {
-                let what = format!("a read of nbd{} over the new connection", self.index());
-                let error = Error::timed_out(Stage::Reconfigure, deadline.elapsed(), &what);
-                return Err(error.with_last_seen(self.device.disk().describe()));
-            }
-        }
-        // Only TCP counts what it brought; of a unix socket the read is taken
-        // for the proof.
-        let brought = received(&sockets).zip(before);
-        if brought.is_some_and(|(now, before)| now < before + SHORTEST_REPLY) {
-            return Ok(HealOutcome::DiscardedByKernel);
-        }
-        let (uri, backend) = (self.uri.clone(), self.backend.clone());
-        let link = Link::new(uri, backend, sockets, self.timeouts);
-        engine.links().insert(self.index(), link);
-        Ok(HealOutcome::Adopted(differences))
     }
 
     /// Lets time pass in which the device may go away.
@@ -328,19 +324,8 @@ enum Pulse {
 
 /// What the dialling came to.
 enum Dialled {
-    Server(Vec<OwnedFd>, Vec<Difference>),
+    Server(Server),
     NotNeeded(HealOutcome),
-}
-
-/// A simple reply without data (`proto.md`): magic, error, cookie.
-const SHORTEST_REPLY: u64 = 16;
-
-/// Bytes that the connections have brought; `None` where one does not count.
-fn received(sockets: &[OwnedFd]) -> Option<u64> {
-    sockets
-        .iter()
-        .map(|socket| lunbd_sys::socket::tcp_bytes_received(socket).ok())
-        .sum()
 }
 
 /// Between half of `pause` and all of it, so that the devices of one server do

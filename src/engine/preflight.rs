@@ -76,11 +76,12 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 11] = [
+        let looks: [(&'static str, Look); 12] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
+            ("users", Self::check_users),
             ("scsi", Self::check_scsi),
             ("multipath", Self::check_multipath),
             ("iscsi", Self::check_iscsi),
@@ -152,6 +153,23 @@ impl Engine {
         } else {
             Check::good("locks", format!("{seen}/lunbd"))
         })
+    }
+
+    /// Whether all that may use a disk is to be seen.
+    fn check_users(&self, deadline: Deadline) -> Result<Check> {
+        let places = self.places_not_looked_at(deadline)?;
+        if places.is_empty() {
+            let seen = "processes, loop devices and targets of the kernel are all seen";
+            return Ok(Check::good("users", seen));
+        }
+        let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+        let seen = format!(
+            "not to be seen: {}; a detach goes on without, and nothing is replaced or reaped",
+            places.join(", ")
+        );
+        let remedy = "run in the host's PID namespace with CAP_SYS_PTRACE, the host's /dev, and \
+                      configfs mounted on /sys/kernel/config";
+        Ok(Check::limited("users", seen, remedy))
     }
 
     fn check_scsi(&self, _: Deadline) -> Result<Check> {
@@ -259,7 +277,7 @@ impl Engine {
     fn check_nodes(&self, _: Deadline) -> Result<Check> {
         let devices = self.block_devices()?;
         let astray = devices.iter().find(|device| {
-            let found = blockdev::devno_at(&device.node(self.roots()));
+            let found = blockdev::devno_at(self.roots(), &device.node(self.roots()));
             !found.is_ok_and(|devno| devno == device.devno())
         });
         Ok(match astray {

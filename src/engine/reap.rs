@@ -24,7 +24,7 @@ use crate::kernel::worker;
 use crate::scsi::{Identity, ScsiDevice};
 pub use fate::Fate;
 pub use proof::Evidence;
-use proof::Verdict;
+use proof::{Case, Verdict};
 
 /// How phantoms are reaped.
 #[derive(Debug, Clone, Default)]
@@ -140,7 +140,8 @@ impl Engine {
     /// either, since nothing can be written back to a unit that is gone; the proof
     /// is taken once more under the claim. What is mounted, held (by a multipath
     /// map too: detach the unit then), swapped on or open is
-    /// [`Fate::Kept`], with its holder. A disk that was attached and is idle goes
+    /// [`Fate::Kept`], with its holder; and so is each phantom where the users of disks
+    /// cannot all be seen ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes
     /// as well: where a journal is kept, use
     /// [`reap_beside`](Self::reap_beside).
     ///
@@ -261,28 +262,44 @@ impl Engine {
             }
         }
         for (device, case) in gone {
-            let hctl = device.hctl();
-            tracing::info!(%hctl, was = %case.was, evidence = %case.evidence, "a phantom");
-            let (node, devno) = (case.disk.node(self.roots()), case.disk.devno());
-            let volume = owner(&case.was, hctl);
-            let fate = match &volume {
-                Some(volume) => fate::left_to(volume),
-                None if dry_run => self.foresee(&case.disk),
-                None => self.take_phantom(&device, &case, owner, phases, deadline),
-            };
-            telemetry::phantom(&case.evidence, &fate);
-            found.phantoms.push(Phantom {
-                hctl,
-                node,
-                devno,
-                diskseq: case.diskseq,
-                identity: case.was,
-                proof: case.evidence.to_string(),
-                evidence: case.evidence,
-                volume,
-                fate,
-            });
+            let phantom = self.reap_one(&device, *case, dry_run, owner, phases, deadline);
+            found.phantoms.push(phantom);
         }
         found
     }
+
+    /// Takes away a device whose unit is gone, where that is asked for and may be.
+    fn reap_one(
+        &self,
+        device: &ScsiDevice,
+        case: Case,
+        dry_run: bool,
+        owner: Owner<'_>,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Phantom {
+        let hctl = device.hctl();
+        tracing::info!(%hctl, was = %case.was, evidence = %case.evidence, "a phantom");
+        let volume = owner(&case.was, hctl);
+        let fate = match &volume {
+            Some(volume) => fate::left_to(volume),
+            None if dry_run => self.foresee(&case.disk, deadline),
+            None => self.take_phantom(device, &case, owner, phases, deadline),
+        };
+        telemetry::phantom(&case.evidence, &fate);
+        Phantom {
+            hctl,
+            node: case.disk.node(self.roots()),
+            devno: case.disk.devno(),
+            diskseq: case.diskseq,
+            identity: case.was,
+            proof: case.evidence.to_string(),
+            evidence: case.evidence,
+            volume,
+            fate,
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

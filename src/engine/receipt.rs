@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use super::usage::NotLookedAt;
 use crate::error::Error;
 use crate::id::{DevNo, DiskSeq, Hctl, Wwid};
 
@@ -21,10 +22,14 @@ pub struct Receipt {
     /// Its SCSI paths, each in the order in which it was found; those that came
     /// in the middle are among them.
     pub paths: Vec<PathReceipt>,
+    /// Where somebody may have it open who was not seen: what such a user writes after
+    /// the flush is lost.
+    pub not_looked_at: Vec<NotLookedAt>,
     /// What was done besides, and what is not proven, in words.
     pub notes: Vec<String>,
     /// All was flushed, and nothing of it is left on this machine: no map, no
-    /// path, none known to multipathd. Each was read back.
+    /// path, none known to multipathd. Each was read back. It says nothing of users in
+    /// the places that were [not looked at](Self::not_looked_at).
     pub safe_to_unmap: bool,
 }
 
@@ -108,8 +113,8 @@ pub enum Flush {
     NoDisk,
 }
 
-const NAMELESS: &str = "nobody could say a name that the unit alone can have, so other paths to \
-                        it were not looked for";
+const NAMELESS: &str = "nobody could say a name by which other paths to the unit could be told, so \
+                        they were not looked for";
 
 impl Receipt {
     /// Whether there was nothing, and no name by which to look for more.
@@ -130,6 +135,7 @@ impl Receipt {
         }
         self.map = self.map.take().or(next.map);
         self.paths.extend(next.paths);
+        NotLookedAt::note(&mut self.not_looked_at, &next.not_looked_at);
         self.notes.extend(next.notes);
         self.safe_to_unmap &= next.safe_to_unmap;
     }
@@ -147,7 +153,7 @@ impl Receipt {
 
     /// Draws the conclusion, from what it says itself and from `doubts`.
     pub(super) fn conclude(&mut self, mut doubts: Vec<String>) {
-        if !self.names.iter().any(Wwid::is_registered) {
+        if self.names.iter().all(Wwid::is_made_up) {
             doubts.push(NAMELESS.to_owned());
         }
         if let Some(map) = &self.map {
@@ -297,7 +303,7 @@ mod tests {
     fn it_is_safe_to_unmap_only_when_all_was_flushed_and_all_is_gone() {
         assert!(concluded(|_| {}));
         assert!(!concluded(|receipt| receipt.names.clear()));
-        let vendors = "t10.VENDOR_disk".parse().unwrap();
+        let vendors = "0VENDOR_disk".parse().unwrap();
         assert!(!concluded(|receipt| receipt.names = vec![vendors]));
         assert!(!concluded(|receipt| receipt.paths[1].gone = false));
         assert!(!concluded(|receipt| receipt.paths[1].flush = None));
@@ -398,5 +404,70 @@ mod tests {
             receipt.map = Some(map(Some(Flush::Done)));
             receipt.map.as_mut().unwrap().gone = false;
         }));
+    }
+
+    #[test]
+    fn a_receipt_with_a_name_a_path_a_map_or_a_note_has_found_something() {
+        let mut nothing = Receipt::default();
+        assert!(nothing.found_nothing());
+        nothing.conclude(Vec::new());
+        assert!(nothing.found_nothing(), "{:?}", nothing.notes);
+        let name = "naa.5000c500a1b2c3d4".parse().unwrap();
+        let changes: [&dyn Fn(&mut Receipt); 4] = [
+            &|receipt| receipt.names = vec![Wwid::clone(&name)],
+            &|receipt| receipt.paths.push(path(Flush::Done)),
+            &|receipt| receipt.map = Some(map(None)),
+            &|receipt| receipt.notes.push("an earlier flush failed".to_owned()),
+        ];
+        for change in changes {
+            let mut something = nothing.clone();
+            change(&mut something);
+            assert!(!something.found_nothing(), "{something:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_two_sources_share_is_listed_once_and_a_second_map_is_a_note() {
+        let receipt = |names: &[&str]| Receipt {
+            names: names.iter().map(|name| name.parse().unwrap()).collect(),
+            map: Some(map(Some(Flush::Done))),
+            ..Receipt::default()
+        };
+        let (first, second) = ("naa.5000c500a1b2c3d4", "naa.5000c500a1b2c3d5");
+        for (gone, note) in [(true, "the map m is gone"), (false, "the map m stands")] {
+            let mut both = receipt(&[first]);
+            let mut next = receipt(&[first, second]);
+            next.map.as_mut().unwrap().gone = gone;
+            both.append(next);
+            let names: Vec<String> = both.names.iter().map(ToString::to_string).collect();
+            assert_eq!(names, [first, second]);
+            assert_eq!(both.notes, [note]);
+        }
+    }
+
+    #[test]
+    fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down() {
+        let failed = |gone: &[bool]| {
+            let paths = gone.iter().map(|gone| PathReceipt {
+                gone: *gone,
+                ..path(Flush::Done)
+            });
+            let receipt = Receipt {
+                paths: paths.collect(),
+                ..Receipt::default()
+            };
+            let error = Error::new(crate::error::ErrorKind::Io, "no");
+            DetachFailure::after(error.caused_by(fmt::Error), Some(receipt))
+        };
+        let whole = failed(&[]).error.to_string();
+        for gone in [&[][..], &[true], &[true, true], &[false], &[false, false]] {
+            assert_eq!(failed(gone).to_string(), whole, "{gone:?}");
+        }
+        let part = failed(&[true, false, false]);
+        let expected = format!("{whole}; taken down in part: 2:0:0:1, 2:0:0:1 stands");
+        assert_eq!(part.to_string(), expected);
+        assert_eq!(part.kind(), crate::error::ErrorKind::Io);
+        let cause = std::error::Error::source(&part).unwrap();
+        assert!(cause.is::<fmt::Error>(), "{cause}");
     }
 }

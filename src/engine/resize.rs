@@ -6,22 +6,23 @@ use std::time::Duration;
 
 use super::Engine;
 use super::detach::DetachTarget;
-use super::detach_scsi::{Wanted, names_of};
+use super::detach_scsi::Wanted;
 use super::phases::{Phase, Phases, StageObserver};
 use super::telemetry::{self, Call};
 use super::unit::{KnownPath, Standing, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Wwid};
+use crate::id::{Hctl, Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{self, Daemon, Map};
-use crate::scsi;
+use crate::scsi::{self, Identity};
 use crate::uevent::{self, Watch};
 
 /// What to resize, and what to expect.
 #[derive(Debug, Clone)]
 pub struct ResizeRequest {
     target: DetachTarget,
+    more: Vec<Source>,
     expected: Option<Wwid>,
     at_least: Option<u64>,
     observer: Option<StageObserver>,
@@ -32,6 +33,7 @@ impl ResizeRequest {
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
+            more: Vec::new(),
             expected: None,
             at_least: None,
             observer: None,
@@ -42,6 +44,13 @@ impl ResizeRequest {
     #[must_use]
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
+        self
+    }
+
+    /// Another source of the same unit, as [`DetachRequest::path`](super::DetachRequest::path).
+    #[must_use]
+    pub fn path(mut self, source: impl Into<Source>) -> Self {
+        self.more.push(source.into());
         self
     }
 
@@ -109,20 +118,21 @@ impl Engine {
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         let mut phases = Phases::new(Call::Resize, request.observer.as_ref());
         phases.enter(Stage::Resolve);
-        let wanted = self.find_scsi(&request.target)?;
+        let mut wanted = self.find_scsi(&request.target)?;
+        for source in &request.more {
+            wanted.addresses.extend(self.addresses_of(source)?);
+        }
         phases.enter(Stage::Lock);
         let _leases = self.lease_addresses(wanted.leased(), deadline)?;
 
         phases.enter(Stage::Identify);
         let seeds = self.seeds(&wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
-        let names = names_of(&wanted, &known, request.expected.as_ref())?;
-        let names: Vec<Wwid> = names.into_iter().collect();
+        let known = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
+        let identity = self.unit_of(&wanted, &known, request.expected.as_ref())?;
         phases.enter(Stage::Lock);
-        let _unit = self.lease_unit(&names, deadline)?;
+        let _lease = self.lease_unit(&identity.names, deadline)?;
         phases.enter(Stage::Rescan);
-        let set = names.iter().cloned().collect();
-        let paths = self.paths_of(&set, &seeds, known, deadline)?;
+        let paths = self.paths_of(&identity, &seeds, known, deadline)?;
         let unit = Before::look(&paths, &wanted)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
@@ -137,7 +147,7 @@ impl Engine {
             node: unit.disk.node(self.roots()),
             old_size: unit.size,
             size,
-            names,
+            names: identity.names,
             paths: paths.iter().map(|path| path.device.hctl()).collect(),
             map: unit.map.as_ref().map(|map| map.name().to_owned()),
             changed: unit.size != size || unit.differed(size),

@@ -27,10 +27,10 @@ impl Engine {
             scsi::delete(device, &self.lanes, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
-        let (flush, held) = self.claim_and_flush(&disk, false, watch, phases, deadline)?;
+        let claimed = self.claim_and_flush(&disk, false, watch, phases, deadline)?;
         phases.enter(Stage::Delete);
-        self.delete(device, &disk, held, watch, deadline)?;
-        Ok(flush)
+        self.delete(device, &disk, claimed.claim, watch, deadline)?;
+        Ok(claimed.flush)
     }
 
     /// Takes down what is left of a unit at an address where `now` answers: not

@@ -131,6 +131,7 @@ mod record {
         let outcome = match outcome {
             HealOutcome::Healthy => "healthy",
             HealOutcome::Adopted(_) => "adopted",
+            HealOutcome::Degraded(_) => "degraded",
             HealOutcome::DiscardedByKernel => "discarded_by_kernel",
             HealOutcome::GeometryChanged(_) => "geometry_changed",
             HealOutcome::BudgetSpent => "budget_spent",

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::Engine;
 use super::phases::Phases;
-use super::{Engine, in_use};
+use super::usage::{Act, Extent, Usage, Users};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
@@ -60,15 +61,18 @@ fn take_down(
         match engine.take_down(device, watch, phases, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
-                let holders = match &disk {
-                    Some(disk) => in_use::find_holders(engine.roots(), disk)?,
-                    None => Vec::new(),
+                let users = match &disk {
+                    Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
+                    None => Users::default(),
                 };
-                let is_going = |holder: &_| in_use::is_going(engine.roots(), holder);
+                let usage = users.judge(engine.roots(), Act::TakeFlushed);
                 // What held it may have let go since; not so where nobody is seen twice.
-                let lets_go = map.is_some()
-                    || holders.iter().any(is_going)
-                    || !std::mem::replace(&mut unseen, true);
+                let lets_go = match usage {
+                    _ if map.is_some() => true,
+                    Usage::Busy(_) => false,
+                    Usage::Transient if users.has_stacked() => true,
+                    _ => !std::mem::replace(&mut unseen, true),
+                };
                 if daemon.is_none() || !lets_go {
                     return Err(error);
                 }

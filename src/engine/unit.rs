@@ -1,7 +1,6 @@
 //! A logical unit on this machine: what it says it is, and the paths that lead
 //! to it.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Engine;
@@ -84,7 +83,7 @@ impl Engine {
         };
         let limit = Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4));
         match scsi::read_identity(self.roots(), &self.lanes, device, there, limit) {
-            Ok(now) if was.names.is_empty() || now.is_same_unit(&was) => {
+            Ok(now) if was.names.is_empty() || now.compare(&was).is_same() => {
                 Ok(known(Standing::Live(now), false))
             }
             Ok(now) => Ok(known(Standing::Replaced { was, now }, false)),
@@ -99,24 +98,32 @@ impl Engine {
 
     /// The devices that the kernel scanned as a unit which has this name.
     pub(super) fn devices_named(&self, name: &Wwid) -> Result<Vec<ScsiDevice>> {
-        let mut devices = ScsiDevice::all(self.roots())?;
-        let mut failure = None;
-        devices.retain(|device| match scanned_as(device) {
-            Ok(identity) => identity.is(name),
-            Err(error) => {
-                failure.get_or_insert(error);
-                false
-            }
-        });
-        failure.map_or(Ok(devices), Err)
+        let named = |mut devices: Vec<ScsiDevice>| {
+            let mut failure = None;
+            devices.retain(|device| match scanned_as(device) {
+                Ok(identity) => identity.is(name),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    false
+                }
+            });
+            failure.map_or(Ok(devices), Err)
+        };
+        let known = self.units().among_which_named(self.roots(), name)?;
+        let found = named(known)?;
+        if found.is_empty() {
+            // Only the devices themselves say that there is none: see `paths_of`.
+            return named(ScsiDevice::all(self.roots())?);
+        }
+        Ok(found)
     }
 
-    /// Every device of the unit of these names that there is now, those of
-    /// `seeds` first. Those in `looked_at` are taken as they are, unless a disk has
-    /// come since that was not looked at.
+    /// Every device of this unit that there is now, those of `seeds`, which the caller
+    /// named, first. Those in `looked_at` are taken as they are, unless a disk
+    /// has come since that was not looked at.
     pub(super) fn paths_of(
         &self,
-        names: &BTreeSet<Wwid>,
+        unit: &Identity,
         seeds: &[ScsiDevice],
         mut looked_at: Vec<KnownPath>,
         deadline: Deadline,
@@ -126,10 +133,24 @@ impl Engine {
             .filter(|device| device.is_there())
             .cloned()
             .collect();
-        if !names.is_empty() {
-            let is_wanted = |name: &Wwid| is_of_unit(name, names);
-            for device in ScsiDevice::all_that_may_be(self.roots(), is_wanted)? {
-                if !found.contains(&device) && is_of(&device, names)? {
+        if !unit.names.is_empty() {
+            let is_wanted = |name: &Wwid| unit.is(name);
+            let mut there = self.units().that_may_be(self.roots(), is_wanted)?;
+            if found.is_empty() && there.is_empty() {
+                // Only the devices themselves say that none is left. The index does not
+                // hear of a write to `state`, which makes the kernel read the pages
+                // again, nor of a driver or a process elsewhere that has them read.
+                there = ScsiDevice::all_that_may_be(self.roots(), is_wanted)?;
+            }
+            for device in there {
+                if found.contains(&device) {
+                    continue;
+                }
+                let identity = match device.cached_identity() {
+                    Err(error) if goes(&device, &error) => continue,
+                    identity => identity?,
+                };
+                if self.is_path_of(&device, &identity, unit, seeds) {
                     found.push(device);
                 }
             }
@@ -156,20 +177,6 @@ impl Engine {
     }
 }
 
-/// Whether the kernel has scanned the unit of these names there, by a name that
-/// no other unit can have.
-fn is_of(device: &ScsiDevice, names: &BTreeSet<Wwid>) -> Result<bool> {
-    let strongest = match device.cached_name() {
-        Err(error) if goes(device, &error) => None,
-        result => result?,
-    };
-    Ok(strongest.is_some_and(|name| is_of_unit(&name, names)))
-}
-
-fn is_of_unit(strongest: &Wwid, names: &BTreeSet<Wwid>) -> bool {
-    strongest.is_registered() && names.contains(strongest)
-}
-
 /// What the kernel scanned at a device; nothing where it goes or is gone.
 fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     match device.cached_identity() {
@@ -180,7 +187,7 @@ fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
 
 /// Whether it could not be read because it is being taken away: what it shows goes
 /// before its directory.
-fn goes(device: &ScsiDevice, error: &Error) -> bool {
+pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
     error.kind() == ErrorKind::Vanished || !device.is_there()
 }
 
@@ -195,6 +202,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    use super::super::detach_scsi::Wanted;
     use super::*;
     use crate::kernel::Roots;
 
@@ -217,7 +225,7 @@ mod tests {
     }
 
     fn found(engine: &Engine, name: &str) -> usize {
-        let names = BTreeSet::from([name.parse().unwrap()]);
+        let names = Identity::of([name.parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(30));
         engine
             .paths_of(&names, &[], Vec::new(), soon)
@@ -231,25 +239,24 @@ mod tests {
         let page = engine.roots().sysfs.join("devices/3:0:0:1/vpd_pg83");
         fs::remove_file(&page).unwrap();
         fs::create_dir(page).unwrap();
-        let names = BTreeSet::from(["naa.5000c500a1b2c3d4".parse().unwrap()]);
+        let names = Identity::of(["naa.5000c500a1b2c3d4".parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(5));
         assert!(engine.paths_of(&names, &[], Vec::new(), soon).is_err());
     }
 
     #[test]
     fn a_device_that_somebody_takes_away_is_no_other_unit_than_the_expected_one() {
-        use super::super::detach_scsi::{Wanted, names_of};
-
         let (_root, engine) = two_devices(3, &[0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
         let devices = ScsiDevice::all(engine.roots()).unwrap();
         let going = engine.roots().sysfs.join("devices/2:0:0:1");
         let look = || {
             let soon = Deadline::after(Duration::from_secs(30));
-            let none = BTreeSet::new();
+            let none = Identity::default();
             engine.paths_of(&none, &devices, Vec::new(), soon).unwrap()
         };
         let expected: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
-        let names = |known: &[KnownPath]| names_of(&Wanted::default(), known, Some(&expected));
+        let names =
+            |known: &[KnownPath]| engine.unit_of(&Wanted::default(), known, Some(&expected));
         // What it shows is gone, and its directory is there until its cache is written.
         fs::remove_file(going.join("vpd_pg83")).unwrap();
         let known = look();
@@ -260,7 +267,7 @@ mod tests {
         let known = look();
         let leaves: Vec<bool> = known.iter().map(|path| path.leaves).collect();
         assert_eq!(leaves, [true, false]);
-        assert_eq!(names(&known).unwrap(), BTreeSet::from([expected.clone()]));
+        assert_eq!(names(&known).unwrap(), Identity::of([expected.clone()]));
     }
 
     #[test]
@@ -269,7 +276,7 @@ mod tests {
         let devices = ScsiDevice::all(engine.roots()).unwrap();
         let soon = Deadline::after(Duration::from_secs(30));
         let look = |known| {
-            let paths = engine.paths_of(&BTreeSet::new(), &devices, known, soon);
+            let paths = engine.paths_of(&Identity::default(), &devices, known, soon);
             paths.unwrap()
         };
         let disk = |path: &KnownPath| path.disk.as_ref().map(|disk| disk.name().to_owned());
@@ -288,6 +295,31 @@ mod tests {
             assert!(known[1].disk.is_none() && known[1].late);
             fs::remove_dir_all(parent).unwrap();
         }
+    }
+
+    #[test]
+    fn a_device_with_the_units_name_and_another_text_and_serial_number_is_left_and_doubted() {
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let (_root, engine) = two_devices(3, &naa);
+        for (hctl, number) in [("2:0:0:1", b'1'), ("3:0:0:1", b'2')] {
+            let dir = engine.roots().sysfs.join("devices").join(hctl);
+            let text = [&[2, 1, 0, 9][..], b"VENDOR  ", &[number]].concat();
+            let page = [&[0, 0x83, 0, 25, 1, 3, 0, 8][..], &naa, &text].concat();
+            fs::write(dir.join("vpd_pg83"), page).unwrap();
+            fs::write(dir.join("vpd_pg80"), [0, 0x80, 0, 1, number]).unwrap();
+        }
+        let devices = ScsiDevice::all(engine.roots()).unwrap();
+        let seeds = &devices[..1];
+        let soon = Deadline::after(Duration::from_secs(30));
+        let look = |unit: &Identity| engine.paths_of(unit, seeds, Vec::new(), soon).unwrap();
+        let known = look(&Identity::default());
+        let unit = engine.unit_of(&Wanted::default(), &known, None).unwrap();
+        assert_eq!(look(&unit).len(), 1);
+        let doubts = engine.lookalikes(&unit, seeds).unwrap();
+        assert!(
+            doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
+            "{doubts:?}"
+        );
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSp
 use super::phases::StageObserver;
 use super::receipt::DetachFailure;
 use super::resize::{ResizeRequest, Resized};
-use super::{AttachRequest, Attachment, Engine, in_use, lost};
+use super::usage::Extent;
+use super::{AttachRequest, Attachment, Engine, lost};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
@@ -118,7 +119,7 @@ impl Engine {
         turn.write(intent.clone(), deadline)?;
         let mut request = request.clone();
         let claimant = Arc::clone(turn);
-        let claim = move |identity: &_| claimant.claim_unit(identity);
+        let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
         request.claim = Some(UnitClaim(Arc::new(claim)));
         // What stands may have been brought by an attach that was not to see its
         // end.
@@ -225,8 +226,8 @@ impl Engine {
         };
         let (roots, mode, disk) = (self.roots(), self.hub().mode(), device.disk());
         let mut watch = self.hub().watch(&device.index().name());
-        let openers = in_use::find_openers(roots, disk)?;
-        if mode == Mode::Udev && openers.iter().any(in_use::is_udevs) {
+        let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
+        if mode == Mode::Udev && users.has_udevs() {
             // A probe may hang on a dead link: the flush is tried all the same then.
             let limit = deadline.half();
             let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
@@ -297,6 +298,10 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         let mut done = None;
         let names = record.names();
+        let has_weak_name = names.first().is_some_and(|name| !name.is_unique());
+        if has_weak_name || (names.is_empty() && self.has_weak_paths(record)?) {
+            return self.detach_by_sources(turn, record, how, deadline);
+        }
         if let Some(name) = names.first() {
             // Before the sessions are logged out over which it is scanned.
             let may_come = self.is_being_scanned(record)?;
@@ -319,6 +324,52 @@ impl Engine {
         done.ok_or_else(|| unknown(&record.volume).into())
     }
 
+    /// Whether a volume whose unit has said to nobody yet who it is has several paths now, of
+    /// one unit without a unique name. A map may hold them.
+    fn has_weak_paths(&self, record: &Record) -> Result<bool> {
+        let devices = self.at_sources(record)?.scsi;
+        let mut identities = Vec::new();
+        for device in &devices {
+            identities.push(device.cached_identity()?);
+        }
+        let mut paths = devices.iter().zip(&identities);
+        let Some(first) = paths.next().filter(|(_, identity)| identity.is_weak()) else {
+            return Ok(false);
+        };
+        Ok(devices.len() > 1 && paths.all(|path| self.may_be_one_unit(first, path)))
+    }
+
+    /// Detaches a volume whose unit has no unique name: that alone says of no device that
+    /// it is the volume's, so what its sources name is taken, all at once, as a map needs
+    /// it.
+    fn detach_by_sources(
+        &self,
+        turn: &Turn,
+        record: &Record,
+        how: &DetachVolume,
+        deadline: Deadline,
+    ) -> Result<Detachment, DetachFailure> {
+        let names = record.names();
+        let mut request: Option<DetachRequest> = None;
+        for source in &record.spec.sources {
+            self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
+            if self.leads_to_another(turn, names.first(), source)? {
+                continue;
+            }
+            request = Some(match request {
+                Some(request) => request.path(source.clone()),
+                None => how.request(source.clone()),
+            });
+        }
+        let Some(mut request) = request else {
+            return Ok(Detachment::unchanged(NOWHERE));
+        };
+        if let Some(expected) = names.first() {
+            request = request.expect(expected.clone());
+        }
+        self.detach(request, deadline)
+    }
+
     fn detach_source(
         &self,
         turn: &Turn,
@@ -337,11 +388,7 @@ impl Engine {
         if self.leads_to_another(turn, expected, source)? {
             // All that is known is where it was meant to be, and it is not
             // what is there.
-            let nowhere = Place::Scsi {
-                hctl: None,
-                name: None,
-            };
-            return Ok(Detachment::unchanged(nowhere));
+            return Ok(Detachment::unchanged(NOWHERE));
         }
         if let Some(expected) = expected {
             request = request.expect(expected.clone());
@@ -389,12 +436,18 @@ impl Engine {
                            detach it and attach it again";
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         }
-        let target = match (record.names().first(), record.spec.sources.first()) {
-            (Some(name), _) => DetachTarget::Unit(name.clone()),
-            (None, Some(source)) => DetachTarget::Source(source.clone()),
+        let names = record.names();
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut request = match (unique, record.spec.sources.split_first()) {
+            (Some(name), _) => ResizeRequest::new(DetachTarget::Unit(name.clone())),
+            (None, Some((first, more))) => {
+                let request = ResizeRequest::new(first.clone());
+                let expected = names.first().into_iter().cloned();
+                let request = more.iter().cloned().fold(request, ResizeRequest::path);
+                expected.fold(request, ResizeRequest::expect)
+            }
             (None, None) => return Err(unknown(&record.volume)),
         };
-        let mut request = ResizeRequest::new(target);
         if let Some(bytes) = at_least {
             request = request.at_least(bytes);
         }
@@ -421,6 +474,12 @@ impl Engine {
         result
     }
 }
+
+/// Of a detach that found no device of its own.
+const NOWHERE: Place = Place::Scsi {
+    hctl: None,
+    name: None,
+};
 
 fn unknown(volume: &VolumeId) -> Error {
     let message = format!("the journal has no volume {volume}");

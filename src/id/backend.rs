@@ -17,6 +17,9 @@ const LONGEST: usize = 255;
 pub struct BackendId(String);
 
 impl BackendId {
+    /// How many characters one has at most.
+    pub(crate) const LONGEST: usize = LONGEST;
+
     /// An id made from what the device is attached from, such as an NBD URI:
     /// the same text gives the same id, in every version of this crate. A
     /// printable text with no blanks, as a URI is, is its own id; of one longer

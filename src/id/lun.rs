@@ -60,6 +60,18 @@ impl Lun {
         (number < 0x4000).then(|| Self(u64::from(0x4000 | number)))
     }
 
+    /// The unit's number, of a LUN of one level in one of the two plain addressings. A
+    /// target may have a unit below 256 at both addresses: 1 and 16385.
+    pub(crate) fn plain_number(self) -> Option<u16> {
+        let [_, below @ ..] = self.levels();
+        match self.addressing() {
+            _ if below != [0; 3] => None,
+            Addressing::Peripheral { bus: 0, lun } => Some(u16::from(lun)),
+            Addressing::Flat(number) => Some(number),
+            _ => None,
+        }
+    }
+
     /// A LUN of up to four levels, the first level first, each as its two wire
     /// bytes in big-endian order.
     #[must_use]

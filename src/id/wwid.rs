@@ -2,6 +2,7 @@
 
 mod parse;
 
+use std::cmp::Ordering;
 use std::fmt::{self, Write as _};
 
 /// An identifier of a logical unit: one designator of VPD page 83h (SPC-5,
@@ -12,11 +13,10 @@ use std::fmt::{self, Write as _};
 /// of others: `wwn-0x6001405...` and `scsi-36001405...` (udev's by-id),
 /// `36001405...` (udev's `ID_SERIAL`, multipath) and `mpath-36001405...` (the
 /// map's uuid). Two are equal when they are the same name, however they were
-/// spelt.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// spelt. Names that are [unique](Self::is_unique) come first in their order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Wwid(Name);
 
-/// In the order of strength.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Name {
     Naa(Vec<u8>),
@@ -98,22 +98,97 @@ impl Wwid {
         }
     }
 
-    /// Whether a registry stands behind the name (NAA, EUI-64, UUID, iSCSI name):
-    /// a vendor's text may be the same on every unit that it sells.
+    /// Whether a standard promises that no other unit in the world has this name. The
+    /// table at `scsi::Comparison` says which names those are.
     #[must_use]
-    pub fn is_registered(&self) -> bool {
-        matches!(
-            self.0,
-            Name::Naa(_) | Name::Eui(_) | Name::Uuid(_) | Name::Iqn(_)
-        )
+    pub fn is_unique(&self) -> bool {
+        match &self.0 {
+            Name::Naa(bytes) => match self.kind() {
+                NameKind::Naa(2) => {
+                    let company = bytes.get(2..5);
+                    is_assigned(company) && company != Some(&COMPANY_OF_SPDK[..])
+                }
+                NameKind::Naa(5 | 6) => is_assigned_after_a_digit(bytes),
+                _ => false,
+            },
+            Name::Eui(bytes) => {
+                // An EUI-64 of 16 bytes has an extension before the company id.
+                let company = if bytes.len() == 16 { 8..11 } else { 0..3 };
+                is_assigned(bytes.get(company))
+            }
+            Name::Uuid(uuid) => *uuid != [0; 16] && *uuid != [0xff; 16],
+            Name::Iqn(_) => true,
+            Name::T10(_) | Name::Vendor(_) | Name::Serial(_) => false,
+        }
     }
 
-    /// Whether the standard promises that no other unit has this name; of what
-    /// a vendor made up it promises nothing.
-    #[must_use]
-    pub fn is_world_wide(&self) -> bool {
-        !matches!(self.0, Name::Vendor(_) | Name::Serial(_))
+    /// Whether a vendor made it up, or udev did of the serial number: it may be another on
+    /// each path to the unit.
+    pub(crate) fn is_made_up(&self) -> bool {
+        matches!(self.kind(), NameKind::Vendor | NameKind::Serial)
     }
+
+    /// Which kind of designator it is.
+    pub(crate) fn kind(&self) -> NameKind {
+        match &self.0 {
+            Name::Naa(bytes) => NameKind::Naa(bytes.first().map_or(0, |first| first >> 4)),
+            Name::Eui(_) => NameKind::Eui,
+            Name::Uuid(_) => NameKind::Uuid,
+            Name::Iqn(_) => NameKind::Iqn,
+            Name::T10(_) => NameKind::T10,
+            Name::Vendor(_) => NameKind::Vendor,
+            Name::Serial(_) => NameKind::Serial,
+        }
+    }
+}
+
+/// The kinds of names, as [`Wwid::kind`] tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NameKind {
+    /// Of this format: the first four bits.
+    Naa(u8),
+    Eui,
+    Uuid,
+    Iqn,
+    T10,
+    Vendor,
+    Serial,
+}
+
+impl Ord for Wwid {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let key = |name: &Self| !name.is_unique();
+        key(self)
+            .cmp(&key(other))
+            .then_with(|| self.0.cmp(&other.0))
+    }
+}
+
+impl PartialOrd for Wwid {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Intel's company id, which SPDK puts into the NAA 2 that it makes of parts of a bdev's
+/// name: two bdevs of one target may get the same (`lib/scsi/scsi_bdev.c`,
+/// `bdev_scsi_set_naa_ieee_extended`).
+const COMPANY_OF_SPDK: [u8; 3] = [0x00, 0x03, 0x47];
+
+/// Whether the IEEE can have assigned this company id: it assigns neither all zeros nor
+/// all ones.
+fn is_assigned(company: Option<&[u8]>) -> bool {
+    company.is_some_and(|id| id != [0; 3] && id != [0xff; 3])
+}
+
+/// The same where the company id begins after the first four bits, as in NAA 5 and 6.
+fn is_assigned_after_a_digit(bytes: &[u8]) -> bool {
+    let &[first, second, third, fourth, ..] = bytes else {
+        return false;
+    };
+    let id = u32::from_be_bytes([first, second, third, fourth]) >> 4 & 0x00ff_ffff;
+    let [_, id @ ..] = id.to_be_bytes();
+    is_assigned(Some(&id))
 }
 
 /// The text up to the padding; `None` if it holds anything but printable ASCII.

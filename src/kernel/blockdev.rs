@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use memmap2::MmapMut;
 use nix::fcntl::OFlag;
 use nix::sys::stat;
 
-use super::{Roots, sysfs};
+use super::{Devices, Roots, sysfs};
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
@@ -50,7 +50,7 @@ impl BlockDevice {
     /// The block device of this number; `None` where there is none.
     pub fn of(roots: &Roots, devno: DevNo) -> Result<Option<Self>> {
         let link = roots.sysfs.join("dev/block").join(devno.to_string());
-        match sysfs::resolve(&link)? {
+        match sysfs::follow(&link)? {
             Some(dir) => Self::at(&dir),
             None => Ok(None),
         }
@@ -138,23 +138,25 @@ impl BlockDevice {
         roots.dev.join(self.name.replace('!', "/"))
     }
 
-    /// Reads the first block of the device itself, past the page cache.
+    /// Reads the first logical block of the device itself, or 4,096 bytes where a block is
+    /// shorter, past the page cache.
     /// **Blocks** for as long as the device does.
     ///
     /// # Errors
     /// `Io` where the device answers with an error.
     pub(crate) fn read_first_block(&self, roots: &Roots) -> Result<()> {
-        /// A multiple of every logical block size up to a page.
-        const LENGTH: usize = 4096;
+        // A partition has no queue of its own; its blocks are no longer than a page.
+        let block = sysfs::parse(&self.dir.join("queue/logical_block_size"));
+        let length = block.unwrap_or(0).max(4096);
         let node = self.node(roots);
         let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
-        let mut buffer = MmapMut::map_anon(LENGTH).map_err(|error| failed(&error))?;
+        let mut buffer = MmapMut::map_anon(length).map_err(|error| failed(&error))?;
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(&node)
             .map_err(|error| failed(&error))?;
-        let wanted = LENGTH.min(usize::try_from(self.size()?).unwrap_or(LENGTH));
+        let wanted = length.min(usize::try_from(self.size()?).unwrap_or(length));
         let (block, _) = buffer.split_at_mut(wanted);
         (&file).read_exact(block).map_err(|error| failed(&error))
     }
@@ -178,6 +180,37 @@ impl BlockDevice {
         error.errno() == Some(nix::libc::ENOENT) && self.dir.join("dev").exists()
     }
 
+    /// Writes dirty pages back and has the device write its cache (`fsync`), then
+    /// drops the pages (`BLKFLSBUF`): of each partition, whose pages are its own
+    /// (`block/bdev.c`, one inode each), and then of the disk, which `file` is.
+    /// **Blocks** until the device has done it.
+    ///
+    /// # Errors
+    /// `Io` where a write failed: the pages are lost then, and the device must not
+    /// be deleted as if it had been flushed.
+    pub(crate) fn flush(&self, roots: &Roots, file: &File) -> Result<()> {
+        for partition in self.partitions()? {
+            match partition.flush_partition(roots) {
+                // Somebody has removed it, and the kernel wrote it back then.
+                Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
+                flushed => flushed?,
+            }
+        }
+        let (devices, node) = (&roots.devices, self.node(roots));
+        point!(FlushToBegin);
+        sync(devices, file, &node)?;
+        point!(FlushSynced);
+        drop_pages(devices, file, &node)?;
+        point!(FlushDone);
+        Ok(())
+    }
+
+    fn flush_partition(&self, roots: &Roots) -> Result<()> {
+        let (file, node) = (self.open(roots, false)?, self.node(roots));
+        sync(&roots.devices, &file, &node)?;
+        drop_pages(&roots.devices, &file, &node)
+    }
+
     /// Opens the node read-only (a writer's close would wake udev), and makes
     /// sure that it is this device. With `claim` the open is exclusive: the
     /// kernel refuses it (`EBUSY`, so `InUse`) while anything mounts, maps,
@@ -192,16 +225,7 @@ impl BlockDevice {
     /// node stays missing; `Vanished` where the node is another device's.
     pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
         let node = self.node(roots);
-        let mut flags = OFlag::O_NONBLOCK;
-        flags.set(OFlag::O_EXCL, claim);
-        let file = self.open_when_made(&node, flags)?;
-        let metadata = file
-            .metadata()
-            .map_err(|error| Error::io("cannot examine", &node, &error))?;
-        let found = metadata
-            .file_type()
-            .is_block_device()
-            .then(|| devno_of(metadata.rdev()));
+        let (file, found) = self.open_when_made(&node, &roots.devices, claim)?;
         if found != Some(self.devno) {
             let expected = self.devno;
             let message = format!("the node is not block device {expected}");
@@ -211,18 +235,19 @@ impl BlockDevice {
     }
 
     /// A missing node of a device that is there to stay is a fault of `/dev`.
-    fn open_when_made(&self, node: &Path, flags: OFlag) -> Result<File> {
+    fn open_when_made(
+        &self,
+        node: &Path,
+        devices: &Devices,
+        claim: bool,
+    ) -> Result<(File, Option<DevNo>)> {
         /// Longer than the kernel's thread takes.
         const PATIENCE: Duration = Duration::from_secs(1);
         let patience = Deadline::after(PATIENCE);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         loop {
-            let opened = OpenOptions::new()
-                .read(true)
-                .custom_flags(flags.bits())
-                .open(node);
-            let error = match opened {
-                Ok(file) => return Ok(file),
+            let error = match devices.open(node, claim) {
+                Ok(opened) => return Ok(opened),
                 Err(error) => Error::io("cannot open", node, &error),
             };
             if !self.lacks_its_node(&error) {
@@ -244,7 +269,7 @@ pub fn links_to(roots: &Roots, devno: DevNo, links: &[String]) -> Vec<PathBuf> {
     links
         .iter()
         .filter_map(|link| Some(roots.dev.join(link.strip_prefix("/dev/")?)))
-        .filter(|link| devno_at(link).is_ok_and(|found| found == devno))
+        .filter(|link| devno_at(roots, link).is_ok_and(|found| found == devno))
         .collect()
 }
 
@@ -253,19 +278,18 @@ pub fn links_to(roots: &Roots, devno: DevNo, links: &[String]) -> Vec<PathBuf> {
 /// # Errors
 /// `NotFound` where nothing is there, `InvalidInput` where it is something
 /// else than a block device.
-pub fn devno_at(path: &Path) -> Result<DevNo> {
-    let metadata = std::fs::metadata(path).map_err(|error| {
+pub fn devno_at(roots: &Roots, path: &Path) -> Result<DevNo> {
+    let found = roots.devices.number_at(path).map_err(|error| {
         let error = Error::io("cannot find the device", path, &error);
         match error.kind() {
             ErrorKind::Vanished => error.with_kind(ErrorKind::NotFound),
             _ => error,
         }
     })?;
-    if !metadata.file_type().is_block_device() {
+    found.ok_or_else(|| {
         let message = "not a block device: expected a disk's node or a link to it";
-        return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
-    }
-    Ok(devno_of(metadata.rdev()))
+        Error::new(ErrorKind::InvalidInput, message).with_path(path)
+    })
 }
 
 pub(super) fn devno_of(rdev: u64) -> DevNo {
@@ -276,21 +300,16 @@ pub(super) fn devno_of(rdev: u64) -> DevNo {
     }
 }
 
-/// Writes dirty pages back and has the device write its cache (`fsync`), then
-/// drops the pages (`BLKFLSBUF`). **Blocks** until the device has done it.
-///
-/// # Errors
-/// `Io` where a write failed: the pages are lost then, and the device must not
-/// be deleted as if it had been flushed.
-pub(crate) fn flush(file: &File, node: &Path) -> Result<()> {
-    point!(FlushToBegin);
-    file.sync_all()
-        .map_err(|error| Error::io("cannot flush", node, &error))?;
-    point!(FlushSynced);
-    lunbd_sys::block::flush_buffers(file)
-        .map_err(|errno| Error::io("cannot drop the page cache of", node, &errno.into()))?;
-    point!(FlushDone);
-    Ok(())
+fn sync(devices: &Devices, file: &File, node: &Path) -> Result<()> {
+    devices
+        .sync(file)
+        .map_err(|error| Error::io("cannot flush", node, &error))
+}
+
+fn drop_pages(devices: &Devices, file: &File, node: &Path) -> Result<()> {
+    devices
+        .drop_pages(file)
+        .map_err(|error| Error::io("cannot drop the page cache of", node, &error))
 }
 
 #[cfg(test)]

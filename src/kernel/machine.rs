@@ -37,6 +37,12 @@ impl Capabilities {
         self.has(12)
     }
 
+    /// The open files of processes of other users.
+    #[must_use]
+    pub fn sys_ptrace(self) -> bool {
+        self.has(19)
+    }
+
     fn has(self, bit: u32) -> bool {
         self.0 >> bit & 1 == 1
     }

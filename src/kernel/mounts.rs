@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Roots, blockdev, process, sysfs};
+use super::file_servers::FileServers;
+use super::{Roots, blockdev, process};
 use crate::error::{ErrorKind, Result};
 use crate::id::DevNo;
 
@@ -31,7 +32,9 @@ pub fn read_mounts(roots: &Roots) -> Result<Vec<Mount>> {
     let own = roots.proc.join("self");
     namespaces.extend(namespace(&own).ok());
     let text = read_whole(&own.join("mountinfo"))?;
-    mounts.extend(parse_mountinfo(&text, None));
+    // A source is looked up in our own namespace, whoever mounted it.
+    let servers = FileServers::among(points(&text));
+    mounts.extend(parse_mountinfo(roots, &text, None, &servers));
 
     for pid in process::pids(roots)? {
         let process = roots.proc.join(pid.to_string());
@@ -41,10 +44,36 @@ pub fn read_mounts(roots: &Roots) -> Result<Vec<Mount>> {
         };
         if namespaces.insert(inode) {
             let text = read_whole(&process.join("mountinfo")).unwrap_or_default();
-            mounts.extend(parse_mountinfo(&text, Some(pid)));
+            mounts.extend(parse_mountinfo(roots, &text, Some(pid), &servers));
         }
     }
     Ok(mounts)
+}
+
+/// The file systems of our mount namespace that servers and daemons have.
+pub(crate) fn read_file_servers(roots: &Roots) -> Result<FileServers> {
+    let text = read_whole(&roots.proc.join("self/mountinfo"))?;
+    Ok(FileServers::among(points(&text)))
+}
+
+/// The options of the file system that is mounted at `point`.
+pub(crate) fn read_options(roots: &Roots, point: &Path) -> Result<String> {
+    let text = read_whole(&roots.proc.join("self/mountinfo"))?;
+    let mut options = text.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let is_it = Path::new(&unescape(mount.split(' ').nth(4)?)) == point;
+        is_it.then(|| file_system.split(' ').nth(2)).flatten()
+    });
+    Ok(options.next_back().unwrap_or_default().to_owned())
+}
+
+/// Each mount's point, with its file system's type.
+fn points(text: &str) -> impl Iterator<Item = (&str, PathBuf)> {
+    text.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let point = unescape(mount.split(' ').nth(4)?);
+        Some((file_system.split(' ').next()?, PathBuf::from(point)))
+    })
 }
 
 /// `/proc` files grow past any attribute, so they are read whole.
@@ -56,8 +85,13 @@ fn read_whole(path: &Path) -> Result<String> {
 
 /// The block devices among the lines of a `mountinfo` (proc(5)): by device
 /// number and, for file systems that mount under a number of their own
-/// (btrfs), by the source's node.
-fn parse_mountinfo(text: &str, pid: Option<u32>) -> Vec<Mount> {
+/// (btrfs), by the source's node, unless that is on a file server.
+fn parse_mountinfo(
+    roots: &Roots,
+    text: &str,
+    pid: Option<u32>,
+    servers: &FileServers,
+) -> Vec<Mount> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
         let device: DevNo = fields.nth(2)?.parse().ok()?;
@@ -66,7 +100,11 @@ fn parse_mountinfo(text: &str, pid: Option<u32>) -> Vec<Mount> {
         let mut rest = fields.skip_while(|&field| field != "-");
         let source = unescape(rest.nth(2)?);
         let device = if device.major == 0 {
-            blockdev::devno_at(Path::new(&source)).ok()?
+            let source = Path::new(&source);
+            if !source.is_absolute() || servers.have(source) {
+                return None;
+            }
+            blockdev::devno_at(roots, source).ok()?
         } else {
             device
         };
@@ -98,18 +136,26 @@ fn unescape(field: &str) -> String {
 
 /// The block devices that are swapped on.
 pub fn read_swaps(roots: &Roots) -> Result<Vec<DevNo>> {
-    let text = match sysfs::read(&roots.proc.join("swaps")) {
+    let text = match read_whole(&roots.proc.join("swaps")) {
         Ok(text) => text,
         // A kernel without swap.
         Err(error) if error.kind() == ErrorKind::Vanished => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    Ok(text
-        .lines()
-        .skip(1)
-        .filter_map(|line| line.split_ascii_whitespace().next())
-        .filter_map(|path| blockdev::devno_at(Path::new(&unescape(path))).ok())
-        .collect())
+    let paths = text.lines().skip(1).filter_map(|line| {
+        let path = line.split_ascii_whitespace().next()?;
+        Some(PathBuf::from(unescape(path)))
+    });
+    let paths: Vec<PathBuf> = paths.collect();
+    if paths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let servers = read_file_servers(roots)?;
+    let numbers = paths
+        .iter()
+        .filter(|path| !servers.have(path))
+        .filter_map(|path| blockdev::devno_at(roots, path).ok());
+    Ok(numbers.collect())
 }
 
 #[cfg(test)]
@@ -122,7 +168,7 @@ mod tests {
                     37 35 0:22 / /proc rw - proc proc rw\n\
                     garbage\n";
         assert_eq!(
-            parse_mountinfo(text, Some(7)),
+            parse_mountinfo(&Roots::default(), text, Some(7), &FileServers::default()),
             [Mount {
                 device: DevNo {
                     major: 8,
@@ -132,6 +178,32 @@ mod tests {
                 pid: Some(7),
             }]
         );
+    }
+
+    #[test]
+    fn the_files_of_a_server_are_known_by_the_type_of_their_mount() {
+        let text = "36 35 8:16 / / rw - ext4 /dev/sdb rw\n\
+                    37 36 0:52 / /srv/a\\040b rw shared:1 - nfs4 server:/a rw\n\
+                    38 36 0:53 / /home/x rw - fuse.sshfs x rw\n\
+                    39 36 0:54 / /run rw - tmpfs tmpfs rw\n";
+        let servers = FileServers::among(points(text));
+        let have = |path: &str| servers.have(Path::new(path));
+        assert!(have("/srv/a b/disk") && have("/home/x"));
+        assert!(!have("/srv/a") && !have("/run/x") && !have("/dev/sda"));
+    }
+
+    #[test]
+    fn below_a_root_of_a_server_the_nearest_mount_and_there_the_last_decides() {
+        let text = "36 35 0:52 / / rw - nfs server:/a rw\n\
+                    37 36 0:6 / /dev rw - devtmpfs devtmpfs rw\n\
+                    38 36 0:53 / /boot rw - autofs systemd-1 rw\n\
+                    39 38 8:17 / /boot rw - ext4 /dev/sdb1 rw\n\
+                    40 37 0:54 / /dev/shm rw - tmpfs tmpfs rw\n\
+                    41 40 0:55 / /dev/shm rw - fuse x rw\n";
+        let servers = FileServers::among(points(text));
+        let have = |path: &str| servers.have(Path::new(path));
+        assert!(!have("/dev/sda") && !have("/boot/disk"));
+        assert!(have("/srv/disk") && have("/device") && have("/dev/shm/disk"));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 //! cached at the last scan.
 
 mod capacity;
+#[cfg(any(test, fuzzing))]
+#[allow(unreachable_pub, reason = "it is public where it is fuzzed")]
+pub mod fuzz;
 mod inquiry;
 mod presence;
 mod report_luns;
@@ -17,7 +20,15 @@ pub(crate) use inquiry::{read_product, read_vpd};
 pub(crate) use presence::{Presence, ask_presence};
 pub(crate) use report_luns::report_luns;
 
+use super::Devices;
 use crate::error::{Error, ErrorKind, Result};
+
+/// A disk that is open, and how it is asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened<'a> {
+    pub(crate) devices: &'a Devices,
+    pub(crate) file: &'a File,
+}
 
 /// One page of memory: no answer that is asked for here is longer.
 const LONGEST: u16 = 4096;
@@ -41,7 +52,7 @@ fn page() -> Result<MmapMut> {
 /// `Io` where the command failed, with the statuses in words; `NotReady` where
 /// the path to the device is down.
 fn command<'a>(
-    device: &File,
+    device: Opened<'_>,
     name: &str,
     cdb: &[u8],
     buffer: &'a mut [u8],
@@ -61,7 +72,7 @@ fn command<'a>(
 /// # Errors
 /// `Io` where it could not be sent.
 fn send(
-    device: &File,
+    device: Opened<'_>,
     name: &str,
     cdb: &[u8],
     buffer: &mut [u8],
@@ -70,10 +81,9 @@ fn send(
     // A unit attention is reported once and then gone.
     let mut tries = 3;
     loop {
-        let done = sg::read_command(device, cdb, buffer, timeout).map_err(|errno| {
-            let message = format!("cannot send {name}: {}", errno.desc());
-            Error::new(ErrorKind::Io, message)
-        })?;
+        let done = device.devices.scsi_read(device.file, cdb, buffer, timeout);
+        let done = done
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot send {name}: {error}")))?;
         tries -= 1;
         if tries == 0 || !matches!(verdict(&done), Verdict::Attention) {
             return Ok(done);
@@ -112,6 +122,19 @@ fn sense_key(sense: &[u8]) -> Option<u8> {
     Some(byte & 0x0f)
 }
 
+/// The sense key and the additional sense code with its qualifier, as SPC-5 writes them.
+fn describe_sense(sense: &[u8]) -> String {
+    let at = |index: usize| sense.get(index).copied().unwrap_or_default();
+    let (code, qualifier) = match at(0) & 0x7f {
+        0x70 | 0x71 => (at(12), at(13)),
+        _ => (at(2), at(3)),
+    };
+    match sense_key(sense) {
+        Some(key) => format!("sense key {key:X}h, code {code:02X}h/{qualifier:02X}h"),
+        None => "no sense data".to_owned(),
+    }
+}
+
 fn failed(name: &str, done: &Completion) -> Error {
     // include/scsi/scsi_status.h
     let (kind, host) = match done.host_status {
@@ -131,8 +154,8 @@ fn failed(name: &str, done: &Completion) -> Error {
         kind,
         format!(
             "{name} failed: device {host} \
-             (status {status:#04x}, host {host_status:#04x}, driver {driver_status:#04x}, sense key {:?})",
-            sense_key(&done.sense)
+             (status {status:#04x}, host {host_status:#04x}, driver {driver_status:#04x}, {})",
+            describe_sense(&done.sense)
         ),
     )
 }

@@ -1,13 +1,17 @@
 //! One attribute a call.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::errno::Errno;
 
+use super::Devices;
 use crate::error::{Error, ErrorKind, Result};
+
+/// What nearly every attribute fits into.
+const SHORT: usize = 4096;
 
 /// More than any attribute holds; a file that is no attribute stays small too.
 const LONGEST: u64 = 64 * 1024;
@@ -27,11 +31,19 @@ pub fn read(path: &Path) -> Result<String> {
 /// # Errors
 /// As [`read`].
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(LONGEST).read_to_end(&mut bytes))
-        .map_err(|error| Error::io("cannot read", path, &error))?;
-    Ok(bytes)
+    let read = || {
+        let mut file = File::open(path)?;
+        // The kernel gives an attribute whole to one read that has room for it
+        // (`fs/kernfs/file.c`).
+        let mut buffer = [0; SHORT];
+        let length = file.read(&mut buffer)?;
+        let mut bytes = buffer.get(..length).unwrap_or_default().to_vec();
+        if length == SHORT {
+            file.take(LONGEST).read_to_end(&mut bytes)?;
+        }
+        Ok(bytes)
+    };
+    read().map_err(|error: io::Error| Error::io("cannot read", path, &error))
 }
 
 /// Reads an attribute that may be absent, as attributes of another kernel
@@ -61,8 +73,8 @@ pub fn parse<T: FromStr>(path: &Path) -> Result<T> {
 ///
 /// # Errors
 /// By the errno: `Refused` for `EINVAL`, `NotPermitted`, `Vanished`.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    write_if(path, text, || true)
+pub(crate) fn write(devices: &Devices, path: &Path, text: &str) -> Result<()> {
+    write_if(devices, path, text, &|| true)
 }
 
 /// As [`write`], if `is_still_ours` says so once the attribute is open: from then
@@ -72,22 +84,17 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
 /// # Errors
 /// As [`write`]; `Vanished` where it is not ours.
 pub(crate) fn write_if(
+    devices: &Devices,
     path: &Path,
     text: &str,
-    is_still_ours: impl FnOnce() -> bool,
+    is_still_ours: &dyn Fn() -> bool,
 ) -> Result<()> {
-    let failed = |error: &io::Error| Error::io("cannot write", path, error);
-    let file = OpenOptions::new().write(true).open(path);
-    let mut file = file.map_err(|error| failed(&error))?;
-    if !is_still_ours() {
-        let message = "another has come under this name";
-        return Err(Error::new(ErrorKind::Vanished, message).with_path(path));
+    let written = devices.write_attribute(path, text, is_still_ours);
+    if written.map_err(|error| Error::io("cannot write", path, &error))? {
+        return Ok(());
     }
-    match file.write(text.as_bytes()) {
-        Ok(written) if written == text.len() => Ok(()),
-        Ok(_) => Err(failed(&io::ErrorKind::WriteZero.into())),
-        Err(error) => Err(failed(&error)),
-    }
+    let message = "another has come under this name";
+    Err(Error::new(ErrorKind::Vanished, message).with_path(path))
 }
 
 /// The names in a directory, sorted; none where it is absent.
@@ -127,10 +134,10 @@ pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
     let target = match fs::read_link(link) {
         Ok(target) => target,
         Err(error) => {
-            return if gone(&error) {
-                Ok(None)
-            } else {
-                Err(Error::io("cannot resolve", link, &error))
+            return match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EINVAL) => Ok(Some(link.to_owned())),
+                _ if gone(&error) => Ok(None),
+                _ => Err(Error::io("cannot resolve", link, &error)),
             };
         }
     };

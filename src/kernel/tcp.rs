@@ -6,6 +6,7 @@ use std::net::{
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::worker;
@@ -94,6 +95,24 @@ fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> R
     Err(Error::new(ErrorKind::Unreachable, message))
 }
 
+/// Has the kernel give the connection up after `limit` instead of 30 seconds in which
+/// sent data is not acknowledged or not taken (`TCP_USER_TIMEOUT`); an idle one when
+/// probes have had no answer for as long. Nothing changes for a socket that is not TCP.
+///
+/// # Errors
+/// By the errno.
+pub(crate) fn give_up_after(socket: &OwnedFd, limit: Duration) -> Result<()> {
+    // Zero would be the kernel's own, of a quarter of an hour; it takes no more than an
+    // `int` holds (`net/ipv4/tcp.c`, `do_tcp_setsockopt`).
+    let most = i32::MAX.unsigned_abs();
+    let milliseconds = u32::try_from(limit.as_millis()).unwrap_or(most);
+    let milliseconds = milliseconds.clamp(1, most);
+    match setsockopt(socket, sockopt::TcpUserTimeout, &milliseconds) {
+        Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOPROTOOPT) => Ok(()),
+        Err(errno) => Err(Error::of_errno("cannot set TCP_USER_TIMEOUT", errno)),
+    }
+}
+
 fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![(address, port).into()]);
@@ -158,6 +177,15 @@ mod tests {
         assert_eq!(getsockopt(&socket, sockopt::TcpKeepInterval), Ok(5));
         assert_eq!(getsockopt(&socket, sockopt::TcpKeepCount), Ok(4));
         assert_eq!(getsockopt(&socket, sockopt::TcpUserTimeout), Ok(30_000));
+        give_up_after(&socket, Duration::from_secs(5)).unwrap();
+        assert_eq!(getsockopt(&socket, sockopt::TcpUserTimeout), Ok(5_000));
+        give_up_after(&socket, Duration::MAX).unwrap();
+        assert_eq!(
+            getsockopt(&socket, sockopt::TcpUserTimeout),
+            Ok(i32::MAX.unsigned_abs())
+        );
+        let (unix, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        give_up_after(&unix.into(), Duration::from_secs(5)).unwrap();
     }
 
     #[test]

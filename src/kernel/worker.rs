@@ -1,11 +1,15 @@
 //! Kernel calls that may block for minutes, each on a thread of its own.
 
+mod idle;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
+
+use idle::Files;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -44,21 +48,28 @@ pub(crate) struct Pending<T> {
     result: Receiver<Result<T>>,
 }
 
-/// Starts `call` on a thread of its own.
+/// Starts `call` on a thread that has nothing else to do until it returns.
 pub(crate) fn start<T: Send + 'static>(
+    stage: Stage,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Pending<T>> {
+    start_with(Files::OfTheProcess, stage, call)
+}
+
+fn start_with<T: Send + 'static>(
+    files: Files,
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
     let (done, result) = mpsc::sync_channel(1);
     let span = tracing::Span::current();
-    thread::Builder::new()
-        .name(format!("lunbd-{stage}"))
-        .spawn(move || {
-            let _entered = span.entered();
-            // Nobody listens any more after a timeout.
-            let _ = done.send(call());
-        })
-        .map_err(|error| not_started(stage, &error))?;
+    let call = move || {
+        let _entered = span.entered();
+        // Nobody listens any more after a timeout.
+        let _ = done.send(call());
+    };
+    let name = format!("lunbd-{stage}");
+    idle::run(name, files, Box::new(call)).map_err(|error| not_started(stage, &error))?;
     Ok(Pending { stage, result })
 }
 
@@ -78,32 +89,31 @@ pub(crate) fn start_apart<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start(stage, move || {
+    start_with(Files::Apart, stage, move || {
         leave_the_files();
         call()
     })
 }
 
 fn leave_the_files() {
-    if let Err(errno) = lunbd_sys::files::leave_those_of_the_process() {
-        tracing::debug!(%errno, "the files are those of the process");
+    if idle::files() == Files::Apart {
+        return;
+    }
+    match lunbd_sys::files::leave_those_of_the_process() {
+        Ok(()) => idle::have_files(Files::Apart),
+        Err(errno) => tracing::debug!(%errno, "the files are those of the process"),
     }
 }
 
 /// Runs `call` on a thread of its own that has no part in the open files of the
 /// process, as [`start_apart`], for a thread that needs them afterwards: it waits
 /// for the call, and can be killed meanwhile.
-pub(crate) fn apart<T: Send>(stage: Stage, call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new()
-            .name(format!("lunbd-{stage}"))
-            .spawn_scoped(scope, || {
-                leave_the_files();
-                call()
-            })
-            .map_err(|error| not_started(stage, &error))?;
-        thread.join().unwrap_or_else(|_| Err(died(stage)))
-    })
+pub(crate) fn apart<T: Send + 'static>(
+    stage: Stage,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let pending = start_apart(stage, call)?;
+    pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
 }
 
 /// What `work` makes of each item, in their order: of all at once, each on a thread
@@ -150,19 +160,23 @@ fn each_on<T: Send, R: Send>(
 /// gone, while the kernel still holds the thread, and `file`.
 pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
     let (done, kept) = mpsc::channel::<Arc<File>>();
+    let (closed, is_closed) = mpsc::channel::<()>();
     // It is closed where it was opened.
-    let keeper = thread::Builder::new()
-        .name("lunbd-keeper".to_owned())
-        .spawn(move || {
-            let file = kept.recv();
-            let _until_the_call_has_ended = kept.recv();
-            drop(file);
-        });
-    let Ok(keeper) = keeper else {
-        return call(&file);
+    let keep = move || {
+        let file = kept.recv();
+        let _until_the_call_has_ended = kept.recv();
+        drop(file);
+        drop(closed);
     };
+    let name = "lunbd-keeper".to_owned();
+    if idle::run(name, Files::OfTheProcess, Box::new(keep)).is_err() {
+        return call(&file);
+    }
     let own = match lunbd_sys::files::leave_those_of_the_process_but(file.as_fd()) {
-        Ok(own) => File::from(own),
+        Ok(own) => {
+            idle::have_files(Files::ApartWithOne);
+            File::from(own)
+        }
         Err(errno) => {
             tracing::debug!(%errno, "the files are those of the process");
             return call(&file);
@@ -174,7 +188,7 @@ pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T
     }
     let result = call(&own);
     drop((own, done));
-    let _ended = keeper.join();
+    let _ended = is_closed.recv();
     result
 }
 

@@ -2,8 +2,10 @@
 
 mod wire;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use crate::kernel::{Roots, unix_socket};
 
 /// `DEFAULT_SOCKET` of multipath-tools, 0.4.9 and later.
 const NAME: &str = "/org/kernel/linux/storage/multipathd";
+/// `PATHNAME_SOCKET` of multipath-tools 0.12 and later, in `/run`.
+const FILE: &str = "multipathd.socket";
 /// What it says where it has no time (`multipathd/uxlsnr.c`, `default_reply`).
 const BUSY: &str = "timeout";
 
@@ -34,8 +38,25 @@ const BUSY: &str = "timeout";
 /// at the stage that the command belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Daemon {
-    /// Of the socket, in the abstract name space.
-    name: String,
+    socket: Socket,
+}
+
+/// Where it listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Socket {
+    /// In the abstract name space of one network namespace.
+    Abstract(String),
+    /// In the file system, where other network namespaces reach it too.
+    File(PathBuf),
+}
+
+impl Socket {
+    fn address(&self) -> nix::Result<UnixAddr> {
+        match self {
+            Self::Abstract(name) => UnixAddr::new_abstract(name.as_bytes()),
+            Self::File(path) => UnixAddr::new(path),
+        }
+    }
 }
 
 /// What the daemon says to a command that it takes.
@@ -44,8 +65,8 @@ pub struct Daemon {
 pub enum Answer {
     /// It is done.
     Done,
-    /// The path is none that it manages, by its configuration; it says so as
-    /// well of one that does not exist.
+    /// The path, or the map, is none that it manages, by its configuration; it says
+    /// so as well of a path that does not exist.
     NotWanted,
     /// It will be done: the map is being made, and the daemon waits for udev.
     Delayed,
@@ -53,19 +74,30 @@ pub enum Answer {
 
 impl Daemon {
     /// The daemon, if it runs or systemd would start it on a connection; `None`
-    /// where nobody has its socket. It listens in the host's network namespace
-    /// and is not found from another.
+    /// where nobody listens on its sockets. One before 0.12 listens in the host's
+    /// network namespace alone and is not found from another. A newer one also has
+    /// `/run/multipathd.socket`, which is tried by a connection where there is no
+    /// abstract socket: the file of a daemon that was killed stays.
     ///
     /// # Errors
     /// `NotPermitted` or `Io` where `/proc/net/unix` cannot be read.
     pub fn find(roots: &Roots) -> Result<Option<Self>> {
-        let bound = unix_socket::is_abstract_name_bound(roots, NAME)?;
-        let name = NAME.to_owned();
-        Ok(bound.then_some(Self { name }))
+        /// A connection that waits longer waits for a place in a living queue.
+        const LIMIT: Duration = Duration::from_secs(1);
+        if unix_socket::is_abstract_name_bound(roots, NAME)? {
+            let socket = Socket::Abstract(NAME.to_owned());
+            return Ok(Some(Self { socket }));
+        }
+        let socket = Socket::File(roots.run.join(FILE));
+        let connected = socket
+            .address()
+            .and_then(|address| unix_socket::connect(&address, Deadline::after(LIMIT)));
+        Ok(connected.is_ok().then_some(Self { socket }))
     }
 
     /// Has it take the disk `name` (`sda`), which udev must have handled, and
-    /// make or extend the map. One that it has already is [`Answer::Done`].
+    /// make or extend the map. One that it has already is [`Answer::Done`], and so is
+    /// one that its `find_multipaths` leaves without a map: look.
     ///
     /// # Errors
     /// `Refused`.
@@ -111,8 +143,41 @@ impl Daemon {
         Ok(names.contains(&name))
     }
 
-    /// Has it remove the map of this name (the alias: it knows no `dm-N` here). The reply does not tell a map in use from one that
-    /// is gone: look.
+    /// What it calls the unit of each of its disks, by the disk's name: the value of
+    /// its `uid_attribute`, which is in the uuid of the unit's map. A disk of which it
+    /// has read no such name is left out.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn wwids(&self, deadline: Deadline) -> Result<BTreeMap<String, String>> {
+        const COMMAND: &str = "show paths raw format %d/%w";
+        let reply = self.ask(Stage::Map, COMMAND, deadline)?;
+        if is_refusal(&reply) {
+            return Err(refused(Stage::Map, COMMAND, &reply));
+        }
+        let named = reply.lines().filter_map(|line| line.trim().split_once('/'));
+        let known = named.filter(|(_, wwid)| !matches!(*wwid, "" | "[undef]"));
+        Ok(known
+            .map(|(disk, wwid)| (disk.to_owned(), wwid.to_owned()))
+            .collect())
+    }
+
+    /// Has it make the map of the unit that it calls `wwid` (see [`Daemon::wwids`])
+    /// out of the paths that it has, also where its `find_multipaths` would leave them
+    /// alone; its blacklists count. It writes the name into its file of WWIDs, as it
+    /// does for every map that it makes, and makes the map by itself from then on.
+    ///
+    /// A version before 0.10 says `fail` of a map that has another name than the unit
+    /// (`user_friendly_names`), although it made it: look.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn add_map(&self, wwid: &str, deadline: Deadline) -> Result<Answer> {
+        self.command(Stage::Map, "add map", wwid, deadline)
+    }
+
+    /// Has it remove the map of this name (the alias: it knows no `dm-N` here). The
+    /// reply does not tell a map in use from one that is gone: look.
     ///
     /// # Errors
     /// `Refused`, and then the map is in use, or gone, or none of its own.
@@ -195,7 +260,7 @@ impl Daemon {
                 _ => error,
             }
         };
-        let address = UnixAddr::new_abstract(self.name.as_bytes()).map_err(failed)?;
+        let address = self.socket.address().map_err(failed)?;
         let connected = unix_socket::connect(&address, deadline).map_err(failed)?;
         connected.ok_or_else(|| {
             timed_out(stage, command, deadline).with_last_seen("its queue of connections is full")
@@ -216,7 +281,8 @@ fn tell(
     tracing::debug!(command, reply = reply.trim(), "multipathd");
     match reply.trim() {
         "ok" => Ok(Answer::Done),
-        "blacklisted" => Ok(Answer::NotWanted),
+        // `add map` has it followed by `fail` (`cli_add_map`).
+        "blacklisted" | "blacklisted\nfail" => Ok(Answer::NotWanted),
         // `del map` has it followed by `fail` (`cli_del_map`).
         "delayed" | "delayedfail" => Ok(Answer::Delayed),
         _ => Err(refused(stage, &command, &reply)),
@@ -277,7 +343,8 @@ mod tests {
         let name = format!("lunbd-test-multipathd-{}-{number}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
-        (Daemon { name }, listener)
+        let socket = Socket::Abstract(name);
+        (Daemon { socket }, listener)
     }
 
     fn heard(stream: &mut UnixStream) -> String {
@@ -315,6 +382,7 @@ mod tests {
         for (reply, expected) in [
             ("ok\n", Ok(Answer::Done)),
             ("blacklisted\n", Ok(Answer::NotWanted)),
+            ("blacklisted\nfail\n", Ok(Answer::NotWanted)),
             ("delayed\n", Ok(Answer::Delayed)),
             ("delayedfail\n", Ok(Answer::Delayed)),
             ("fail\n", Err(ErrorKind::Refused)),
@@ -367,6 +435,40 @@ mod tests {
             let known = daemon.knows_path("sda", soon());
             assert_eq!(known.map_err(|error| error.kind()), expected, "{reply:?}");
         }
+    }
+
+    #[test]
+    fn each_disk_is_told_with_the_units_name_and_one_without_a_name_is_left_out() {
+        let list = "sda/36001405\nsdb/[undef]\nsdc/\nsdd/1LIO-ORG_a/b\n";
+        let (daemon, told) = answering(vec![packet(list), packet("ok\n"), packet("fail\n")]);
+        let wwids: Vec<_> = daemon.wwids(soon()).unwrap().into_iter().collect();
+        let expected = [("sda", "36001405"), ("sdd", "1LIO-ORG_a/b")];
+        assert_eq!(wwids, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        // It says so where it has no path.
+        assert_eq!(daemon.wwids(soon()).unwrap(), BTreeMap::new());
+        let error = daemon.wwids(soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert_eq!(told.join().unwrap(), ["show paths raw format %d/%w"; 3]);
+    }
+
+    #[test]
+    fn one_with_a_socket_in_run_is_found_while_it_listens_and_not_by_the_file_that_it_leaves() {
+        let directory = tempfile::tempdir().unwrap();
+        let roots = Roots::below(directory.path());
+        std::fs::create_dir(&roots.run).unwrap();
+        assert_eq!(Daemon::find(&roots).unwrap(), None);
+        let listener = UnixListener::bind(roots.run.join(FILE)).unwrap();
+        let daemon = Daemon::find(&roots).unwrap().unwrap();
+        let answers = thread::spawn(move || {
+            // The first connection was to find it.
+            for (mut stream, _) in (0..2).map(|_| listener.accept().unwrap()) {
+                let _closed = wire::receive(&mut stream).map(|_| stream.write_all(&packet("ok\n")));
+            }
+        });
+        assert_eq!(daemon.add_path("sda", soon()).unwrap(), Answer::Done);
+        answers.join().unwrap();
+        assert!(roots.run.join(FILE).exists());
+        assert_eq!(Daemon::find(&roots).unwrap(), None);
     }
 
     #[test]
@@ -451,10 +553,12 @@ mod tests {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
         #[test]
         fn no_reply_panics(bytes: Vec<u8>, text: String) {
-            let (daemon, told) = answering(vec![bytes, packet(&text), packet(&text)]);
+            let replies = [packet(&text), packet(&text), packet(&text)];
+            let (daemon, told) = answering([vec![bytes], replies.to_vec()].concat());
             let _ = daemon.add_path("sda", soon());
             let _ = daemon.knows_path("sda", soon());
             let _ = daemon.resize_map("dm-0", soon());
+            let _ = daemon.wwids(soon());
             told.join().unwrap();
         }
     }

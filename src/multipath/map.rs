@@ -53,7 +53,7 @@ impl Map {
         if !name.starts_with("dm-") {
             return false;
         }
-        match sysfs::resolve(&roots.sysfs.join("block").join(name)) {
+        match sysfs::follow(&roots.sysfs.join("block").join(name)) {
             Ok(Some(dir)) => matches!(attribute(&dir, "uuid"), Ok(None)),
             Ok(None) => true,
             Err(_) => false,
@@ -64,10 +64,30 @@ impl Map {
     /// name that the map was made by is known here: of a unit with several
     /// names it is multipathd's choice.
     pub fn find(roots: &Roots, wwid: &Wwid) -> Result<Option<Self>> {
-        let maps = Self::all(roots)?;
-        Ok(maps
-            .into_iter()
-            .find(|map| map.wwid().as_ref() == Some(wwid)))
+        Self::of_unit(roots, |name| name == wwid)
+    }
+
+    /// The map of a unit with one of the wanted names. One file of each other map is
+    /// read.
+    pub(crate) fn of_unit(
+        roots: &Roots,
+        is_wanted: impl Fn(&Wwid) -> bool,
+    ) -> Result<Option<Self>> {
+        let disks = roots.sysfs.join("block");
+        for name in sysfs::names(&disks)? {
+            if !name.starts_with("dm-") {
+                continue;
+            }
+            let link = disks.join(name);
+            let name = attribute(&link, "uuid")?.and_then(|uuid| uuid.parse().ok());
+            if name.is_some_and(|name| is_wanted(&name))
+                && let Some(map) = Self::behind(&link)?
+                && map.wwid().is_some_and(|name| is_wanted(&name))
+            {
+                return Ok(Some(map));
+            }
+        }
+        Ok(None)
     }
 
     /// All maps, in the order of their kernel names.
@@ -83,7 +103,7 @@ impl Map {
     }
 
     fn behind(link: &Path) -> Result<Option<Self>> {
-        match sysfs::resolve(link)? {
+        match sysfs::follow(link)? {
             Some(dir) => Self::at(&dir),
             None => Ok(None),
         }
@@ -147,7 +167,7 @@ impl Map {
         let slaves = self.disk.dir().join("slaves");
         let mut paths = Vec::new();
         for name in sysfs::names(&slaves)? {
-            if let Some(dir) = sysfs::resolve(&slaves.join(name))? {
+            if let Some(dir) = sysfs::follow(&slaves.join(name))? {
                 paths.extend(BlockDevice::at(&dir)?);
             }
         }
@@ -164,7 +184,7 @@ impl Map {
         let mut maps = Vec::new();
         for holder in self.disk.holders()? {
             let link = self.disk.dir().join("holders").join(holder);
-            if let Some(dir) = sysfs::resolve(&link)? {
+            if let Some(dir) = sysfs::follow(&link)? {
                 maps.extend(Self::with_uuid(&dir, is_partition)?);
             }
         }

@@ -63,6 +63,22 @@ fn ask_in_time(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Er
     }
 }
 
+/// How often the map is open, by the kernel's own count: mounts, stacked devices and
+/// the caller's file are among them, and processes that `/proc` does not show.
+///
+/// # Errors
+/// `Vanished` where it is gone; `TimedOut` at stage `flush`.
+pub(crate) fn open_count(roots: &Roots, map: &Map, deadline: Deadline) -> Result<i32> {
+    let (own_map, own_roots) = (map.clone(), roots.clone());
+    worker::run(
+        Stage::Flush,
+        &format!("the kernel to say how often {map} is open"),
+        deadline,
+        || map.describe(),
+        move || Ok(dm::status(&own_roots, own_map.uuid())?.open_count),
+    )
+}
+
 fn ask(roots: &Roots, map: &Map) -> Result<()> {
     map.require()?;
     let status = dm::status(roots, map.uuid())?;

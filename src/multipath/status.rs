@@ -206,11 +206,31 @@ mod tests {
         }
 
         #[test]
-        fn no_words_of_the_format_panic_and_no_path_is_invented(
-            words in proptest::collection::vec("[0-9]{1,2}|A|F|8:0", 0..40)
+        fn what_the_kernel_prints_of_any_map_is_read_and_no_beginning_of_it_is(
+            groups in proptest::collection::vec(
+                proptest::collection::vec((0..300_u32, proptest::bool::ANY), 0..4), 0..4
+            ),
+            arguments in 0..3_usize,
         ) {
-            if let Some(status) = MapStatus::parse("0", &words.join(" ")) {
-                proptest::prop_assert!(status.paths.len() <= words.len() / 3);
+            let argument = " 7".repeat(arguments);
+            let group = |paths: &Vec<(u32, bool)>| {
+                let paths = paths.iter().map(|(minor, active)| {
+                    let state = if *active { "A" } else { "F" };
+                    format!(" 8:{minor} {state} 0{argument}")
+                });
+                let paths: Vec<String> = paths.collect();
+                format!(" E 1 x {} {arguments}{}", paths.len(), paths.concat())
+            };
+            let text: Vec<String> = groups.iter().map(group).collect();
+            let text = format!("2 0 1 0 {} 1{}", groups.len(), text.concat());
+            let status = MapStatus::parse("0", &text).unwrap();
+            let found = status.paths.iter().map(|path| (path.devno.minor, path.active));
+            let expected: Vec<_> = groups.concat();
+            proptest::prop_assert_eq!(found.collect::<Vec<_>>(), expected, "{}", &text);
+            let words: Vec<&str> = text.split(' ').collect();
+            for length in 0..words.len() {
+                let cut = words[..length].join(" ");
+                proptest::prop_assert_eq!(MapStatus::parse("0", &cut), None, "{}", cut);
             }
         }
     }

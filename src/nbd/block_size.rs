@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The kernel's smallest block size (`drivers/block/nbd.c`).
 const SECTOR: u32 = 512;
-/// What every file system can use, and the protocol's default.
-const USUAL: u32 = 4096;
+/// The protocol's default for a server's preferred size.
+const DEFAULT_PREFERRED: u32 = 4096;
 /// The protocol's limit for a server's minimum.
 const LARGEST_MINIMUM: u32 = 64 * 1024;
 
@@ -32,7 +32,7 @@ impl Default for BlockSizes {
     fn default() -> Self {
         Self {
             minimum: SECTOR,
-            preferred: USUAL,
+            preferred: DEFAULT_PREFERRED,
             maximum: 32 << 20,
         }
     }
@@ -97,33 +97,56 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The block size is what the server prefers, at most 4096 bytes, not below
-    /// its minimum, and from 512 bytes to `page_size`, which is what the kernel
-    /// takes. Where the export is no multiple of that it is the smallest that
-    /// both take, and where it is no multiple of that either its tail is lost:
-    /// the kernel would round the size down by itself, and in another way in
-    /// each version.
+    /// The logical block size is `wanted`, or the server's minimum where nothing is
+    /// wanted, and never below 512 bytes: this is what nbd-client and qemu-nbd tell the
+    /// kernel. Partition tables count in logical blocks, so a larger block would move
+    /// every partition of an image that was made with 512-byte sectors. The preferred
+    /// size only says how a server works fastest, and the driver has no place for it.
+    ///
+    /// Where the export is no multiple of a block its tail is lost: the kernel would
+    /// round the size down by itself, and in another way in each version.
     ///
     /// # Errors
-    /// `NotSupported` where the server's minimum is above a page, or the export
-    /// is smaller than one block.
-    pub(super) fn choose(sizes: BlockSizes, size: u64, page_size: u32) -> Result<Self> {
+    /// `InvalidInput` where `wanted` is no power of two of at least 512 bytes;
+    /// `NotSupported` where the server's minimum is above `wanted` or above a page,
+    /// `wanted` is above a page, or the export is smaller than one block.
+    pub(super) fn choose(
+        sizes: BlockSizes,
+        size: u64,
+        page_size: u32,
+        wanted: Option<u32>,
+    ) -> Result<Self> {
+        let unsupported = |message| Err(Error::new(ErrorKind::NotSupported, message));
+        if let Some(wanted) = wanted
+            && !(wanted.is_power_of_two() && wanted >= SECTOR)
+        {
+            let message = format!(
+                "a block size of {wanted} bytes is wanted: it must be a power of two of at least 512"
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         let smallest = sizes.minimum.max(SECTOR);
         if smallest > page_size {
-            let message = format!(
+            return unsupported(format!(
                 "the NBD server's minimum block size is {smallest}: this kernel takes at most {page_size}"
-            );
-            return Err(Error::new(ErrorKind::NotSupported, message));
+            ));
         }
-        let best = sizes.preferred.min(USUAL).clamp(smallest, page_size);
-        let is_whole = size.is_multiple_of(u64::from(best));
-        let block_size = if is_whole { best } else { smallest };
+        let block_size = wanted.unwrap_or(smallest);
+        if block_size > page_size {
+            return unsupported(format!(
+                "a block size of {block_size} bytes is wanted: this kernel takes at most {page_size}"
+            ));
+        }
+        if block_size < smallest {
+            return unsupported(format!(
+                "a block size of {block_size} bytes is wanted: the NBD server's minimum is {smallest}"
+            ));
+        }
         let lost_tail = size % u64::from(block_size);
         if lost_tail == size {
-            let message = format!(
+            return unsupported(format!(
                 "the NBD export has {size} bytes: less than one block of {block_size} bytes"
-            );
-            return Err(Error::new(ErrorKind::NotSupported, message));
+            ));
         }
         Ok(Self {
             block_size,
@@ -145,47 +168,98 @@ mod tests {
         BlockSizes::new(minimum, preferred, u32::MAX).unwrap()
     }
 
+    fn choose(sizes: BlockSizes, size: u64, wanted: Option<u32>) -> Result<Geometry> {
+        Geometry::choose(sizes, size, 4096, wanted)
+    }
+
     fn block_size(minimum: u32, preferred: u32, page_size: u32) -> u32 {
         let sizes = sizes(minimum, preferred);
-        Geometry::choose(sizes, GIB, page_size).unwrap().block_size
+        let geometry = Geometry::choose(sizes, GIB, page_size, None);
+        geometry.unwrap().block_size
     }
 
     #[test]
-    fn the_preferred_size_is_taken_within_what_the_kernel_takes() {
+    fn the_block_size_is_the_servers_minimum_and_at_least_512_whatever_it_prefers() {
         assert_eq!(block_size(1, 512, 4096), 512);
         assert_eq!(block_size(1, 1, 4096), 512);
-        assert_eq!(block_size(512, 4096, 4096), 4096);
-        assert_eq!(block_size(1, 65536, 4096), 4096);
-        assert_eq!(block_size(1, 65536, 65536), 4096);
+        assert_eq!(block_size(512, 4096, 4096), 512);
+        assert_eq!(block_size(1, 65536, 65536), 512);
+        assert_eq!(block_size(4096, 4096, 4096), 4096);
         assert_eq!(block_size(16384, 32768, 65536), 16384);
     }
 
     #[test]
+    fn the_block_size_does_not_change_with_the_size_of_the_export() {
+        let sizes = BlockSizes::default();
+        let block_size = |size| choose(sizes, size, None).unwrap().block_size;
+        assert_eq!(block_size(GIB), block_size(GIB + 512));
+        assert_eq!(block_size(GIB), block_size(GIB + 513));
+    }
+
+    #[test]
+    fn a_wanted_block_size_is_taken_where_server_and_kernel_take_it() {
+        let wanted = |minimum, wanted| choose(sizes(minimum, 4096), GIB, Some(wanted));
+        assert_eq!(wanted(1, 4096).unwrap().block_size, 4096);
+        assert_eq!(wanted(512, 1024).unwrap().block_size, 1024);
+        for (minimum, size, kind, said) in [
+            (
+                4096,
+                512,
+                ErrorKind::NotSupported,
+                "the NBD server's minimum is 4096",
+            ),
+            (
+                1,
+                8192,
+                ErrorKind::NotSupported,
+                "this kernel takes at most 4096",
+            ),
+            (
+                1,
+                256,
+                ErrorKind::InvalidInput,
+                "a power of two of at least 512",
+            ),
+            (
+                1,
+                1000,
+                ErrorKind::InvalidInput,
+                "a power of two of at least 512",
+            ),
+            (
+                1,
+                0,
+                ErrorKind::InvalidInput,
+                "a power of two of at least 512",
+            ),
+        ] {
+            let error = wanted(minimum, size).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+
+    #[test]
     fn a_minimum_above_a_page_is_refused() {
-        let error = Geometry::choose(sizes(8192, 8192), GIB, 4096).unwrap_err();
+        let error = choose(sizes(8192, 8192), GIB, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported);
         assert!(error.to_string().contains("minimum block size is 8192"));
     }
 
     #[test]
-    fn a_size_that_is_no_multiple_has_smaller_blocks_and_a_lost_tail_is_said() {
-        let odd = Geometry::choose(sizes(1, 4096), GIB + 512, 4096).unwrap();
-        assert_eq!(
-            (odd.block_size, odd.size, odd.lost_tail),
-            (512, GIB + 512, 0)
-        );
-        let odd = Geometry::choose(sizes(1, 4096), GIB + 513, 4096).unwrap();
+    fn the_tail_of_a_size_that_is_no_multiple_is_lost_and_reported() {
+        let odd = choose(sizes(1, 4096), GIB + 513, None).unwrap();
         assert_eq!(
             (odd.block_size, odd.size, odd.lost_tail),
             (512, GIB + 512, 1)
         );
-        let odd = Geometry::choose(sizes(2048, 4096), GIB + 512, 4096).unwrap();
+        let odd = choose(sizes(2048, 4096), GIB + 512, None).unwrap();
         assert_eq!((odd.block_size, odd.size, odd.lost_tail), (2048, GIB, 512));
     }
 
     #[test]
     fn an_export_below_one_block_is_refused() {
-        let error = Geometry::choose(BlockSizes::default(), 511, 4096).unwrap_err();
+        let error = choose(BlockSizes::default(), 511, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported);
     }
 
@@ -215,13 +289,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_kernel_takes_every_geometry(low in 0..=16_u32, more in 0..16_u32, size: u64, page in 12..=16_u32) {
+        fn the_kernel_takes_every_geometry_and_there_is_one_where_a_block_fits_a_page_and_the_export(
+            low in 0..=16_u32,
+            more in 0..16_u32,
+            size in prop_oneof![any::<u64>(), 0..100_000_u64, (0..1000_u64).prop_map(|n| n << 12)],
+            page in 12..=16_u32,
+            wanted in prop_oneof![Just(None), any::<Option<u32>>(), (0..20_u32).prop_map(|n| Some(1 << n))],
+        ) {
             let sizes = sizes(1 << low, 1 << (low + more).min(31));
-            if let Ok(geometry) = Geometry::choose(sizes, size, 1 << page) {
+            let smallest = u64::from(sizes.minimum.max(SECTOR));
+            let block = wanted.map_or(smallest, u64::from);
+            let is_valid = block.is_power_of_two() && (smallest..=1 << page).contains(&block);
+            let chosen = Geometry::choose(sizes, size, 1 << page, wanted);
+            prop_assert_eq!(chosen.is_ok(), is_valid && size >= block);
+            if let Ok(geometry) = chosen {
                 let Geometry { block_size, size: used, lost_tail } = geometry;
                 prop_assert!(block_size.is_power_of_two());
                 prop_assert!((512..=1 << page).contains(&block_size));
                 prop_assert!(block_size >= sizes.minimum);
+                prop_assert!(wanted.is_none_or(|wanted| wanted == block_size));
                 prop_assert!(used > 0 && used % u64::from(block_size) == 0);
                 prop_assert_eq!(used + lost_tail, size);
                 prop_assert!(lost_tail < u64::from(block_size));

@@ -26,16 +26,24 @@ pub use reconfigure::Reconfigure;
 /// keeps the last device's timeout when its index is used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// How long one request may take. Then its connection is taken for dead
-    /// and the request waits for another. Zero waits without end.
+    /// How long one request may take. After that the connection that it was sent over
+    /// counts as dead (`drivers/block/nbd.c`, `nbd_xmit_timeout`). A device with one
+    /// connection then keeps the request until another is there, for
+    /// [`dead_connection`](Self::dead_connection) at most. A device with several sends
+    /// it again over one that lives, at once.
     ///
-    /// What was sent over a link that died is sent again only when this has
-    /// passed, however soon another link is there (seen on Linux 6.1 and 7.2): healing
-    /// takes this long, and with zero it never ends.
+    /// With zero one connection is never taken for dead by this: the kernel looks every
+    /// 30 s, and sends the request again where the connection was replaced meanwhile.
+    /// With zero and several connections the time is 30 s.
+    ///
+    /// What was sent over a connection that died is sent again only when this time, or
+    /// those 30 s, have passed, however soon another connection is there (seen on Linux
+    /// 6.1 and 7.2): healing takes that long.
     pub request: Duration,
     /// How long requests wait for a new connection when the last has died,
     /// counted from the first that waits; after that they fail with `EIO`.
-    /// With zero they fail at once.
+    /// With zero they fail at once. While one of several connections lives, none waits
+    /// for this.
     ///
     /// Only with both above zero does a server that hangs cause no I/O error.
     pub dead_connection: Duration,
@@ -149,7 +157,7 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::look(roots, attempt.index);
+    let before = refusal::glance(roots, attempt.index);
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {

@@ -154,7 +154,7 @@ impl NbdDevice {
     /// The device of this index; `None` where there is no such disk.
     pub fn find(roots: &Roots, index: NbdIndex) -> Result<Option<Self>> {
         let link = roots.sysfs.join("block").join(index.name());
-        let Some(dir) = sysfs::resolve(&link)? else {
+        let Some(dir) = sysfs::follow(&link)? else {
             return Ok(None);
         };
         Ok(BlockDevice::at(&dir)?.map(|disk| Self { index, disk }))
@@ -235,17 +235,25 @@ impl NbdDevice {
         }
     }
 
-    /// What sysfs shows now, without a look at who has it open. Attributes come
-    /// one by one: while the device is changing they may be of two moments.
-    pub fn facts(&self) -> Result<Facts> {
+    /// Whether it is connected, and under which id: of the facts no more.
+    pub(crate) fn marks(&self) -> Result<Facts> {
         Ok(Facts {
             pid: self.pid()?,
             backend: self.backend()?,
+            ..Facts::default()
+        })
+    }
+
+    /// What sysfs shows now, without a look at who has it open. Attributes come
+    /// one by one: while the device is changing they may be of two moments.
+    pub fn facts(&self) -> Result<Facts> {
+        let marks = self.marks()?;
+        Ok(Facts {
             size: self.disk.size()?,
             read_only: self.disk.read_only()?,
             in_flight: self.in_flight()?,
             holders: self.disk.holders()?,
-            openers: Vec::new(),
+            ..marks
         })
     }
 
@@ -262,7 +270,7 @@ impl NbdDevice {
     pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
         let mut facts = self.facts()?;
         if facts.pid.is_none() {
-            facts.openers = process::read_openers(roots, &[self.disk.devno()])?;
+            facts.openers = process::read_openers(roots, &[self.disk.devno()])?.found;
         }
         Ok(facts)
     }
@@ -307,6 +315,7 @@ mod tests {
             device: "43:0".parse().unwrap(),
             pid: 9,
             command: "blkid".to_owned(),
+            writes: false,
         });
         assert_eq!(facts.state(&knowledge), State::OpenedByOther);
         for left in [

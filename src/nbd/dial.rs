@@ -3,6 +3,7 @@
 mod unix;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use super::export::Export;
 use super::handshake::{self, ListedExport};
@@ -45,6 +46,21 @@ pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     let export = handshake::negotiate(&mut talk, uri.export(), deadline)?;
     tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
     Ok(Connection { stream, export })
+}
+
+/// As [`dial`], for a device whose requests may take no longer than `request`: the kernel
+/// gives a TCP connection up after that time instead of 30 seconds, unless it is zero or
+/// not known.
+pub(crate) fn dial_for_device(
+    uri: &NbdUri,
+    request: Option<Duration>,
+    deadline: Deadline,
+) -> Result<Connection> {
+    let connection = dial(uri, deadline)?;
+    if let Some(request) = request.filter(|request| !request.is_zero()) {
+        tcp::give_up_after(&connection.stream, request).map_err(|error| error.at(Stage::Dial))?;
+    }
+    Ok(connection)
 }
 
 /// Connects to `server` and asks for the exports that it shows.

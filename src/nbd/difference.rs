@@ -204,6 +204,25 @@ mod tests {
         assert!(after(many, 1024, 1 << 20));
         assert!(after(many, 512, 1 << 19));
         assert!(!after(FLUSH, 1, 1 << 21));
+        assert!(!after(many, 1, 1 << 20));
+    }
+
+    #[test]
+    fn each_command_that_the_server_no_longer_knows_prevents_the_reattach() {
+        let commands = [
+            ExportFlags::SEND_FLUSH,
+            ExportFlags::SEND_FUA,
+            ExportFlags::SEND_TRIM,
+            ExportFlags::SEND_WRITE_ZEROES,
+        ];
+        let all = commands
+            .iter()
+            .fold(ExportFlags::empty(), |all, one| all | *one);
+        for lost in commands {
+            let (said, prevented) =
+                compare(&export(GIB, all, None), &export(GIB, all - lost, None));
+            assert!(prevented, "{said:?}");
+        }
     }
 
     #[test]

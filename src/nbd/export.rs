@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 use super::block_size::{BlockSizes, Geometry};
 use super::handshake::broken;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 
 bitflags! {
     /// What the server says of an export: the transmission flags that the
@@ -118,23 +118,33 @@ impl Export {
         self.block_sizes.unwrap_or_default().maximum
     }
 
-    /// The block size and the size for a kernel with pages of `page_size`
-    /// bytes: the server's preferred block size within the server's and the
-    /// kernel's limits and at most 4096, and where the export is no multiple of
-    /// that the smallest that both take.
+    /// What the kernel is told of the export: the logical block size, `wanted` or the
+    /// server's minimum and at least 512 bytes, and the size in whole blocks, for a
+    /// kernel with pages of `page_size` bytes.
     ///
     /// # Errors
-    /// `NotSupported` where the server's minimum is above a page, or the export
-    /// is smaller than one block.
-    pub fn geometry(&self, page_size: u32) -> Result<Geometry> {
-        Geometry::choose(self.block_sizes.unwrap_or_default(), self.size, page_size)
+    /// `InvalidInput` where `wanted` is no power of two of at least 512 bytes;
+    /// `NotSupported` where the server's minimum is above `wanted` or above a page,
+    /// `wanted` is above a page, the server takes no request of a whole page, or the
+    /// export is smaller than one block.
+    pub fn geometry(&self, page_size: u32, wanted: Option<u32>) -> Result<Geometry> {
+        let sizes = self.block_sizes.unwrap_or_default();
+        // block/blk-settings.c: no limit on requests may be lower.
+        if sizes.maximum < page_size {
+            let message = format!(
+                "the NBD server takes requests of at most {} bytes, and the kernel sends no \
+                 shorter ones than a page of {page_size} bytes: have the server take more",
+                sizes.maximum
+            );
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Handshake));
+        }
+        Geometry::choose(sizes, self.size, page_size, wanted)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
 
     #[test]
     fn flags_that_the_kernel_does_not_know_are_masked() {
@@ -162,8 +172,21 @@ mod tests {
     #[test]
     fn a_server_that_says_nothing_of_block_sizes_has_the_protocols_defaults() {
         let export = Export::new("a", 3 << 40, 1, None).unwrap();
-        assert_eq!(export.geometry(4096).unwrap().block_size, 4096);
+        assert_eq!(export.geometry(4096, None).unwrap().block_size, 512);
         assert_eq!(export.maximum_payload(), 32 << 20);
+    }
+
+    #[test]
+    fn a_server_that_takes_no_request_of_a_page_is_refused() {
+        let sizes = |maximum| BlockSizes {
+            minimum: 512,
+            preferred: 512,
+            maximum,
+        };
+        let export = |maximum| Export::new("a", 1 << 20, 1, Some(sizes(maximum))).unwrap();
+        let error = export(2048).geometry(4096, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+        assert!(export(4096).geometry(4096, None).is_ok());
     }
 
     #[cfg(feature = "serde")]

@@ -1,5 +1,4 @@
-//! Our end of a connected device's links, and what a server that comes back is
-//! measured by.
+//! Our ends of a connected device's connections, and which of them are dead.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -7,39 +6,121 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::command::NewTimeouts;
+use super::served::Slots;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdUri};
 
-/// The sockets of a connected device, kept to be able to shut them down: the
-/// kernel takes a new socket only for a link that is dead, and has no command
-/// that makes one so.
+/// The sockets that this process has handed over for a connected device. They are kept
+/// to see which have ended, and to be able to shut them down. The kernel keeps each in
+/// a slot of its own (`drivers/block/nbd.c`, `struct nbd_sock`).
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) uri: NbdUri,
     pub(crate) backend: BackendId,
     /// What is known of them: another process may have connected the device.
     pub(crate) timeouts: NewTimeouts,
+    slots: Slots,
     sockets: Vec<OwnedFd>,
+    /// The thread that connected the device, which no reconnect changes; `None` where it
+    /// could not be read.
+    connected_by: Option<u32>,
+}
+
+/// What is known of the connections in the kernel's slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LinkState {
+    /// Connections of this process that stand.
+    pub(crate) live: usize,
+    /// Connections of this process that have ended.
+    pub(crate) dead: usize,
+    /// Connections that another process has made: nobody here sees whether they stand.
+    pub(crate) unknown: usize,
+    /// There may be more of those than are counted.
+    pub(crate) more: bool,
+}
+
+impl LinkState {
+    /// Of a device that another process has connected.
+    pub(crate) fn of_another(slots: Slots) -> Self {
+        Self {
+            live: 0,
+            dead: 0,
+            unknown: slots.count,
+            more: !slots.exact,
+        }
+    }
+
+    /// Every slot has a connection of this process, and all of them stand.
+    pub(crate) fn is_whole(self) -> bool {
+        self.dead == 0 && self.unknown == 0 && !self.more
+    }
+
+    /// Every slot has a connection of this process, and none of them stands.
+    pub(crate) fn is_dead(self) -> bool {
+        self.live == 0 && self.unknown == 0 && self.dead > 0
+    }
+
+    /// I/O may go on although one connection is dead.
+    pub(crate) fn is_redundant(self) -> bool {
+        self.live + self.dead + self.unknown > 1
+    }
 }
 
 impl Link {
+    /// Of a device that this process has connected.
     pub(crate) fn new(
         uri: NbdUri,
         backend: BackendId,
         sockets: Vec<OwnedFd>,
         timeouts: NewTimeouts,
+        connected_by: Option<u32>,
+    ) -> Self {
+        let slots = Slots {
+            count: sockets.len(),
+            exact: true,
+        };
+        Self {
+            sockets,
+            ..Self::of_another(uri, backend, slots, timeouts, connected_by)
+        }
+    }
+
+    /// Of a device that another process has connected.
+    pub(crate) fn of_another(
+        uri: NbdUri,
+        backend: BackendId,
+        slots: Slots,
+        timeouts: NewTimeouts,
+        connected_by: Option<u32>,
     ) -> Self {
         Self {
             uri,
             backend,
             timeouts,
-            sockets,
+            slots,
+            sockets: Vec::new(),
+            connected_by,
         }
     }
 
-    /// Ends the connections: the kernel then knows the links for dead. What is
-    /// in flight waits for new ones.
+    /// Whether the device of this number was connected anew since, by the thread `now`.
+    pub(crate) fn is_of_an_earlier_device(&self, now: Option<u32>) -> bool {
+        let both = self.connected_by.zip(now);
+        both.is_some_and(|(then, now)| then != now)
+    }
+
+    pub(crate) fn state(&self) -> LinkState {
+        let dead = self.sockets.iter().filter(|end| has_hung_up(end)).count();
+        LinkState {
+            live: self.sockets.len() - dead,
+            dead,
+            unknown: self.slots.count.saturating_sub(self.sockets.len()),
+            more: !self.slots.exact,
+        }
+    }
+
+    /// Ends the connections. What is in flight waits for new ones.
     pub(crate) fn shut_down(&self) {
         point!(NbdToEndLink);
         for socket in &self.sockets {
@@ -49,14 +130,29 @@ impl Link {
         point!(NbdLinkEnded);
     }
 
-    /// Whether every connection has ended; not so where they are another's.
+    /// Whether every connection of the device has ended; not so where another process
+    /// has made some.
     pub(crate) fn is_dead(&self) -> bool {
-        !self.sockets.is_empty() && self.sockets.iter().all(has_hung_up)
+        self.state().is_dead()
     }
 
-    /// The device is served over connections of another: ours say nothing of it.
-    pub(crate) fn let_go(&mut self) {
-        self.sockets.clear();
+    /// The kernel has put a new connection into the slot of a dead one.
+    pub(crate) fn replace_a_dead_one(&mut self, new: OwnedFd) {
+        if let Some(dead) = self.sockets.iter().position(has_hung_up) {
+            self.sockets.remove(dead);
+        }
+        self.sockets.push(new);
+        self.slots.count = self.slots.count.max(self.sockets.len());
+    }
+
+    /// The kernel has no more slots than were counted.
+    pub(crate) fn has_no_more_slots(&mut self) {
+        self.slots.exact = true;
+    }
+
+    /// Another process has put connections into the slots of the dead ones.
+    pub(crate) fn forget_dead(&mut self) {
+        self.sockets.retain(|socket| !has_hung_up(socket));
     }
 }
 
@@ -86,35 +182,56 @@ mod tests {
 
     use super::*;
 
+    fn link(sockets: Vec<OwnedFd>) -> Link {
+        let (uri, backend) = ("nbd://h/x".parse().unwrap(), BackendId::derived("x"));
+        Link::new(uri, backend, sockets, NewTimeouts::default(), Some(7))
+    }
+
+    #[test]
+    fn a_link_is_of_an_earlier_device_where_another_thread_connected_that_of_now() {
+        let link = link(Vec::new());
+        assert!(link.is_of_an_earlier_device(Some(8)));
+        assert!(!link.is_of_an_earlier_device(Some(7)));
+        assert!(!link.is_of_an_earlier_device(None));
+    }
+
     #[test]
     fn a_link_is_dead_when_every_connection_has_ended() {
         let (one, peer_of_one) = UnixStream::pair().unwrap();
         let (two, _peer_of_two) = UnixStream::pair().unwrap();
-        let link = Link::new(
-            "nbd://h/x".parse().unwrap(),
-            BackendId::derived("x"),
-            vec![one.into(), two.into()],
-            NewTimeouts::default(),
-        );
-        assert!(!link.is_dead());
+        let link = link(vec![one.into(), two.into()]);
+        assert!(link.state().is_whole());
         drop(peer_of_one);
-        assert!(!link.is_dead());
+        assert!(!link.is_dead() && !link.state().is_whole());
         link.shut_down();
         assert!(link.is_dead());
     }
 
     #[test]
-    fn a_link_is_not_dead_once_another_serves_its_device() {
+    fn a_new_connection_takes_the_place_of_a_dead_one_and_of_none_that_lives() {
         let (one, peer_of_one) = UnixStream::pair().unwrap();
-        let mut link = Link::new(
-            "nbd://h/x".parse().unwrap(),
-            BackendId::derived("x"),
-            vec![one.into()],
-            NewTimeouts::default(),
-        );
+        let (two, _peer_of_two) = UnixStream::pair().unwrap();
+        let (new, _peer_of_new) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into(), two.into()]);
+        drop(peer_of_one);
+        link.replace_a_dead_one(new.into());
+        let whole = LinkState {
+            live: 2,
+            dead: 0,
+            unknown: 0,
+            more: false,
+        };
+        assert_eq!(link.state(), whole);
+    }
+
+    #[test]
+    fn what_another_process_serves_is_not_called_dead() {
+        let (one, peer_of_one) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into()]);
         drop(peer_of_one);
         assert!(link.is_dead());
-        link.let_go();
+        link.forget_dead();
         assert!(!link.is_dead());
+        assert_eq!(link.state().unknown, 1);
     }
 }

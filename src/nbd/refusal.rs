@@ -103,6 +103,11 @@ pub(super) enum Sight {
     Unreadable(NbdIndex),
 }
 
+/// Whether it is connected, before a command: by that its refusal is explained.
+pub(super) fn glance(roots: &Roots, index: Option<NbdIndex>) -> Sight {
+    sight(roots, index, NbdDevice::marks)
+}
+
 /// What sysfs shows.
 pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> Sight {
     sight(roots, index, NbdDevice::facts)

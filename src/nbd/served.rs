@@ -10,13 +10,27 @@ use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
-use crate::kernel::{Roots, sysfs, worker};
+use crate::kernel::{Devices, Roots, sysfs, worker};
 
 /// The largest logical block size that the kernel takes.
 pub(crate) fn page_size() -> Result<u32> {
     let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
     size.and_then(|size| u32::try_from(size).ok())
         .ok_or_else(|| Error::new(ErrorKind::Io, "the size of a page is not known"))
+}
+
+/// How many connections the kernel keeps for a device, each in a slot of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slots {
+    pub(crate) count: usize,
+    /// There are no more than those.
+    pub(crate) exact: bool,
+}
+
+/// How many CPUs the kernel may have, of `0-3` or `0,2-5`.
+fn processors(possible: &str) -> Option<usize> {
+    let last = possible.trim().rsplit(['-', ',']).next()?;
+    last.parse::<usize>().ok()?.checked_add(1)
 }
 
 impl NbdDevice {
@@ -35,21 +49,59 @@ impl NbdDevice {
     }
 
     /// How many connections carry its I/O: the kernel makes a hardware queue of
-    /// each (`drivers/block/nbd.c`, `nbd_start_device`).
+    /// each (`drivers/block/nbd.c`, `nbd_start_device`), and no more queues than it may
+    /// have CPUs (`block/blk-mq.c`, `blk_mq_update_nr_hw_queues`).
     pub fn connections(&self) -> Result<usize> {
         let queues = sysfs::names(&self.disk().dir().join("mq"))?;
         Ok(queues.len())
     }
 
-    /// Has the kernel send no request longer than `bytes`.
+    /// What sysfs shows of how many connections the kernel keeps for the device.
+    pub(crate) fn slots(&self, roots: &Roots) -> Result<Slots> {
+        let count = self.connections()?.max(1);
+        let possible = roots.sysfs.join("devices/system/cpu/possible");
+        let possible = sysfs::read_if_there(&possible)?;
+        let processors = possible.as_deref().and_then(processors);
+        Ok(Slots {
+            count,
+            exact: processors.is_some_and(|processors| count < processors),
+        })
+    }
+
+    /// The logical block size in bytes: partition tables count in it.
+    fn block_size(&self) -> Result<u32> {
+        sysfs::parse(&self.disk().dir().join("queue/logical_block_size"))
+    }
+
+    /// # Errors
+    /// `InUse` at stage `connect` where the device has another logical block size than
+    /// `wanted`: the kernel keeps it until the device is disconnected.
+    pub(crate) fn require_block_size(&self, wanted: u32) -> Result<()> {
+        let found = self.block_size()?;
+        if found == wanted {
+            return Ok(());
+        }
+        let message = format!(
+            "{} is attached with blocks of {found} bytes, and blocks of {wanted} bytes are \
+             wanted: detach it first",
+            self.index().name()
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// Has the kernel send no request longer than `bytes`. A lower limit that an earlier
+    /// export has left on the index is raised to the driver's own.
     ///
     /// # Errors
     /// `TimedOut` at stage `connect`; by the errno of the write.
     pub(crate) fn limit_requests(&self, bytes: u32, deadline: Deadline) -> Result<()> {
+        /// KiB: of a device that is new (`drivers/block/nbd.c`, `nbd_dev_add`).
+        const DRIVERS_OWN: u32 = 128;
         let attribute = self.disk().dir().join("queue/max_sectors_kb");
         let now: u32 = sysfs::parse(&attribute)?;
         let most = bytes / 1024;
-        if now <= most {
+        let wanted = now.clamp(most.min(DRIVERS_OWN), most);
+        if now == wanted {
             return Ok(());
         }
         point!(NbdToLimit);
@@ -58,7 +110,7 @@ impl NbdDevice {
             "the kernel to limit the device's requests",
             deadline,
             || format!("max_sectors_kb={now}"),
-            move || sysfs::write(&attribute, &most.to_string()),
+            move || sysfs::write(&Devices::Kernel, &attribute, &wanted.to_string()),
         )?;
         point!(NbdLimited);
         Ok(())
@@ -80,7 +132,7 @@ impl NbdDevice {
         flags.set(ExportFlags::SEND_WRITE_ZEROES, zeroes);
 
         let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-        let minimum = narrow(number("logical_block_size")?);
+        let minimum = self.block_size()?;
         let longest = number("max_sectors_kb")?.saturating_mul(1024);
         Ok(Export {
             name: name.to_owned(),
@@ -100,6 +152,27 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_device_may_have_more_slots_than_queues_where_each_cpu_has_its_queue() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let (dir, cpus) = (
+            roots.sysfs.join("block/nbd0"),
+            roots.sysfs.join("devices/system/cpu"),
+        );
+        for dir in [dir.join("mq/0"), dir.join("mq/1"), cpus.clone()] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(dir.join("dev"), "43:0\n").unwrap();
+        let index = NbdIndex::new(0).unwrap();
+        let device = NbdDevice::find(&roots, index).unwrap().unwrap();
+        for (possible, exact) in [("0-1\n", false), ("0-7\n", true), ("0,3\n", true)] {
+            fs::write(cpus.join("possible"), possible).unwrap();
+            let slots = Slots { count: 2, exact };
+            assert_eq!(device.slots(&roots).unwrap(), slots, "{possible:?}");
+        }
+    }
 
     #[test]
     fn the_devices_that_somebody_has_connected_are_no_candidates_and_the_next_is_one() {

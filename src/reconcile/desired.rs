@@ -40,11 +40,13 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// index = 3               # the lowest that is free without it
 /// connections = 1
 /// read_only = false
+/// block_size = 4096       # the server's minimum, and at least 512, without it
 /// io_timeout = "30s"
 /// dead_connection_timeout = "5m"
 /// ```
 ///
-/// A key that is not known is refused. Secrets are read when they are needed, this
+/// A key that is not known is refused, and so is a file without any volume: `volume = []`
+/// says that none is wanted. Secrets are read when they are needed, this
 /// machine's name when the file is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "file::File")]

@@ -108,10 +108,9 @@ impl State {
                     continue;
                 }
                 // Where it is not tried again, other steps of the volume are all the same.
-                let held = match failure.next {
-                    Some(next) => next > now,
-                    None => is_one(failure.step, step.kind),
-                };
+                let concerns_it =
+                    failure.error.retry() != Retry::Never || is_one(failure.step, step.kind);
+                let held = concerns_it && failure.next.is_none_or(|next| next > now);
                 if held {
                     self.retry_at = sooner(self.retry_at, failure.next);
                     continue;
@@ -359,8 +358,10 @@ impl State {
             None => (0, Backoff::new(shortest, longest)),
         };
         let mut pause = (error.retry() != Retry::Never).then(|| pauses.pause());
-        if matches!(kind, StepKind::Heal | StepKind::Prove) {
-            pause = pause.map(|pause| pause.min(LONGEST_WITHOUT_SERVER));
+        if is_one(kind, StepKind::Heal) {
+            // What its server refuses now the next one may serve.
+            let longest = LONGEST_WITHOUT_SERVER;
+            pause = Some(pause.map_or(longest, |pause| pause.min(longest)));
         }
         tracked.failure = Some(Failure {
             step: kind,

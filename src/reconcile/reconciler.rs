@@ -7,11 +7,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::actual::Actual;
 use super::desired::Desired;
 use super::event::{Event, Events, Followers};
 use super::look::Scope;
 use super::options::Options;
-use super::plan::Plan;
+use super::plan::{self, Plan};
 use super::state::{AtWork, Counters, Drive, State};
 use super::workers::Workers;
 use crate::deadline::Deadline;
@@ -96,6 +97,16 @@ impl Reconciler {
     #[must_use]
     pub fn plan(&self) -> Plan {
         self.shared.state().plan()
+    }
+
+    /// What [`set`](Self::set) of this would lead to, as the machine stands now. Nothing
+    /// is done and nothing is set.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub fn preview(&self, desired: &Desired) -> Result<Plan> {
+        let actual = Actual::read(&self.engine, &self.journal)?;
+        Ok(plan::plan(desired, &actual))
     }
 
     /// The volumes that this machine uses, or may use: those that are wanted, from

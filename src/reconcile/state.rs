@@ -241,6 +241,14 @@ impl State {
     /// Its NBD link died.
     pub(super) fn mark_dead(&mut self, volume: &VolumeId) -> Option<Event> {
         let there = self.actual.volumes.get_mut(volume)?;
+        if there.condition == Condition::LinkDead
+            && let Some(tracked) = self.tracked.get_mut(volume)
+            && let Some(failure) = &mut tracked.failure
+        {
+            // One connection of several was dead before. Now requests may wait.
+            failure.next = Some(Instant::now());
+            self.replan = true;
+        }
         if there.condition != Condition::Complete {
             return None;
         }

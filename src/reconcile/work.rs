@@ -177,7 +177,8 @@ impl Reconciler {
         let turn = SHORTEST.saturating_mul(1 << job.tries.min(4)).min(LONGEST);
         let turn = Deadline::after(turn.min(deadline.remaining()));
         let healing = treatment.go_on(&self.engine, turn);
-        if healing.outcome.serves() {
+        let lacks_a_connection = matches!(healing.outcome, HealOutcome::Degraded(_));
+        if healing.outcome.serves() && !lacks_a_connection {
             return Done::Serves;
         }
         let device = healing.index.name();
@@ -186,7 +187,7 @@ impl Reconciler {
             Error::new(kind, message).at(Stage::Reconfigure)
         };
         let error = match healing.outcome {
-            HealOutcome::Failed(error) => error,
+            HealOutcome::Failed(error) | HealOutcome::Degraded(error) => error,
             HealOutcome::GeometryChanged(differences) => {
                 let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
                 let what = format!("the export is another now: {}", told.join("; "));

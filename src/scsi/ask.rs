@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Lun;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sg::Presence;
-use crate::kernel::{Roots, sg};
+use crate::kernel::{Devices, Roots, sg};
 
 /// As long as the kernel's own scan gives an INQUIRY (`scsi_scan.c`,
 /// `scsi_inq_timeout`).
@@ -65,7 +65,7 @@ pub(crate) fn read_capacity(
         || format!("no answer; {}", device.describe()),
         move || {
             let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::read_capacity(&unit.file, unit.limit())
+            sg::read_capacity(unit.opened(), unit.limit())
         },
     )
 }
@@ -92,7 +92,7 @@ pub(crate) fn ask_presence(
         || format!("no answer; {}", device.describe()),
         move || {
             let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::ask_presence(&unit.file, unit.limit())
+            sg::ask_presence(unit.opened(), unit.limit())
         },
     )
 }
@@ -118,7 +118,7 @@ pub(crate) fn report_luns(
         || format!("no answer; {}", device.describe()),
         move || {
             let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::report_luns(&unit.file, unit.limit())
+            sg::report_luns(unit.opened(), unit.limit())
         },
     )
 }
@@ -126,20 +126,38 @@ pub(crate) fn report_luns(
 /// A unit's open node.
 struct Unit {
     file: File,
+    devices: Devices,
     deadline: Deadline,
 }
 
 impl Unit {
     fn open(roots: &Roots, disk: &BlockDevice, deadline: Deadline) -> Result<Self> {
         let file = disk.open(roots, false)?;
-        let expected = disk.diskseq()?;
-        // ENOTTY before 5.15, where sysfs has none either.
-        let found = lunbd_sys::block::disk_sequence(&file).ok();
-        if found != expected.map(|sequence| sequence.0) {
-            let message = "the node belongs to another life of this disk";
-            return Err(Error::new(ErrorKind::Vanished, message).with_path(disk.node(roots)));
+        // Before 5.15 there is neither.
+        if let Some(expected) = disk.diskseq()? {
+            let node = disk.node(roots);
+            let found = roots
+                .devices
+                .disk_sequence(&file)
+                .map_err(|error| Error::io("cannot read the sequence number of", &node, &error))?;
+            if found != expected.0 {
+                let message = "the node belongs to another life of this disk";
+                return Err(Error::new(ErrorKind::Vanished, message).with_path(node));
+            }
         }
-        Ok(Self { file, deadline })
+        let devices = roots.devices.clone();
+        Ok(Self {
+            file,
+            devices,
+            deadline,
+        })
+    }
+
+    fn opened(&self) -> sg::Opened<'_> {
+        sg::Opened {
+            devices: &self.devices,
+            file: &self.file,
+        }
     }
 
     fn limit(&self) -> Duration {
@@ -151,10 +169,10 @@ impl Unit {
 
 impl Pages for Unit {
     fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
-        sg::read_vpd(&self.file, code, self.limit())
+        sg::read_vpd(self.opened(), code, self.limit())
     }
 
     fn product(&self) -> Result<String> {
-        sg::read_product(&self.file, self.limit())
+        sg::read_product(self.opened(), self.limit())
     }
 }

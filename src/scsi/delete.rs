@@ -57,7 +57,7 @@ pub(crate) fn delete(
 /// somebody else does or has done, or because it could not get hold of it.
 fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Option<Error>> {
     let attribute = device.dir().join("delete");
-    let ours = device.clone();
+    let (ours, devices) = (device.clone(), lanes.devices().clone());
     let hctl = device.hctl();
     point!(DeleteToWrite);
     let written = lanes.on_host(
@@ -66,7 +66,7 @@ fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Optio
         &format!("the kernel to delete {hctl}"),
         deadline,
         || device.describe(),
-        move || sysfs::write_if(&attribute, "1", || ours.is_there()),
+        move || sysfs::write_if(&devices, &attribute, "1", &|| ours.is_there()),
     );
     let refusal = match written {
         Err(error) if error.kind() == ErrorKind::Vanished => {

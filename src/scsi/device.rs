@@ -48,7 +48,7 @@ impl ScsiDevice {
     /// The device at this address; `None` where there is none.
     pub fn find(roots: &Roots, hctl: Hctl) -> Result<Option<Self>> {
         let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
-        match sysfs::resolve(&link)? {
+        match sysfs::follow(&link)? {
             Some(dir) => Ok(Self::at(hctl, dir)),
             None => Ok(None),
         }
@@ -59,7 +59,7 @@ impl ScsiDevice {
     /// # Errors
     /// `NotSupported` where the disk is not a SCSI disk.
     pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
-        let Some(dir) = sysfs::resolve(&disk.dir().join("device"))? else {
+        let Some(dir) = sysfs::follow(&disk.dir().join("device"))? else {
             // One that goes loses its number first, and then this link
             // (`drivers/base/core.c`, `device_del`).
             return match BlockDevice::at(disk.dir())? {
@@ -77,9 +77,7 @@ impl ScsiDevice {
     /// All devices, in the order of their addresses.
     pub fn all(roots: &Roots) -> Result<Vec<Self>> {
         let mut devices = Vec::new();
-        let Some(bus) = sysfs::resolve(&roots.sysfs.join("bus/scsi/devices"))? else {
-            return Ok(devices);
-        };
+        let bus = roots.sysfs.join("bus/scsi/devices");
         for name in sysfs::names(&bus)? {
             // Hosts and targets are listed there too.
             if let Ok(hctl) = name.parse()
@@ -100,9 +98,7 @@ impl ScsiDevice {
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<Self>> {
         let mut devices = Vec::new();
-        let Some(bus) = sysfs::resolve(&roots.sysfs.join("bus/scsi/devices"))? else {
-            return Ok(devices);
-        };
+        let bus = roots.sysfs.join("bus/scsi/devices");
         for hctl in cached::addresses_that_may_be(&bus, is_wanted)? {
             if let Some(dir) = sysfs::follow(&bus.join(hctl.to_string()))? {
                 devices.extend(Self::at(hctl, dir));
@@ -121,7 +117,7 @@ impl ScsiDevice {
         let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
         let mut leaving = Vec::new();
         for target in on_bus.iter().filter(|name| name.starts_with("target")) {
-            let Some(target) = sysfs::resolve(&bus.join(target))? else {
+            let Some(target) = sysfs::follow(&bus.join(target))? else {
                 continue;
             };
             for name in sysfs::names(&target)? {
@@ -170,7 +166,7 @@ impl ScsiDevice {
             .collect())
     }
 
-    fn at(hctl: Hctl, dir: PathBuf) -> Option<Self> {
+    pub(super) fn at(hctl: Hctl, dir: PathBuf) -> Option<Self> {
         let inode = fs::metadata(&dir).ok()?.ino();
         Some(Self { hctl, dir, inode })
     }
@@ -241,6 +237,18 @@ impl ScsiDevice {
         sysfs::parse(&self.dir.join("type"))
     }
 
+    /// The peripheral qualifier of the INQUIRY data that the kernel read when it scanned
+    /// the device (SPC-5, 6.7.2). 0 says that a unit is connected there. No driver serves
+    /// a device of another (`drivers/scsi/scsi_sysfs.c`, `scsi_bus_match`), so it has no
+    /// disk. 0 too where the kernel shows no such data.
+    pub(crate) fn qualifier(&self) -> Result<u8> {
+        match sysfs::read_bytes(&self.dir.join("inquiry")) {
+            Ok(data) => Ok(data.first().map_or(0, |first| first >> 5)),
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether the disk driver serves this type of device: direct access, RBC
     /// and zoned (`drivers/scsi/sd.c`, `sd_probe`).
     pub fn is_disk(&self) -> Result<bool> {
@@ -262,12 +270,6 @@ impl ScsiDevice {
     /// neither.
     pub fn cached_identity(&self) -> Result<Identity> {
         Identity::read(self)
-    }
-
-    /// The strongest name in the kernel's copy of page 83h alone: one read, for
-    /// who looks at many devices.
-    pub(crate) fn cached_name(&self) -> Result<Option<Wwid>> {
-        Ok(Identity::of_page_83(self)?.into_iter().next())
     }
 
     /// Its block device; `None` where the driver has not brought it yet, and

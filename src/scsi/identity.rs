@@ -1,26 +1,29 @@
 //! Who a logical unit says it is.
 
+mod compare;
+
 use std::fmt;
 
 use super::designators;
 use crate::error::Result;
 use crate::id::Wwid;
+pub use compare::{Comparison, Contradiction, Strength};
 
 /// The unit serial number page's code.
 const SERIAL: u8 = 0x80;
 
-/// The names of a logical unit.
+/// The names of a logical unit. As JSON it also says `weakly_identified`: see
+/// [`is_weak`](Self::is_weak).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Identity {
-    /// Every name of the unit itself in VPD page 83h, the strongest first: NAA,
-    /// EUI-64, UUID, SCSI name string, T10 vendor identification, the vendor's
-    /// own. Where it has none, the one that udev makes of vendor, product and
-    /// serial number.
+    /// Every name of the unit itself in VPD page 83h, the strongest first: those that
+    /// are [unique](Wwid::is_unique), then the others; and of each NAA, EUI-64, UUID,
+    /// SCSI name string, T10 vendor identification, the vendor's own. Where it has
+    /// none, the one that udev makes of vendor, product and serial number.
     pub names: Vec<Wwid>,
     /// The unit serial number of VPD page 80h: unique for one vendor's product
-    /// at best, so it is shown and not compared.
+    /// at best, so it is compared where there is no unique name.
     pub serial: Option<String>,
 }
 
@@ -56,6 +59,14 @@ impl Identity {
         designators::names(&page, || pages.product())
     }
 
+    /// The identity of which only these names are known.
+    pub(crate) fn of(names: impl IntoIterator<Item = Wwid>) -> Self {
+        let mut names: Vec<Wwid> = names.into_iter().collect();
+        names.sort();
+        let serial = None;
+        Self { names, serial }
+    }
+
     /// The strongest name.
     #[must_use]
     pub fn wwid(&self) -> Option<&Wwid> {
@@ -67,33 +78,18 @@ impl Identity {
     pub fn is(&self, wwid: &Wwid) -> bool {
         self.names.contains(wwid)
     }
+}
 
-    /// Whether both are one unit, as two paths to it are: they have the same
-    /// names, and at least one. Names that only a vendor vouches for count where
-    /// there are no others, since arrays put what differs from port to port into
-    /// them. What has no name at all is never the same as anything.
-    #[must_use]
-    pub fn is_same_unit(&self, other: &Self) -> bool {
-        let (ours, theirs) = (self.to_compare(), other.to_compare());
-        !ours.is_empty() && ours == theirs
-    }
+#[cfg(feature = "serde")]
+impl serde::Serialize for Identity {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
 
-    /// Whether the two cannot be one unit: both have names and share none. An
-    /// identity with no name contradicts nothing and proves nothing.
-    #[must_use]
-    pub fn contradicts(&self, other: &Self) -> bool {
-        let shared = self.names.iter().any(|name| other.is(name));
-        !self.names.is_empty() && !other.names.is_empty() && !shared
-    }
-
-    fn to_compare(&self) -> Vec<&Wwid> {
-        let (world_wide, others): (Vec<_>, Vec<_>) =
-            self.names.iter().partition(|name| name.is_world_wide());
-        if world_wide.is_empty() {
-            others
-        } else {
-            world_wide
-        }
+        let mut identity = serializer.serialize_struct("Identity", 3)?;
+        identity.serialize_field("names", &self.names)?;
+        identity.serialize_field("serial", &self.serial)?;
+        identity.serialize_field("weakly_identified", &self.is_weak())?;
+        identity.end()
     }
 }
 
@@ -133,13 +129,6 @@ mod tests {
 
     const NAA: &[u8] = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
 
-    fn identity(names: &[&str]) -> Identity {
-        Identity {
-            names: names.iter().map(|name| name.parse().unwrap()).collect(),
-            serial: None,
-        }
-    }
-
     #[test]
     fn a_serial_number_is_a_name_only_where_there_is_no_other() {
         let read = |page_83| {
@@ -159,27 +148,5 @@ mod tests {
         assert_eq!(none.to_string(), "no name of its own");
         let blank = Identity::read(&Device(None, Some(b"\0\x80\0\x02  "))).unwrap();
         assert_eq!(blank, Identity::default());
-    }
-
-    #[test]
-    fn one_unit_has_the_same_names_and_what_has_none_is_nobody() {
-        let one = identity(&["naa.5000c500a1b2c3d4", "t10.x", "0V_port_1"]);
-        let path = identity(&["naa.5000c500a1b2c3d4", "t10.x", "0V_port_2"]);
-        let fewer = identity(&["naa.5000c500a1b2c3d4"]);
-        let other = identity(&["naa.5000c500a1b2c3d5", "0V_port_1"]);
-        assert!(one.is_same_unit(&path));
-        assert!(!one.is_same_unit(&fewer));
-        assert!(!one.is_same_unit(&other));
-        assert!(!identity(&["0V_port_1"]).is_same_unit(&identity(&["0V_port_2"])));
-        assert!(!Identity::default().is_same_unit(&Identity::default()));
-    }
-
-    #[test]
-    fn two_identities_contradict_each_other_only_where_both_say_something() {
-        let one = identity(&["naa.5000c500a1b2c3d4", "t10.x"]);
-        assert!(one.contradicts(&identity(&["naa.5000c500a1b2c3d5"])));
-        assert!(!one.contradicts(&identity(&["t10.x"])));
-        assert!(!one.contradicts(&Identity::default()));
-        assert!(!Identity::default().contradicts(&one));
     }
 }

@@ -17,7 +17,7 @@ pub use stuck::StuckCall;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
-use crate::kernel::{Roots, worker};
+use crate::kernel::{Devices, Roots, worker};
 
 /// The way of every blocking call to the kernel's SCSI layer.
 ///
@@ -34,6 +34,7 @@ pub(crate) struct Lanes(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     proc: PathBuf,
+    devices: Devices,
     register: Mutex<Register>,
     /// A call has returned or is given up.
     changed: Condvar,
@@ -44,9 +45,15 @@ impl Lanes {
     pub(crate) fn new(roots: &Roots) -> Self {
         Self(Arc::new(Shared {
             proc: roots.proc.clone(),
+            devices: roots.devices.clone(),
             register: Mutex::default(),
             changed: Condvar::new(),
         }))
+    }
+
+    /// How the devices are reached that the calls are about.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.0.devices
     }
 
     /// Runs what the kernel serialises for each host: a scan or a delete. Calls
@@ -260,7 +267,7 @@ impl Slot {
     ) -> Result<T> {
         let (lanes, ticket) = (self.lanes.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
-            worker::apart(stage, || {
+            worker::apart(stage, move || {
                 // The one that the kernel has.
                 lanes.begin(ticket);
                 call()

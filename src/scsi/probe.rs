@@ -9,13 +9,14 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
-use crate::uevent::{self, Watch};
+use crate::uevent::{self, Notice, Watch};
 
 /// Waits until the disk of `device` is there: for a `fresh` device when the
 /// kernel has announced it, else, or where events were lost, when it can be
 /// opened.
 ///
 /// # Errors
+/// `NotFound` where the target said that no unit is connected at the LUN;
 /// `NotSupported` where the device is no disk; `NotReady` where the kernel has
 /// it in a state in which it serves no I/O; `Vanished`; `Quarantined`; `TimedOut`
 /// at stage `probe`: the SCSI device stands.
@@ -49,11 +50,44 @@ pub(crate) fn wait_for_disk(
                 }
                 turn = Deadline::after(deadline.remaining().min(pauses.pause()));
             }
+        } else {
+            require_connected(device)?;
         }
-        if watch.next(turn).is_none() && deadline.has_passed() {
+        if !may_have_come(watch, turn) && deadline.has_passed() {
             let what = format!("the kernel to bring the disk of {hctl}");
             let error = Error::timed_out(Stage::Probe, deadline.elapsed(), &what);
             return Err(error.with_last_seen(device.describe()));
+        }
+    }
+}
+
+/// # Errors
+/// `NotFound` where it says that no unit is: then no disk comes.
+fn require_connected(device: &ScsiDevice) -> Result<()> {
+    let qualifier = device.qualifier()?;
+    if qualifier == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "the target answers for {} and says that no unit is connected there: {}",
+        device.hctl(),
+        describe_qualifier(qualifier)
+    );
+    Err(Error::new(ErrorKind::NotFound, message).at(Stage::Probe))
+}
+
+/// A peripheral qualifier, as messages have it.
+pub(crate) fn describe_qualifier(qualifier: u8) -> String {
+    format!("peripheral qualifier {qualifier:03b}b")
+}
+
+/// Waits until it is worth another look: what the kernel adds beside the disk tells
+/// nothing of it. `false` where the turn is over.
+fn may_have_come(watch: &mut Watch, turn: Deadline) -> bool {
+    loop {
+        match watch.next(turn) {
+            Some(Notice::Event(event)) if event.action == "add" && event.subsystem != "block" => {}
+            notice => return notice.is_some(),
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::kernel::sysfs;
 pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
     require_running(device)?;
     let attribute = device.dir().join("rescan");
-    let hctl = device.hctl();
+    let (hctl, devices) = (device.hctl(), lanes.devices().clone());
     point!(RescanToWrite);
     lanes.on_device_apart(
         hctl,
@@ -32,7 +32,7 @@ pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> 
         &format!("the kernel to rescan {hctl}"),
         deadline,
         || device.describe(),
-        move || sysfs::write(&attribute, "1"),
+        move || sysfs::write(&devices, &attribute, "1"),
     )?;
     point!(RescanWritten);
     require_running(device)

@@ -15,14 +15,14 @@ use crate::kernel::sysfs;
 /// `Vanished`; `Quarantined`; `NotPermitted`; `TimedOut` at stage `session`.
 pub(crate) fn set_running(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
     let attribute = device.dir().join("state");
-    let hctl = device.hctl();
+    let (hctl, devices) = (device.hctl(), lanes.devices().clone());
     lanes.on_device(
         hctl,
         Stage::Session,
         &format!("the kernel to have {hctl} run again"),
         deadline,
         || device.describe(),
-        move || sysfs::write(&attribute, "running\n"),
+        move || sysfs::write(&devices, &attribute, "running\n"),
     )?;
     device.require_usable(Stage::Session)
 }

@@ -45,7 +45,7 @@ pub(crate) fn scan<H>(
     let path = roots.sysfs.join(format!("class/scsi_host/host{host}/scan"));
     let line = format!("{channel} {target} {token}");
     tracing::debug!(%line, path = %path.display(), "scan");
-    let state = path.with_file_name("state");
+    let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
     lanes
         .on_host(
@@ -59,7 +59,7 @@ pub(crate) fn scan<H>(
             },
             move || {
                 let _until_it_has_ended = held()?;
-                sysfs::write(&path, &line)
+                sysfs::write(&devices, &path, &line)
             },
         )
         .map_err(|error| explain(error, hctl))?;

@@ -1,7 +1,7 @@
 //! Sessions that are logged in already, by portal and target.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::route::{Missing, MissingReason, Route, Via};
 use crate::error::Result;
@@ -107,6 +107,10 @@ impl Session {
     pub(super) fn new(roots: &Roots, id: SessionId) -> Self {
         let class = roots.sysfs.join(format!("class/iscsi_session/session{id}"));
         Self { id, class }
+    }
+
+    pub(super) fn class(&self) -> &Path {
+        &self.class
     }
 
     fn all(roots: &Roots) -> Result<Vec<Self>> {

@@ -70,6 +70,10 @@ impl Counts {
         one_more(&self.events);
     }
 
+    pub(super) fn has_events(&self) -> bool {
+        self.events.load(Ordering::Relaxed) > 0
+    }
+
     pub(super) fn stranger(&self) {
         one_more(&self.strangers);
     }

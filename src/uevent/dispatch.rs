@@ -2,8 +2,9 @@
 //! many wait.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::changes::Noted;
 use super::counters::{Counters, Counts};
 use super::event::{Event, LONGEST_TEXT};
 use super::queue::Queue;
@@ -39,6 +40,8 @@ struct Waiters {
     by_component: HashMap<Arc<str>, Group>,
     of_everything: Group,
     of_news: Group,
+    /// Those who want the names of what has events.
+    noting: Vec<Weak<Noted>>,
     closed: bool,
 }
 
@@ -81,6 +84,39 @@ impl Dispatch {
         }
     }
 
+    /// Has the names of the devices that have events noted until the subscription is
+    /// dropped.
+    pub(super) fn note_changes(&self, noted: &Arc<Noted>) {
+        self.lock().noting.push(Arc::downgrade(noted));
+    }
+
+    /// As [`deliver`](Self::deliver), of an event of the kernel's, whose device is
+    /// noted.
+    pub(super) fn deliver_of_kernel(
+        &self,
+        devpath: &str,
+        is_news: impl FnOnce() -> bool,
+        event: impl FnOnce() -> Option<Event>,
+    ) {
+        self.each_noting(|noted| noted.event(devpath));
+        self.deliver(devpath, is_news, event);
+    }
+
+    fn each_noting(&self, tell: impl Fn(&Noted)) {
+        self.lock().noting.retain(|noted| match noted.upgrade() {
+            Some(noted) => {
+                tell(&noted);
+                true
+            }
+            None => false,
+        });
+    }
+
+    #[cfg(test)]
+    pub(super) fn count_of_noted(&self) -> usize {
+        self.lock().noting.len()
+    }
+
     /// Hands the event to those who watch a component of `devpath`, or all, or
     /// news where it is one. `is_news` is asked only when somebody watches news,
     /// and `event` made only when somebody gets it.
@@ -118,6 +154,7 @@ impl Dispatch {
     /// Events are lost: every waiter has to look again.
     pub(super) fn resync(&self) {
         self.counts.overrun();
+        self.each_noting(Noted::lose);
         let resyncs = self.lock().all().filter(|queue| queue.resync()).count();
         self.counts.resyncs(resyncs as u64);
         tracing::warn!(resyncs, "uevents were lost; every waiter looks again");
@@ -134,6 +171,7 @@ impl Dispatch {
 
     /// Ends every watch: nothing will come any more.
     pub(super) fn close(&self) {
+        self.each_noting(Noted::lose);
         let waiters = &mut *self.lock();
         waiters.closed = true;
         waiters.all().for_each(|queue| queue.close());

@@ -60,9 +60,9 @@ pub struct Event {
 }
 
 impl Event {
-    pub(super) fn of_kernel(message: &Message<'_>) -> Self {
+    pub(super) fn of(origin: Origin, message: &Message<'_>) -> Self {
         Self::build(
-            Origin::Kernel,
+            origin,
             message.action,
             message.devpath,
             message.seqnum,
@@ -134,7 +134,7 @@ pub(super) mod tests {
     pub(in crate::uevent) fn event(devpath: &str) -> Event {
         let text = format!("add@{devpath}\0ACTION=add\0DEVPATH={devpath}\0SEQNUM=1\0");
         let message = Message::parse(text.as_bytes()).unwrap();
-        Event::of_kernel(&message)
+        Event::of(Origin::Kernel, &message)
     }
 
     fn of_udev(links: &str, synth_uuid: &str) -> Event {

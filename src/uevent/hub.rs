@@ -1,20 +1,22 @@
 //! The one thread that reads events for all waiters.
 
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::changes::{Changes, Naming};
 use super::counters::Counters;
 use super::dispatch::{Dispatch, Interest};
-use super::event::Event;
+use super::event::{Event, Origin};
+use super::kernel_reader::{KernelReader, feed};
 use super::message::Message;
 use super::mode::Mode;
 use super::news::NewsWatch;
-use super::socket::{self, DropCount, KernelSocket, Received};
+use super::socket::{self, DropCount};
 use super::stream::Stream;
 use super::subscription::Subscription;
 use super::watch::Watch;
@@ -25,12 +27,14 @@ use crate::kernel::Roots;
 #[derive(Debug, Clone)]
 pub struct HubOptions {
     receive_buffer: usize,
+    fed: Option<Mode>,
 }
 
 impl Default for HubOptions {
     fn default() -> Self {
         Self {
             receive_buffer: 16 << 20,
+            fed: None,
         }
     }
 }
@@ -44,6 +48,14 @@ impl HubOptions {
         self.receive_buffer = bytes;
         self
     }
+
+    /// Opens no socket: all events come by [`Hub::feed`] and [`Hub::feed_udev`], and
+    /// waits stand on them as `mode` says.
+    #[must_use]
+    pub fn fed(mut self, mode: Mode) -> Self {
+        self.fed = Some(mode);
+        self
+    }
 }
 
 /// Reads kernel and udev events on a thread of its own and hands each to those
@@ -52,45 +64,52 @@ impl HubOptions {
 pub struct Hub {
     mode: Mode,
     dispatch: Arc<Dispatch>,
+    /// `None` in [`Mode::SysfsPoll`].
+    kernel: Option<Arc<Mutex<KernelReader>>>,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Hub {
-    /// Opens the sockets and starts the thread; in
-    /// [`Mode::SysfsPoll`] there is neither.
+    /// Opens the sockets and starts the thread; in [`Mode::SysfsPoll`] and where it
+    /// is [`fed`](HubOptions::fed) there is neither.
     ///
     /// # Errors
     /// `Io` where a socket or the thread cannot be had.
     pub fn start(roots: &Roots, options: &HubOptions) -> Result<Self> {
-        let mode = Mode::find(roots);
+        let mode = options.fed.unwrap_or_else(|| Mode::find(roots));
         let dispatch = Arc::<Dispatch>::default();
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| failed("eventfd", errno))?;
         let mut hub = Self {
             mode,
             dispatch: Arc::clone(&dispatch),
+            kernel: None,
             stop: Arc::new(stop),
             thread: None,
         };
-        if mode == Mode::SysfsPoll {
+        if mode == Mode::SysfsPoll || options.fed.is_some() {
             return Ok(hub);
         }
+        let kernel = Arc::new(Mutex::new(KernelReader::open(options.receive_buffer)?));
+        hub.kernel = Some(Arc::clone(&kernel));
         let (stop, receive_buffer) = (Arc::clone(&hub.stop), options.receive_buffer);
         // libudev's handles must stay on the thread that made them.
         let (ready, opened) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("lunbd-uevent".to_owned())
-            .spawn(move || match Reader::open(mode, receive_buffer, &stop) {
-                Ok(reader) => {
-                    let _ = ready.send(Ok(()));
-                    reader.run(&dispatch);
-                    dispatch.close();
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
-            })
+            .spawn(
+                move || match Reader::open(mode, kernel, receive_buffer, &stop) {
+                    Ok(reader) => {
+                        let _ = ready.send(Ok(()));
+                        reader.run(&dispatch);
+                        dispatch.close();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                    }
+                },
+            )
             .map_err(|error| {
                 Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
             })?;
@@ -137,11 +156,31 @@ impl Hub {
         NewsWatch::new(self.subscribe(Interest::News))
     }
 
+    /// The names of the devices that have events from now on; `None` where no events
+    /// come.
+    pub(crate) fn changes(&self, naming: Naming) -> Option<Changes> {
+        let kernel = self.kernel.as_ref()?;
+        Some(Changes::new(naming, &self.dispatch, kernel))
+    }
+
     /// Hands an event to the watches as if the kernel's socket had brought it:
     /// for a process in [`Mode::SysfsPoll`], which has no such socket, when
     /// somebody passes it the datagrams of one. What it is handed is believed.
     pub fn feed(&self, message: &Message<'_>) {
         feed(&self.dispatch, message);
+    }
+
+    /// Tells every watch that events were lost: for whoever [feeds](Self::feed) the
+    /// datagrams of a socket, where that socket's buffer was full.
+    pub fn feed_overrun(&self) {
+        self.dispatch.resync();
+    }
+
+    /// As [`feed`](Self::feed), an event that udevd has handled: the same properties,
+    /// and those that udevd adds.
+    pub fn feed_udev(&self, message: &Message<'_>) {
+        let event = || Some(Event::of(Origin::Udev, message));
+        self.dispatch.deliver(message.devpath, || false, event);
     }
 
     /// What was counted so far.
@@ -168,8 +207,7 @@ impl Drop for Hub {
 
 struct Reader {
     epoll: Epoll,
-    kernel: KernelSocket,
-    kernel_drops: DropCount,
+    kernel: Arc<Mutex<KernelReader>>,
     udev: Option<udev::MonitorSocket>,
     udev_drops: DropCount,
 }
@@ -179,8 +217,12 @@ const KERNEL: u64 = 1;
 const UDEV: u64 = 2;
 
 impl Reader {
-    fn open(mode: Mode, receive_buffer: usize, stop: &EventFd) -> Result<Self> {
-        let kernel = KernelSocket::open(receive_buffer)?;
+    fn open(
+        mode: Mode,
+        kernel: Arc<Mutex<KernelReader>>,
+        receive_buffer: usize,
+        stop: &EventFd,
+    ) -> Result<Self> {
         let udev = match mode {
             Mode::Udev => Some(socket::open_udev(receive_buffer)?),
             Mode::KernelOnly | Mode::SysfsPoll => None,
@@ -189,7 +231,7 @@ impl Reader {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
             let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
             epoll.add(stop, readable(STOP))?;
-            epoll.add(&kernel, readable(KERNEL))?;
+            epoll.add(&*KernelReader::lock(&kernel), readable(KERNEL))?;
             if let Some(udev) = &udev {
                 epoll.add(udev, readable(UDEV))?;
             }
@@ -198,7 +240,6 @@ impl Reader {
         Ok(Self {
             epoll: register().map_err(|errno| failed("epoll", errno))?,
             kernel,
-            kernel_drops: DropCount::default(),
             udev,
             udev_drops: DropCount::default(),
         })
@@ -229,24 +270,7 @@ impl Reader {
     const TURN: usize = 256;
 
     fn read_kernel(&mut self, dispatch: &Dispatch) {
-        for _ in 0..Self::TURN {
-            match self.kernel.receive() {
-                Received::Datagram(datagram) => match Message::parse(datagram) {
-                    Ok(message) => feed(dispatch, &message),
-                    Err(malformed) => {
-                        tracing::debug!(%malformed, "a datagram that is no uevent");
-                        dispatch.counts().stranger();
-                    }
-                },
-                Received::Stranger => dispatch.counts().stranger(),
-                // Counted below.
-                Received::Overrun => {}
-                Received::Nothing => break,
-            }
-        }
-        if self.kernel_drops.rose(&self.kernel) {
-            dispatch.resync();
-        }
+        KernelReader::lock(&self.kernel).read(Self::TURN, dispatch);
     }
 
     fn read_udev(&mut self, dispatch: &Dispatch) {
@@ -262,16 +286,10 @@ impl Reader {
                 None => dispatch.counts().stranger(),
             }
         }
-        if self.udev_drops.rose(udev) {
+        if self.udev_drops.rose(udev) == Some(true) {
             dispatch.resync();
         }
     }
-}
-
-fn feed(dispatch: &Dispatch, message: &Message<'_>) {
-    let is_news = || message.action == "change" && message.property("SDEV_UA").is_some();
-    let event = || Some(Event::of_kernel(message));
-    dispatch.deliver(message.devpath, is_news, event);
 }
 
 fn failed(what: &str, errno: Errno) -> Error {

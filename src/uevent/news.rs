@@ -128,6 +128,7 @@ impl NewsWatch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::event::Origin;
     use super::super::message::Message;
     use super::*;
 
@@ -137,7 +138,7 @@ mod tests {
              SDEV_UA={sdev_ua}\0DEVTYPE=scsi_device\0SEQNUM=9\0"
         );
         let message = Message::parse(text.as_bytes()).unwrap();
-        News::of(&Notice::Event(Event::of_kernel(&message).into()))
+        News::of(&Notice::Event(Event::of(Origin::Kernel, &message).into()))
     }
 
     #[test]

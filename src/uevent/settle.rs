@@ -182,6 +182,7 @@ impl Barrier {
     fn send(earlier: Option<Self>, roots: &Roots, dir: &Path, deadline: Deadline) -> Result<Self> {
         let uuid = sysfs::read(&roots.proc.join("sys/kernel/random/uuid"))?;
         let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
+        let devices = roots.devices.clone();
         tracing::debug!(%uuid, dir = %dir.display(), "barrier");
         point!(BarrierToSend);
         worker::run(
@@ -189,7 +190,7 @@ impl Barrier {
             "the kernel to send a marked event",
             deadline,
             || "not returned".to_owned(),
-            move || sysfs::write(&attribute, &text),
+            move || sysfs::write(&devices, &attribute, &text),
         )
         .map_err(|error| match error.kind() {
             ErrorKind::Vanished => gone(dir).caused_by(error),
@@ -335,8 +336,13 @@ pub(crate) fn settle_removal(
 
 /// The path of a sysfs directory as uevents name it.
 pub(crate) fn devpath(roots: &Roots, dir: &Path) -> Result<String> {
-    let sysfs = sysfs::resolve(&roots.sysfs)?.unwrap_or_else(|| roots.sysfs.clone());
-    let below = dir.strip_prefix(&sysfs).ok().and_then(Path::to_str);
+    let mut below = dir.strip_prefix(&roots.sysfs).ok();
+    if below.is_none() {
+        // A link may lead to it.
+        let sysfs = sysfs::resolve(&roots.sysfs)?;
+        below = sysfs.and_then(|sysfs| dir.strip_prefix(sysfs).ok());
+    }
+    let below = below.and_then(Path::to_str);
     below
         .map(|below| format!("/{below}"))
         .ok_or_else(|| Error::new(ErrorKind::Io, "a device that is not below sysfs").with_path(dir))

@@ -106,11 +106,10 @@ fn enlarge(socket: BorrowedFd<'_>, bytes: usize) -> nix::Result<()> {
 pub(super) struct DropCount(u32);
 
 impl DropCount {
-    /// Whether messages were lost since the last call.
-    pub(super) fn rose(&mut self, socket: impl AsFd) -> bool {
-        let Ok(now) = lunbd_sys::socket::dropped_messages(socket) else {
-            return false;
-        };
-        std::mem::replace(&mut self.0, now) != now
+    /// Whether messages were lost since the last call; `None` where the kernel does
+    /// not say it.
+    pub(super) fn rose(&mut self, socket: impl AsFd) -> Option<bool> {
+        let now = lunbd_sys::socket::dropped_messages(socket).ok()?;
+        Some(std::mem::replace(&mut self.0, now) != now)
     }
 }

@@ -142,7 +142,7 @@ pub struct Target {
 pub fn version(control: impl AsFd) -> nix::Result<[u32; 3]> {
     let mut message = Message::empty(0);
     message.exchange(control, raw::version)?;
-    Ok([message.u32(0), message.u32(4), message.u32(8)])
+    Ok([0, 4, 8].map(|at| u32_at(&message.0, at)))
 }
 
 /// `DM_DEV_STATUS`.
@@ -155,9 +155,9 @@ pub fn status(control: impl AsFd, uuid: &str) -> nix::Result<Status> {
     message.exchange(control, raw::dev_status)?;
     Ok(Status {
         flags: message.flags(),
-        open_count: message.u32(offset_of!(DmIoctl, open_count)).cast_signed(),
-        dev: message.u64(offset_of!(DmIoctl, dev)),
-        name: message.text(offset_of!(DmIoctl, name)),
+        open_count: u32_at(&message.0, offset_of!(DmIoctl, open_count)).cast_signed(),
+        dev: u64_at(&message.0, offset_of!(DmIoctl, dev)),
+        name: text_at(&message.0, offset_of!(DmIoctl, name)),
     })
 }
 
@@ -176,7 +176,7 @@ pub fn table_status(control: impl AsFd, uuid: &str, flags: Flags) -> nix::Result
         let mut message = Message::of(uuid, flags, room)?;
         message.exchange(&control, raw::table_status)?;
         if !message.flags().contains(Flags::BUFFER_FULL) {
-            return message.targets();
+            return read_targets(&message.0);
         }
         room *= 4;
         if room > LONGEST {
@@ -320,53 +320,57 @@ impl Message {
     }
 
     fn flags(&self) -> Flags {
-        Flags::from_bits_retain(self.u32(offset_of!(DmIoctl, flags)))
+        Flags::from_bits_retain(u32_at(&self.0, offset_of!(DmIoctl, flags)))
     }
+}
 
-    fn u32(&self, at: usize) -> u32 {
-        let bytes = self.0.get(at..).and_then(<[u8]>::first_chunk);
-        bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
-    }
-
-    fn u64(&self, at: usize) -> u64 {
-        let bytes = self.0.get(at..).and_then(<[u8]>::first_chunk);
-        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-    }
-
-    /// Up to the NUL.
-    fn text(&self, at: usize) -> String {
-        let bytes = self.0.get(at..).unwrap_or_default();
-        let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-        String::from_utf8_lossy(text).into_owned()
-    }
-
-    /// The targets of an answer; each one's `next` counts from the first.
-    fn targets(&self) -> nix::Result<Vec<Target>> {
-        let start = self.u32(offset_of!(DmIoctl, data_start));
-        let start = usize::try_from(start).map_err(|_| Errno::EINVAL)?;
-        let mut targets = Vec::new();
-        let mut at = start;
-        for _ in 0..self.u32(offset_of!(DmIoctl, target_count)) {
-            if at.saturating_add(SPEC) > self.0.len() {
-                return Err(Errno::EINVAL);
-            }
-            let kind = self.text(at + offset_of!(DmTargetSpec, target_type));
-            targets.push(Target {
-                start: self.u64(at),
-                length: self.u64(at + offset_of!(DmTargetSpec, length)),
-                kind: kind.chars().take(TYPE_LENGTH).collect(),
-                parameters: self.text(at + SPEC),
-            });
-            let next = self.u32(at + offset_of!(DmTargetSpec, next));
-            let next = usize::try_from(next).map_err(|_| Errno::EINVAL)?;
-            let following = start.saturating_add(next);
-            if following <= at {
-                return Err(Errno::EINVAL);
-            }
-            at = following;
+/// The targets of an answer of the kernel's to `DM_TABLE_STATUS`: a `struct
+/// dm_ioctl` and all that follows it. Each target's `next` counts from the first.
+///
+/// # Errors
+/// `EINVAL` where a target lies outside of the answer, or behind the one before it.
+pub fn read_targets(answer: &[u8]) -> nix::Result<Vec<Target>> {
+    let start = u32_at(answer, offset_of!(DmIoctl, data_start));
+    let start = usize::try_from(start).map_err(|_| Errno::EINVAL)?;
+    let mut targets = Vec::new();
+    let mut at = start;
+    for _ in 0..u32_at(answer, offset_of!(DmIoctl, target_count)) {
+        if at.saturating_add(SPEC) > answer.len() {
+            return Err(Errno::EINVAL);
         }
-        Ok(targets)
+        let kind = text_at(answer, at + offset_of!(DmTargetSpec, target_type));
+        targets.push(Target {
+            start: u64_at(answer, at),
+            length: u64_at(answer, at + offset_of!(DmTargetSpec, length)),
+            kind: kind.chars().take(TYPE_LENGTH).collect(),
+            parameters: text_at(answer, at + SPEC),
+        });
+        let next = u32_at(answer, at + offset_of!(DmTargetSpec, next));
+        let next = usize::try_from(next).map_err(|_| Errno::EINVAL)?;
+        let following = start.saturating_add(next);
+        if following <= at {
+            return Err(Errno::EINVAL);
+        }
+        at = following;
     }
+    Ok(targets)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let found = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    found.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let found = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    found.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+/// Up to the NUL.
+fn text_at(bytes: &[u8], at: usize) -> String {
+    let bytes = bytes.get(at..).unwrap_or_default();
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 #[cfg(test)]
@@ -395,10 +399,10 @@ mod tests {
             .unwrap();
         message.put(DATA + SPEC, b"8:0 A").unwrap();
         message.put(DATA + 20, &64_u32.to_ne_bytes()).unwrap();
-        assert_eq!(message.targets(), Err(Errno::EINVAL));
+        assert_eq!(read_targets(&message.0), Err(Errno::EINVAL));
         message
             .put(offset_of!(DmIoctl, target_count), &1_u32.to_ne_bytes())
             .unwrap();
-        assert_eq!(message.targets().unwrap()[0].parameters, "8:0 A");
+        assert_eq!(read_targets(&message.0).unwrap()[0].parameters, "8:0 A");
     }
 }

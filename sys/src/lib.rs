@@ -8,6 +8,8 @@ pub mod block;
 pub mod dm;
 pub mod files;
 pub mod iscsi;
+pub mod loop_device;
 pub mod nbd;
 pub mod sg;
 pub mod socket;
+pub mod stat;

@@ -14,6 +14,8 @@ pub const GUEST_MARK: &str = "lunbd_vm";
 pub const SEED_MARK: &str = "lunbd_seed";
 /// The kernel parameter that has a sweep take every step, and not a part.
 pub const WHOLE_SWEEPS: &str = "lunbd_whole_sweeps";
+/// The program of all VM tests, in the guest.
+pub const TESTS_PROGRAM: &str = "/tests/guest";
 /// Where the guest's own files live; nothing of a test's belongs there.
 pub const STATE_DIR: &str = "/run/lunbd-vm";
 /// A test writes here why it skips, then leaves with [`SKIP_STATUS`].
@@ -54,14 +56,14 @@ pub struct Job {
 /// One `#[test]` function.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TestCase {
-    /// The test file without `.rs`; the program's name in the guest.
+    /// The test file without `.rs`, which is the name of its module.
     pub file: String,
-    /// The function, with its modules.
+    /// The function, with the modules inside the file.
     pub name: String,
 }
 
 impl TestCase {
-    /// `file::name`, which filters and the list of expected skips go by.
+    /// `file::name`, which libtest, filters and the list of expected skips go by.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}::{}", self.file, self.name)
@@ -93,6 +95,8 @@ pub enum Report {
         release: String,
         /// Kernel time at this point.
         uptime_ms: u64,
+        /// What of the kernel's log [`alarms`](crate::kernel_log::alarms) found.
+        alarms: Vec<String>,
     },
     /// A test process was started, or was granted more time.
     Running {
@@ -109,10 +113,14 @@ pub enum Report {
         outcome: Outcome,
         /// Wall-clock time of the process.
         millis: u64,
-        /// What it printed; the end of it when it was much.
+        /// What it printed, the end of it when it was much. Of a test that passed,
+        /// the lines that begin with [`TOLD`].
         output: String,
-        /// What the kernel logged meanwhile.
+        /// What the kernel logged meanwhile, unless all was well: a serial line is
+        /// slow.
         kernel_log: String,
+        /// What of it [`alarms`](crate::kernel_log::alarms) found.
+        alarms: Vec<String>,
     },
     /// The story printed this.
     Story {
@@ -155,6 +163,7 @@ mod tests {
             millis: 12,
             output: "line\nline \u{fffd} \u{1b}[0m".into(),
             kernel_log: String::new(),
+            alarms: Vec::new(),
         };
         let line = serde_json::to_string(&sent).unwrap() + "\r\n";
         assert!(line.trim().lines().count() == 1, "one report is one line");

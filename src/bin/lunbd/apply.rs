@@ -1,10 +1,12 @@
 //! `lunbd apply`
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
+use std::time::Duration;
 
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, plan};
@@ -12,6 +14,7 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::board::Board;
+use crate::detach_limit::{self, DetachLimit};
 use crate::watch_file::FileWatch;
 use crate::{arguments, exit, recover, table, wanted};
 
@@ -43,10 +46,14 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let journal = recover::read(&engine, what.journal.as_deref(), deadline)?;
         let actual: Actual = engine.survey_read(&journal)?.into_iter().collect();
         let steps = plan(&desired, &actual);
-        return Ok(exit::print(|out| show_plan(out, &steps, json)));
+        let shown = exit::print(|out| show_plan(out, &steps, json));
+        detach_limit::check(&steps, &desired, actual.iter().count(), what.allow_detach)?;
+        return Ok(shown);
     }
     let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
-    let steps = plan(&desired, &Actual::read(&engine, &journal)?);
+    let actual = Actual::read(&engine, &journal)?;
+    let steps = plan(&desired, &actual);
+    detach_limit::check(&steps, &desired, actual.iter().count(), what.allow_detach)?;
     let shown = exit::print(|out| show_plan(out, &steps, json));
     let options = Options::default()
         .threads(what.threads)
@@ -56,10 +63,11 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     reconciler.set(desired.clone());
     let board = Board::of(&reconciler, !what.watch, json);
     if let Some(changes) = changes {
-        follow(&reconciler, what.file.clone(), changes, desired);
+        let deaf = follow(&reconciler, what, changes, desired);
         reconciler.run()?;
         board.end(reconciler);
-        return Ok(ExitCode::SUCCESS);
+        // It ends by itself only where the file cannot be followed any more.
+        return deaf.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
     let (left, errors) = (reconciler.plan(), reconciler.errors());
@@ -73,33 +81,67 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     })
 }
 
-/// Has what the file says be wanted, whenever it changes. A file that is broken
-/// changes nothing.
-fn follow(reconciler: &Arc<Reconciler>, file: PathBuf, changes: FileWatch, mut wanted: Desired) {
+/// A file that could not be read, or held against what stands, is read again after this.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// Sets what the file says whenever the file changes. A file that is broken, or that
+/// would detach too many volumes, changes nothing. Where the file cannot be followed any
+/// more the reconciler is stopped, and the error is sent.
+fn follow(
+    reconciler: &Arc<Reconciler>,
+    what: &arguments::Apply,
+    mut changes: FileWatch,
+    mut wanted: Desired,
+) -> Receiver<Error> {
     let reconciler = Arc::downgrade(reconciler);
+    let (file, limit) = (what.file.clone(), what.allow_detach);
+    let (ended, deaf) = mpsc::channel();
     thread::spawn(move || {
+        let mut again_after = None;
         loop {
-            let read = changes.wait().and_then(|()| wanted::read(&file));
+            let followed = changes.wait(again_after.take());
             let Some(reconciler) = reconciler.upgrade() else {
                 return;
             };
-            match read {
-                Ok(now) if now == wanted => {}
-                Ok(now) => {
-                    wanted = now.clone();
-                    reconciler.set(now);
+            if let Err(error) = followed {
+                let _the_command_has_ended = ended.send(error);
+                reconciler.stop();
+                return;
+            }
+            match take_in(&reconciler, &file, &wanted, limit) {
+                Ok(None) => {}
+                Ok(Some(now)) => {
+                    wanted = now;
                     let _told = writeln!(io::stderr(), "lunbd: the file has changed");
                 }
                 Err(error) => {
                     let _told = writeln!(io::stderr(), "lunbd: not taken in: {error:#}");
-                    if error.kind() == ErrorKind::Io {
-                        reconciler.stop();
-                        return;
+                    let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
+                    if !is_the_files.contains(&error.kind()) {
+                        again_after = Some(AGAIN_AFTER);
                     }
                 }
             }
         }
     });
+    deaf
+}
+
+/// Sets what the file says, unless it says what is wanted already.
+fn take_in(
+    reconciler: &Reconciler,
+    file: &Path,
+    wanted: &Desired,
+    limit: Option<DetachLimit>,
+) -> Result<Option<Desired>> {
+    let now = wanted::read(file)?;
+    if now == *wanted {
+        return Ok(None);
+    }
+    let known = reconciler.journal().records().len();
+    detach_limit::check(&reconciler.preview(&now)?, &now, known, limit)?;
+    reconciler.set(now.clone());
+    Ok(Some(now))
 }
 
 fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()> {

@@ -17,6 +17,8 @@ use lunbd::iscsi::{
 };
 use lunbd::{DetachTarget, Source};
 
+use crate::detach_limit::DetachLimit;
+
 /// Attach and detach block devices by talking to the kernel alone.
 ///
 /// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN
@@ -39,7 +41,10 @@ pub(crate) struct Arguments {
     pub(crate) json: bool,
 }
 
+// `defer`: of all commands only the one that is typed has its arguments built. They come
+// after the command's own text, which a doc comment of theirs would replace.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub(crate) enum Command {
     /// Attach one device and wait until it has settled.
     Attach(Attach),
@@ -147,7 +152,8 @@ pub(crate) struct Apply {
     /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
     /// and where wanted expect, min_paths, multipath, min_size (bytes; a unit that the
     /// array has grown is taken in, none is shrunk), [volume.log_in] and [volume.nbd].
-    /// NO OTHER VOLUME OF THE JOURNAL STAYS.
+    /// NO OTHER VOLUME OF THE JOURNAL STAYS. An empty file is refused; `volume = []`
+    /// wants no volume.
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
 
@@ -159,6 +165,11 @@ pub(crate) struct Apply {
     /// in to, and follow changes of the file, until interrupted.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) watch: bool,
+
+    /// How many volumes the file, or one change of it with --watch, may detach at once:
+    /// a number or all. Without it half of them, where there are at least four.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) allow_detach: Option<DetachLimit>,
 
     /// The journal's directory; without it /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
@@ -196,7 +207,7 @@ pub(crate) struct Reap {
     pub(crate) timeout: Duration,
 }
 
-/// How an iSCSI source is logged in.
+// How an iSCSI source is logged in.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "iSCSI")]
 pub(crate) struct Iscsi {
@@ -237,7 +248,7 @@ impl Iscsi {
     }
 }
 
-/// Who logs in at an iSCSI portal.
+// Who logs in at an iSCSI portal.
 #[derive(Debug, Args)]
 pub(crate) struct Who {
     /// The name to log in as; without it that of this machine, in
@@ -276,7 +287,7 @@ impl Who {
     }
 }
 
-/// How an NBD source is attached.
+// How an NBD source is attached.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "NBD")]
 pub(crate) struct Nbd {
@@ -295,6 +306,11 @@ pub(crate) struct Nbd {
     /// Have the kernel refuse writes.
     #[arg(long)]
     read_only: bool,
+
+    /// The logical block size, for images whose partition table was not made with
+    /// 512-byte sectors; without it the server's minimum and at least 512.
+    #[arg(long, value_name = "BYTES")]
+    block_size: Option<u32>,
 
     /// How long one request may take before its connection is taken for dead.
     #[arg(long, value_name = "LIMIT", default_value = "30s", value_parser = limit)]
@@ -319,6 +335,9 @@ impl Nbd {
         }
         if self.read_only {
             options = options.read_only();
+        }
+        if let Some(bytes) = self.block_size {
+            options = options.block_size(bytes);
         }
         options
     }
@@ -393,8 +412,8 @@ impl Heal {
 
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
-    /// of the unit as in --expect.
+    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
+    /// unique name of the unit, spelt as in --expect.
     #[arg(
         value_name = "SOURCE|DEVICE|unit:ID",
         required_unless_present = "volume"
@@ -435,8 +454,8 @@ pub(crate) struct Detach {
 
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
-    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a name
-    /// of the unit as in --expect.
+    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
+    /// unique name of the unit, spelt as in --expect.
     #[arg(value_name = "SOURCE|DEVICE|unit:ID")]
     pub(crate) target: DetachTarget,
 

@@ -73,10 +73,14 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             paths,
             missing,
             map,
+            no_map,
             ..
         } => {
             if let Some(map) = map {
                 writeln!(out, "  map       {map}")?;
+            }
+            if let Some(why) = no_map {
+                writeln!(out, "  map       none: {why}")?;
             }
             if paths.len() + missing.len() > 1 {
                 for path in paths {
@@ -89,6 +93,12 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             }
             for name in &identity.names {
                 writeln!(out, "  name      {name}")?;
+            }
+            if identity.is_weak() {
+                writeln!(
+                    out,
+                    "  identity  weak: another unit may have each of these names"
+                )?;
             }
             if let Some(serial) = &identity.serial {
                 writeln!(out, "  serial    {serial}")?;

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{DetachVolume, Flush, Place, Receipt};
+use lunbd::engine::{DetachVolume, Flush, NotLookedAt, Place, Receipt};
 use lunbd::{Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, attach, exit, progress::Progress, recover};
@@ -84,6 +84,9 @@ fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
     if detachment.changed || detachment.receipt.is_some() {
         writeln!(out, "  safe      to unmap: {safe}")?;
     }
+    if detachment.receipt.is_none() {
+        write_not_looked_at(out, &detachment.not_looked_at)?;
+    }
     for session in &detachment.logged_out {
         writeln!(out, "  logout    session {session}")?;
     }
@@ -107,8 +110,16 @@ pub(crate) fn write_receipt(out: &mut dyn Write, receipt: &Receipt) -> io::Resul
         writeln!(out, "  path      {} {state}{known}", path.hctl)?;
         write_flush(out, "  flushed", path.flush.as_ref())?;
     }
+    write_not_looked_at(out, &receipt.not_looked_at)?;
     for note in &receipt.notes {
         writeln!(out, "  note      {note}")?;
+    }
+    Ok(())
+}
+
+fn write_not_looked_at(out: &mut dyn Write, places: &[NotLookedAt]) -> io::Result<()> {
+    for place in places {
+        writeln!(out, "  unseen    users that may be among {place}")?;
     }
     Ok(())
 }

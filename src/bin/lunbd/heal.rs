@@ -123,6 +123,9 @@ fn write(out: &mut dyn Write, healing: &Healing) -> io::Result<()> {
         HealOutcome::Adopted(differences) => {
             format!("healed; the export has {}", list(differences))
         }
+        HealOutcome::Degraded(error) => {
+            format!("serves, but not over all of its connections: {error:#}")
+        }
         HealOutcome::DiscardedByKernel => "healthy: its old link lives".to_owned(),
         HealOutcome::GeometryChanged(differences) => {
             format!(

@@ -116,7 +116,14 @@ fn scsi_row(listed: &Listed, scsi: &ScsiUnit) -> Row {
         state,
         scsi.paths.len().to_string(),
         held_by(unit),
-        or_dash(scsi.identity.wwid()),
+        or_dash(scsi.identity.wwid().map(|name| {
+            let weak = if scsi.identity.is_weak() {
+                " (weak)"
+            } else {
+                ""
+            };
+            format!("{name}{weak}")
+        })),
     ]
 }
 

@@ -7,6 +7,7 @@ mod arguments;
 mod attach;
 mod board;
 mod detach;
+mod detach_limit;
 mod discover;
 mod doctor;
 mod exit;

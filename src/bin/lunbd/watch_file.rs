@@ -1,77 +1,271 @@
-//! Waiting for a file to become another one.
+//! Waiting for a file to change.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
+use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use lunbd::{Error, ErrorKind, Result};
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// A file by its name in its directory: editors and orchestrators put another one
-/// in its place.
+/// A change counts once no other has followed for this long: a file that is copied in
+/// parts, and a directory that is replaced, are several changes.
+const REST: Duration = Duration::from_millis(200);
+/// A change counts after this long all the same.
+const LONGEST_REST: Duration = Duration::from_secs(5);
+/// The kernel's own limit (`MAXSYMLINKS`).
+const MOST_LINKS: usize = 40;
+
+/// One name in one directory.
+type Place = (PathBuf, OsString);
+
+/// A file, followed by each name of its path: any of them may become a link to another
+/// directory, or a directory that takes the place of the one before, as the volumes of
+/// an orchestrator do.
 pub(crate) struct FileWatch {
     inotify: Inotify,
-    name: OsString,
+    path: PathBuf,
+    watched: BTreeMap<WatchDescriptor, Directory>,
+    /// The file itself: in another mount of it a writer goes by another directory.
+    file: Option<WatchDescriptor>,
+}
+
+/// What an event says of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Effect {
+    None,
+    /// It is another one.
+    Changed,
+    /// Somebody writes to it, and has yet to close it.
+    Written,
+}
+
+/// A directory that is followed, and the names in it that lead to the file.
+struct Directory {
+    path: PathBuf,
+    names: BTreeSet<OsString>,
 }
 
 impl FileWatch {
-    /// From here on no change is missed.
-    pub(crate) fn of(path: &Path) -> Result<Self> {
-        let Some(name) = path.file_name() else {
-            let message = format!("{} is no file", path.display());
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        };
-        let directory = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
-        let failed = |errno: Errno| {
-            let error = io::Error::from(errno);
-            let message = format!("cannot follow {}: {error}", directory.display());
-            let kind = match errno {
-                Errno::ENOENT | Errno::ENOTDIR => ErrorKind::NotFound,
-                Errno::EACCES => ErrorKind::NotPermitted,
-                _ => ErrorKind::Io,
-            };
-            Error::new(kind, message)
-        };
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC).map_err(failed)?;
-        let events = AddWatchFlags::IN_CLOSE_WRITE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_ONLYDIR;
-        inotify.add_watch(directory, events).map_err(failed)?;
-        Ok(Self {
-            inotify,
-            name: name.to_owned(),
-        })
-    }
-
-    /// Waits until the file may be another one.
+    /// The watch reports every change from here on.
     ///
     /// # Errors
-    /// `Io` where it cannot be followed any more.
-    pub(crate) fn wait(&self) -> Result<()> {
+    /// `InvalidInput` where the path names no file; `NotPermitted` where its directory
+    /// cannot be read; `Io` where this user may follow no more directories.
+    pub(crate) fn of(path: &Path) -> Result<Self> {
+        if path.file_name().is_none() {
+            let message = format!("{} is no file", path.display());
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let path = std::path::absolute(path).map_err(|error| failed(path, &error))?;
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)
+            .map_err(|errno| failed(&path, &errno.into()))?;
+        let mut watch = Self {
+            inotify,
+            path,
+            watched: BTreeMap::new(),
+            file: None,
+        };
+        watch.follow_places()?;
+        Ok(watch)
+    }
+
+    /// Waits until the file may have changed and its writer has closed it, or until
+    /// `again_after` is over.
+    ///
+    /// # Errors
+    /// `Io` where the file cannot be followed any more.
+    pub(crate) fn wait(&mut self, again_after: Option<Duration>) -> Result<()> {
+        let mut changed: Option<Instant> = None;
+        let mut is_open = false;
         loop {
-            let events = match self.inotify.read_events() {
-                Ok(events) => events,
-                Err(Errno::EINTR) => continue,
-                Err(errno) => {
-                    let error = io::Error::from(errno);
-                    let message = format!("the file cannot be followed any more: {error}");
-                    return Err(Error::new(ErrorKind::Io, message));
+            let limit = match changed {
+                _ if is_open => None,
+                Some(since) if since.elapsed() >= LONGEST_REST => return Ok(()),
+                Some(_) => Some(REST),
+                None => again_after,
+            };
+            if !self.poll(limit)? {
+                return Ok(());
+            }
+            for effect in self.read_effects()? {
+                is_open = match effect {
+                    Effect::None => continue,
+                    Effect::Changed => false,
+                    Effect::Written => true,
+                };
+                changed.get_or_insert_with(Instant::now);
+            }
+            if changed.is_some() {
+                self.follow_places()?;
+            }
+        }
+    }
+
+    /// Whether there is something to read before the time is over.
+    fn poll(&self, limit: Option<Duration>) -> Result<bool> {
+        let timeout = match limit {
+            None => PollTimeout::NONE,
+            Some(limit) => PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX),
+        };
+        let mut files = [PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut files, timeout) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::EINTR) => Ok(true),
+            Err(errno) => Err(failed(&self.path, &errno.into())),
+        }
+    }
+
+    fn read_effects(&self) -> Result<Vec<Effect>> {
+        let events = match self.inotify.read_events() {
+            Ok(events) => events,
+            Err(Errno::EINTR | Errno::EAGAIN) => return Ok(Vec::new()),
+            Err(errno) => return Err(failed(&self.path, &errno.into())),
+        };
+        events.iter().map(|event| self.effect_of(event)).collect()
+    }
+
+    fn effect_of(&self, event: &InotifyEvent) -> Result<Effect> {
+        let is = |mask| event.mask.contains(mask);
+        let written = if is(AddWatchFlags::IN_MODIFY) {
+            Effect::Written
+        } else {
+            Effect::Changed
+        };
+        let directory = self.watched.get(&event.wd);
+        let Some(name) = &event.name else {
+            return match directory {
+                // No event tells when it is mounted again.
+                Some(directory) if is(AddWatchFlags::IN_UNMOUNT) => {
+                    let error = io::Error::other("its file system was unmounted");
+                    Err(failed(&directory.path, &error))
                 }
+                // Events were lost, or the directory was removed.
+                Some(_) => Ok(Effect::Changed),
+                None if is(AddWatchFlags::IN_Q_OVERFLOW) => Ok(Effect::Changed),
+                None if is(AddWatchFlags::IN_IGNORED) => Ok(Effect::None),
+                None if self.file == Some(event.wd) => Ok(written),
+                None => Ok(Effect::None),
             };
-            // A volume of Kubernetes' changes by the link `..data` beside it. No
-            // name: events were lost.
-            let ours = |name: Option<OsString>| {
-                name.is_none_or(|name| name == self.name || name == "..data")
-            };
-            if events.into_iter().any(|event| ours(event.name)) {
+        };
+        let Some(directory) = directory.filter(|it| it.names.contains(name)) else {
+            return Ok(Effect::None);
+        };
+        // A new file changes again when its writer closes it. A new link is whole.
+        let is_new_file =
+            is(AddWatchFlags::IN_CREATE) && is_being_written(&directory.path.join(name));
+        Ok(if is_new_file { Effect::None } else { written })
+    }
+
+    /// Follows the directories in which the names of the path are now: from the root
+    /// on, so that a directory that is replaced meanwhile has an event above it.
+    fn follow_places(&mut self) -> Result<()> {
+        loop {
+            let places = places_of(&self.path);
+            let mut watched: BTreeMap<_, Directory> = BTreeMap::new();
+            for (path, name) in &places {
+                let descriptor = match self.inotify.add_watch(path, events()) {
+                    Ok(descriptor) => descriptor,
+                    // The directory above it reports when it comes.
+                    Err(Errno::ENOENT | Errno::ENOTDIR) => continue,
+                    // One that this user cannot read is hardly one that changes.
+                    Err(Errno::EACCES) if Some(path.as_path()) != self.path.parent() => continue,
+                    Err(errno) => return Err(failed(path, &errno.into())),
+                };
+                let directory = watched.entry(descriptor).or_insert_with(|| Directory {
+                    path: path.clone(),
+                    names: BTreeSet::new(),
+                });
+                directory.names.insert(name.clone());
+            }
+            for old in self.watched.keys().filter(|old| !watched.contains_key(old)) {
+                let _gone_with_its_directory = self.inotify.rm_watch(*old);
+            }
+            self.watched = watched;
+            self.follow_file();
+            if places_of(&self.path) == places {
                 return Ok(());
             }
         }
     }
+
+    fn follow_file(&mut self) {
+        let events = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MODIFY;
+        // Where it cannot be followed by itself, its directory reports its changes.
+        let file = self.inotify.add_watch(&self.path, events).ok();
+        if let Some(old) = self.file.filter(|_| self.file != file) {
+            let _gone_with_the_file = self.inotify.rm_watch(old);
+        }
+        self.file = file;
+    }
 }
+
+fn events() -> AddWatchFlags {
+    AddWatchFlags::IN_CLOSE_WRITE
+        | AddWatchFlags::IN_MODIFY
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_ONLYDIR
+        // nix does not name it: nothing of a file that was removed or replaced.
+        | AddWatchFlags::from_bits_retain(nix::libc::IN_EXCL_UNLINK)
+}
+
+/// Whether it is a file with one name, which its writer has yet to close.
+fn is_being_written(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.nlink() == 1)
+}
+
+/// Each name that leads to the file, with its directory, through all links.
+fn places_of(path: &Path) -> Vec<Place> {
+    let mut places = Vec::new();
+    let mut links = 0;
+    let mut at = PathBuf::from("/");
+    let mut rest = names_of(path);
+    while let Some(name) = rest.pop_front() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        places.push((at.clone(), name.clone()));
+        match fs::read_link(at.join(&name)) {
+            Ok(target) if links < MOST_LINKS => {
+                links += 1;
+                if target.is_absolute() {
+                    at = PathBuf::from("/");
+                }
+                let mut longer = names_of(&target);
+                longer.append(&mut rest);
+                rest = longer;
+            }
+            _ => at.push(name),
+        }
+    }
+    places
+}
+
+fn names_of(path: &Path) -> VecDeque<OsString> {
+    let names = path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    });
+    names.collect()
+}
+
+fn failed(path: &Path, error: &io::Error) -> Error {
+    let message = format!("cannot follow changes of {}: {error}", path.display());
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied => ErrorKind::NotPermitted,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, message)
+}
+
+#[cfg(test)]
+mod tests;

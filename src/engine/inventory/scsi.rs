@@ -6,21 +6,21 @@ use std::mem;
 use super::users::Users;
 use super::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
 use crate::error::Result;
-use crate::id::Wwid;
+use crate::id::{Lun, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::shares::in_shares;
 use crate::multipath::Map;
 use crate::scsi::{Facts, State};
-use crate::transport::Reaches;
+use crate::transport::{Reaches, TargetPort};
 
 pub(super) fn units(
     roots: &Roots,
     tree: &BlockTree,
     users: &Users<'_>,
 ) -> Result<Vec<InventoryUnit>> {
-    let groups = group(Facts::of_all(roots, tree)?);
+    let groups = group(roots, Facts::of_all(roots, tree)?);
     in_shares(groups, |groups| {
         let mut reaches = Reaches::new(roots);
         let units = groups
@@ -72,14 +72,20 @@ fn unit(
 
 /// The devices of each unit, in the order in which they come. They are gathered
 /// as a detach gathers them: by the strongest name, where no other unit can have
-/// it.
-fn group(devices: Vec<Facts<'_>>) -> Vec<Vec<Facts<'_>>> {
+/// it, and else by that and the LUN of the target port.
+fn group<'a>(roots: &Roots, devices: Vec<Facts<'a>>) -> Vec<Vec<Facts<'a>>> {
     let mut groups: Vec<Vec<Facts<'_>>> = Vec::new();
-    let mut by_name: HashMap<Wwid, usize> = HashMap::new();
+    let mut by_name: HashMap<(Wwid, Option<(TargetPort, Lun)>), usize> = HashMap::new();
     for device in devices {
         let next = groups.len();
-        let strongest = device.identity.wwid().filter(|name| name.is_registered());
-        let group = strongest.map_or(next, |name| *by_name.entry(name.clone()).or_insert(next));
+        let key = device.identity.wwid().and_then(|name| {
+            if name.is_unique() {
+                return Some((name.clone(), None));
+            }
+            let port = TargetPort::of(roots, device.hctl, &device.dir)?;
+            Some((name.clone(), Some((port, device.hctl.lun))))
+        });
+        let group = key.map_or(next, |key| *by_name.entry(key).or_insert(next));
         match groups.get_mut(group) {
             Some(group) => group.push(device),
             None => groups.push(vec![device]),

@@ -2,6 +2,7 @@
 //! volume from two sources.
 
 use super::record::{NbdSpec, Record, VolumeSpec};
+use crate::engine::same_unit::{PathPlace, PlaceComparison};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
 use crate::scsi::Identity;
@@ -25,13 +26,13 @@ impl<'a> Claimant<'a> {
         }
     }
 
-    /// Whose a unit is, or who is meant to be at its address.
+    /// Whose a unit may be, or who is meant to be at its address.
     pub(super) fn owner(
         mut claimants: impl Iterator<Item = Self>,
         identity: &Identity,
         hctl: Hctl,
     ) -> Option<VolumeId> {
-        let owner = claimants.find(|one| one.owns(identity) || one.is_meant_at(hctl));
+        let owner = claimants.find(|one| one.may_own(identity) || one.is_meant_at(hctl));
         owner.map(|owner| owner.volume.clone())
     }
 
@@ -45,17 +46,39 @@ impl<'a> Claimant<'a> {
         self.names.contains(name) || self.spec.expect.as_ref() == Some(name)
     }
 
-    /// Whether the unit that says this of itself is its own. A weak name that a
-    /// vendor gives to many units counts for nothing.
-    pub(super) fn owns(&self, identity: &Identity) -> bool {
-        match self.names.first() {
-            Some(name) => identity.wwid() == Some(name),
-            None => self
-                .spec
-                .expect
-                .as_ref()
-                .is_some_and(|name| identity.is(name)),
-        }
+    /// What is known of its unit.
+    fn identity(&self) -> Identity {
+        let expected = self.spec.expect.iter().filter(|_| self.names.is_empty());
+        Identity::of(self.names.iter().chain(expected).cloned())
+    }
+
+    /// Whether the unit that says this of itself may be its own: of names that are not
+    /// unique another unit may say the same.
+    fn may_own(&self, identity: &Identity) -> bool {
+        self.identity().compare(identity).is_same()
+            || self.names.is_empty() && self.spec.expect.iter().any(|name| identity.is(name))
+    }
+
+    /// Whether the unit that says this of itself at this place is its own. Names that are
+    /// not unique count where one of its sources leads to that place.
+    pub(super) fn owns(&self, identity: &Identity, place: &PathPlace) -> bool {
+        self.is_owner(identity, |source| {
+            place.compare_source(source) == PlaceComparison::Same
+        })
+    }
+
+    /// Whether what is handed out as this unit, at these places, may be its own: not where
+    /// its names are not unique and all of its sources lead elsewhere.
+    fn would_share(&self, identity: &Identity, places: &[PathPlace]) -> bool {
+        self.is_owner(identity, |source| {
+            let mut places = places.iter();
+            places.any(|place| place.compare_source(source) != PlaceComparison::Different)
+        })
+    }
+
+    fn is_owner(&self, identity: &Identity, is_there: impl Fn(&Source) -> bool) -> bool {
+        let is_proven = || self.identity().compare(identity).is_proven_same();
+        self.may_own(identity) && (is_proven() || self.spec.sources.iter().any(is_there))
     }
 }
 
@@ -136,6 +159,14 @@ fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<St
         let wanted = wanted.connections;
         return Some(format!("it is wanted with {wanted} connections"));
     }
+    if is.block_size != wanted.block_size {
+        let spelt = |size: Option<u32>| match size {
+            Some(bytes) => format!("blocks of {bytes} bytes"),
+            None => "the server's block size".to_owned(),
+        };
+        let (is, wanted) = (spelt(is.block_size), spelt(wanted.block_size));
+        return Some(format!("it is attached with {is} and wanted with {wanted}"));
+    }
     let wanted = wanted.index.filter(|_| wanted.index != index)?;
     index.map(|_| format!("it is wanted as nbd{wanted}"))
 }
@@ -185,7 +216,8 @@ pub(super) fn with_another(
     {
         return what(format!("backend id {}", nbd.backend));
     }
-    if let Some(name) = wanted.expect.as_ref().filter(|name| other.is(name)) {
+    let is_theirs = |name: &&Wwid| name.is_unique() && other.is(name);
+    if let Some(name) = wanted.expect.as_ref().filter(is_theirs) {
         return what(format!("unit {name}"));
     }
     Ok(())
@@ -196,7 +228,7 @@ pub(super) fn with_another(
 /// found.
 pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
     let own = Claimant::of(known);
-    if own.names.is_empty() || own.owns(found) {
+    if own.names.is_empty() || own.may_own(found) {
         return Ok(());
     }
     let was: Vec<String> = own.names.iter().map(ToString::to_string).collect();
@@ -207,8 +239,12 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
 
 /// # Errors
 /// `InUse` where the unit that was found is `other`'s.
-pub(super) fn with_unit(volume: &VolumeId, found: &Identity, other: Claimant<'_>) -> Result<()> {
-    if !other.owns(found) {
+pub(super) fn with_unit(
+    volume: &VolumeId,
+    (found, places): (&Identity, &[PathPlace]),
+    other: Claimant<'_>,
+) -> Result<()> {
+    if !other.would_share(found, places) {
         return Ok(());
     }
     let theirs = other.volume;
@@ -252,6 +288,10 @@ mod tests {
         for (options, why) in [
             (NbdOptions::default().read_only(), "read-only"),
             (NbdOptions::default().connections(two), "2 connections"),
+            (
+                NbdOptions::default().block_size(4096),
+                "blocks of 4096 bytes",
+            ),
         ] {
             let error = with_itself(&known, &spec(options)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");

@@ -2,7 +2,7 @@
 //! none set aside.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use super::format::{Fault, FaultKind, LONGEST};
 use super::record::Record;
 use super::view::JournalView;
 use crate::crash::point;
+use crate::engine::run_dir;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
@@ -23,6 +24,8 @@ use crate::kernel::sysfs;
 /// Locked by who has the journal. It stays: by it a directory is known for a
 /// journal.
 const LOCK: &str = "journal.lock";
+/// How often its lock may be removed while it is taken.
+const TRIES: u32 = 16;
 
 /// A file of the journal's directory that is no record.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -109,45 +112,48 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
-        fs::create_dir_all(parent).map_err(|error| failed(&error))?;
-        point!(JournalToMake);
         let mut private = DirBuilder::new();
-        let made = private.recursive(true).mode(0o700).create(directory);
-        made.map_err(|error| failed(&error))?;
+        private.recursive(true).mode(0o700);
+        private.create(parent).map_err(|error| failed(&error))?;
+        point!(JournalToMake);
+        private.create(directory).map_err(|error| failed(&error))?;
         sync(parent)?;
         point!(JournalMade);
     }
     let path = directory.join(LOCK);
     refuse_others(directory, &names(directory)?)?;
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(|error| failed(&error))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(mut file) => {
-            // For the error of who comes next; the lock itself is the flock.
-            let _ = file
-                .set_len(0)
-                .and_then(|()| file.rewind())
-                .and_then(|()| write!(file, "{}", std::process::id()));
-            point!(JournalLocked);
-            Ok(file)
+    // Where the file was removed before it was locked, another makes the next one.
+    for _ in 0..TRIES {
+        let file = run_dir::open_lock(&path).map_err(|error| failed(&error))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(mut file) => {
+                if !run_dir::is_at(&path, &file).map_err(|error| failed(&error))? {
+                    continue;
+                }
+                // For the error of who comes next; the lock itself is the flock.
+                let _ = file
+                    .set_len(0)
+                    .and_then(|()| file.rewind())
+                    .and_then(|()| write!(file, "{}", std::process::id()));
+                point!(JournalLocked);
+                return Ok(file);
+            }
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let holder = sysfs::read_if_there(&path).ok().flatten();
+                let holder = holder.filter(|pid| !pid.is_empty());
+                let message = "another process has the journal";
+                let error = Error::new(ErrorKind::InUse, message).with_path(path);
+                return Err(match holder {
+                    Some(pid) => error.with_last_seen(format!("held by process {pid}")),
+                    None => error,
+                });
+            }
+            Err((_, errno)) => return Err(failed(&errno.into())),
         }
-        Err((_, Errno::EWOULDBLOCK)) => {
-            let holder = sysfs::read_if_there(&path).ok().flatten();
-            let holder = holder.filter(|pid| !pid.is_empty());
-            let message = "another process has the journal";
-            let error = Error::new(ErrorKind::InUse, message).with_path(path);
-            Err(match holder {
-                Some(pid) => error.with_last_seen(format!("held by process {pid}")),
-                None => error,
-            })
-        }
-        Err((_, errno)) => Err(failed(&errno.into())),
     }
+    let message = "somebody removes the journal's lock again and again";
+    Err(Error::new(ErrorKind::InUse, message).with_path(path))
 }
 
 /// The names in the directory, sorted, also those that are no text.

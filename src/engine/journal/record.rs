@@ -78,6 +78,9 @@ pub struct NbdSpec {
     pub connections: NonZeroU16,
     /// Whether the kernel is to refuse writes.
     pub read_only: bool,
+    /// See [`NbdOptions::block_size`]. Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
     /// See [`NbdOptions::io_timeout`].
     pub io_timeout_ms: u64,
     /// See [`NbdOptions::dead_connection_timeout`].
@@ -138,13 +141,15 @@ pub struct Outcome {
 }
 
 impl Record {
-    /// The unit's names, by the word of the outcome, or of the caller.
+    /// The unit's names, by the word of the outcome, or of the caller, the strongest first:
+    /// earlier versions wrote them in another order.
     pub(in crate::engine) fn names(&self) -> Vec<Wwid> {
         let read_back = self.outcome.iter().flat_map(|outcome| &outcome.names);
         let mut names: Vec<Wwid> = read_back.cloned().collect();
         if names.is_empty() {
             names.extend(self.spec.expect.clone());
         }
+        names.sort();
         names
     }
 }
@@ -168,6 +173,7 @@ impl VolumeSpec {
                 index: options.index,
                 connections: options.connections,
                 read_only: options.read_only,
+                block_size: options.block_size,
                 io_timeout_ms: milliseconds(options.timeouts().request),
                 dead_connection_timeout_ms: milliseconds(options.timeouts().dead_connection),
             }),
@@ -215,6 +221,7 @@ impl VolumeSpec {
         };
         options.index = spec.index;
         options.read_only = spec.read_only;
+        options.block_size = spec.block_size;
         options
             .backend(spec.backend.clone())
             .connections(spec.connections)

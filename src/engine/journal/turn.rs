@@ -6,6 +6,7 @@ use super::conflict::{self, Claimant};
 use super::record::{Record, VolumeSpec};
 use super::{Busy, Journal, Shared, Table, file};
 use crate::deadline::Deadline;
+use crate::engine::same_unit::PathPlace;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, VolumeId};
 use crate::kernel::worker;
@@ -101,13 +102,17 @@ impl Turn {
     /// # Errors
     /// `InUse` where it is another volume's; `IdentityMismatch` where the volume
     /// was another unit.
-    pub(in crate::engine) fn claim_unit(&self, identity: &Identity) -> Result<()> {
+    pub(in crate::engine) fn claim_unit(
+        &self,
+        identity: &Identity,
+        places: &[PathPlace],
+    ) -> Result<()> {
         let mut table = self.shared.table();
         if let Some(known) = table.records.get(&self.volume) {
             conflict::with_own_unit(known, identity)?;
         }
         for other in table.others(&self.volume) {
-            conflict::with_unit(&self.volume, identity, other)?;
+            conflict::with_unit(&self.volume, (identity, places), other)?;
         }
         if let Some(busy) = table.busy.get_mut(&self.volume) {
             busy.names.clone_from(&identity.names);
@@ -115,11 +120,11 @@ impl Turn {
         Ok(())
     }
 
-    /// Whether the unit is another volume's.
-    pub(in crate::engine) fn is_anothers(&self, identity: &Identity) -> bool {
+    /// Whether the unit at this place is another volume's.
+    pub(in crate::engine) fn is_anothers(&self, identity: &Identity, place: &PathPlace) -> bool {
         let table = self.shared.table();
         let mut others = table.others(&self.volume);
-        others.any(|other| conflict::with_unit(&self.volume, identity, other).is_err())
+        others.any(|other| other.owns(identity, place))
     }
 
     /// Writes the record.
@@ -215,8 +220,8 @@ mod tests {
             names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
             ..Identity::default()
         };
-        turns[0].claim_unit(&identity).unwrap();
-        let error = turns[1].claim_unit(&identity).unwrap_err();
+        turns[0].claim_unit(&identity, &[]).unwrap();
+        let error = turns[1].claim_unit(&identity, &[]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert!(error.to_string().contains("pvc-1"), "{error}");
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::Owner;
 use super::proof::{Case, Verdict};
 use crate::deadline::Deadline;
+use crate::engine::Engine;
 use crate::engine::phases::Phases;
-use crate::engine::{Engine, in_use};
+use crate::engine::usage::{Act, Extent};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::kernel::blockdev::BlockDevice;
@@ -43,8 +44,8 @@ pub(super) fn left_to(volume: &VolumeId) -> Fate {
 
 impl Engine {
     /// What would become of it.
-    pub(super) fn foresee(&self, disk: &BlockDevice) -> Fate {
-        match self.refuse_users(disk) {
+    pub(super) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> Fate {
+        match self.refuse_users(disk, deadline) {
             Ok(()) => Fate::Reapable,
             Err(error) => Fate::Kept(error),
         }
@@ -52,14 +53,11 @@ impl Engine {
 
     /// # Errors
     /// `InUse`, naming all that are seen: a refused claim would name some of them.
-    fn refuse_users(&self, disk: &BlockDevice) -> Result<()> {
-        let mut users = in_use::find_holders(self.roots(), disk)?;
-        users.extend(in_use::find_openers(self.roots(), disk)?);
-        users.retain(|user| !in_use::is_udevs(user));
-        if users.is_empty() {
-            return Ok(());
-        }
-        Err(in_use::refuse(disk, &users))
+    /// `NotPermitted` where some cannot be seen.
+    fn refuse_users(&self, disk: &BlockDevice, deadline: Deadline) -> Result<()> {
+        let users = self.users_of(disk, Extent::All, deadline)?;
+        users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
+        users.refuse_blind(disk)
     }
 
     pub(super) fn take_phantom(
@@ -101,9 +99,9 @@ impl Engine {
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
         phases.enter(Stage::Claim);
-        self.refuse_users(&case.disk)?;
+        self.refuse_users(&case.disk, deadline)?;
         let mut watch = self.hub().watch(&hctl.to_string());
-        let claim = self.claim_replaced(&case.disk, &mut watch, deadline)?;
+        let claim = self.claim(&case.disk, false, &mut watch, deadline)?;
         // The array may have taken it back while it was waited for.
         phases.enter(Stage::Identify);
         match self.is_phantom(device, deadline) {

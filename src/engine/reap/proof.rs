@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::id::{Addressing, DiskSeq, Hctl, Lun, Wwid};
+use crate::id::{DiskSeq, Hctl, Lun};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sg::Presence;
-use crate::scsi::{self, Identity, ScsiDevice, State};
+use crate::scsi::{self, Comparison, Identity, ScsiDevice, State};
 
 /// How long one device may take for an answer: the others wait for it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -44,8 +44,8 @@ pub enum Evidence {
         /// How many LUNs are in the list.
         listed: usize,
     },
-    /// Another unit answers at the LUN: both have names that no other unit can
-    /// have, and share none of these.
+    /// Another unit answers at the LUN: [unique](crate::id::Wwid::is_unique) names of
+    /// both contradict each other.
     Replaced {
         /// Who answers.
         now: Identity,
@@ -118,9 +118,9 @@ impl Engine {
         let disk = device.disk().ok().flatten();
         let verdict = match disk.clone() {
             Some(disk) => self.look_for_proof(device, disk, deadline),
-            None => Ok(Verdict::Unproven {
+            None => device.qualifier().map(|qualifier| Verdict::Unproven {
                 disk: None,
-                why: "it has no disk, through which it could be asked and claimed".to_owned(),
+                why: why_no_disk(qualifier),
             }),
         };
         match verdict {
@@ -154,7 +154,13 @@ impl Engine {
                 let limit = answer_limit(deadline);
                 let now = scsi::read_identity(roots, lanes, device, &disk, limit)?;
                 let Some(earlier) = self.scanned_as_other(&was, &disk, &now)? else {
-                    return Ok(Verdict::Stands);
+                    return Ok(match was.compare(&now) {
+                        Comparison::Different(why) => Verdict::Unproven {
+                            disk: Some(disk),
+                            why: format!("it says another name now, and none is unique: {why}"),
+                        },
+                        _ => Verdict::Stands,
+                    });
                 };
                 was = earlier;
                 Evidence::Replaced { now }
@@ -189,12 +195,11 @@ impl Engine {
         disk: &BlockDevice,
         now: &Identity,
     ) -> Result<Option<Identity>> {
-        if is_other(&cached.names, &now.names) {
+        if cached.compare(now).is_proven_different() {
             return Ok(Some(cached.clone()));
         }
-        let names: Vec<Wwid> = self.born_as(disk)?.into_iter().collect();
-        let serial = None;
-        Ok(is_other(&names, &now.names).then_some(Identity { names, serial }))
+        let born = Identity::of(self.born_as(disk)?);
+        Ok(born.compare(now).is_proven_different().then_some(born))
     }
 
     /// Asks the other devices of the target for its list, until one gives it.
@@ -220,40 +225,30 @@ impl Engine {
     }
 }
 
-fn answer_limit(deadline: Deadline) -> Deadline {
-    Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4))
+fn why_no_disk(qualifier: u8) -> String {
+    let without = "it has no disk, through which it could be asked and claimed";
+    if qualifier == 0 {
+        return without.to_owned();
+    }
+    let said = scsi::describe_qualifier(qualifier);
+    format!(
+        "{without}: at its scan the target said that no unit is connected there ({said}); an \
+         attach scans it again, and a detach of its address deletes it"
+    )
 }
 
-/// Whether both have names that no other unit can have, and share none.
-fn is_other(was: &[Wwid], now: &[Wwid]) -> bool {
-    let registered = |names: &[Wwid]| -> Vec<Wwid> {
-        let names = names.iter().filter(|name| name.is_registered());
-        names.cloned().collect()
-    };
-    let (was, now) = (registered(was), registered(now));
-    !was.is_empty() && !now.is_empty() && !was.iter().any(|name| now.contains(name))
+fn answer_limit(deadline: Deadline) -> Deadline {
+    Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4))
 }
 
 /// Whether a target's list proves that it does not have `lun`: all of it are plain
 /// addresses, that of the device that was asked among them. A unit below 256 may
 /// be listed under its other address (1 and 16385).
 fn is_missing(lun: Lun, asked: Lun, list: &[Lun]) -> bool {
-    let listed: Option<Vec<u16>> = list.iter().map(|lun| number(*lun)).collect();
-    match (number(lun), number(asked), listed) {
+    let listed: Option<Vec<u16>> = list.iter().map(|lun| lun.plain_number()).collect();
+    match (lun.plain_number(), asked.plain_number(), listed) {
         (Some(lun), Some(asked), Some(listed)) => listed.contains(&asked) && !listed.contains(&lun),
         _ => false,
-    }
-}
-
-/// The unit's number, of a LUN of one level that is addressed in the two plain
-/// ways.
-fn number(lun: Lun) -> Option<u16> {
-    let [_, below @ ..] = lun.levels();
-    match lun.addressing() {
-        _ if below != [0; 3] => None,
-        Addressing::Peripheral { bus: 0, lun } => Some(u16::from(lun)),
-        Addressing::Flat(number) => Some(number),
-        _ => None,
     }
 }
 
@@ -278,19 +273,5 @@ mod tests {
             let list = [plain(3), odd];
             assert!(!is_missing(plain(7), plain(3), &list), "{odd}");
         }
-    }
-
-    #[test]
-    fn two_units_differ_only_by_names_that_none_other_can_have() {
-        let names = |names: &[&str]| -> Vec<Wwid> {
-            names.iter().map(|name| name.parse().unwrap()).collect()
-        };
-        let [a, b] = ["naa.5000c500a1b2c3d4", "naa.5000c500a1b2c3d5"];
-        assert!(is_other(&names(&[a, "t10.x"]), &names(&[b, "t10.x"])));
-        assert!(!is_other(&names(&[a, "t10.x"]), &names(&[a, "t10.y"])));
-        assert!(!is_other(&names(&[a]), &names(&[b, a])));
-        assert!(!is_other(&names(&["t10.x"]), &names(&["t10.y"])));
-        assert!(!is_other(&names(&[a]), &[]));
-        assert!(!is_other(&[], &names(&[a])));
     }
 }

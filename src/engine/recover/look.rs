@@ -8,13 +8,14 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::heal::{HealOutcome, Healing};
 use crate::engine::journal::{Operation, Outcome, Record, Turn};
+use crate::engine::same_unit::{PathPlace, PlaceComparison};
 use crate::engine::unit::{KnownPath, Standing};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source, Wwid};
+use crate::id::{Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 
 /// What stands of a volume.
 #[derive(Debug)]
@@ -70,7 +71,9 @@ impl Seen {
 pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Condition, Action) {
     match healing.outcome {
         // What answered late had lost nothing.
-        HealOutcome::Healthy | HealOutcome::DiscardedByKernel => (condition, Action::Nothing),
+        HealOutcome::Healthy | HealOutcome::DiscardedByKernel | HealOutcome::Degraded(_) => {
+            (condition, Action::Nothing)
+        }
         outcome if outcome.serves() => (Condition::LinkDead, Action::Healed),
         HealOutcome::Failed(error) => (Condition::LinkDead, Action::Failed(error)),
         outcome => {
@@ -96,20 +99,26 @@ impl Engine {
             });
         }
         let names = record.names();
-        let mut seeds = match names.first() {
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut seeds = match unique {
             Some(name) => self.devices_named(name)?,
             None => Vec::new(),
         };
-        if record.outcome.is_none() {
-            // Nobody has asked it who it is yet: what is at its address may be it.
+        if record.outcome.is_none() || unique.is_none() {
+            // Nobody has asked it who it is yet, or it has no unique name: what is at its
+            // address may be it.
+            let own = Identity::of(names.iter().cloned());
             for device in self.at_sources(record)?.scsi {
-                let anothers = turn.is_anothers(&device.cached_identity()?);
-                if !anothers && !seeds.contains(&device) {
+                let identity = device.cached_identity()?;
+                let place = PathPlace::of(self.roots(), &device);
+                let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
+                let is_other = is_other || turn.is_anothers(&identity, &place);
+                if !is_other && !seeds.contains(&device) {
                     seeds.push(device);
                 }
             }
         }
-        let paths = self.paths_of(&BTreeSet::new(), &seeds, Vec::new(), deadline)?;
+        let paths = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
                 Some(map) => Seen::Silent(format!("the map {} stands without paths", map.name())),
@@ -120,7 +129,7 @@ impl Engine {
     }
 
     fn map_of(&self, names: &[Wwid]) -> Result<Option<Map>> {
-        for name in names {
+        for name in names.iter().filter(|name| name.is_unique()) {
             if let Some(map) = Map::find(self.roots(), name)? {
                 return Ok(Some(map));
             }
@@ -184,21 +193,19 @@ impl Engine {
     /// The disks and connected NBD devices that are no volume's.
     pub(super) fn foreign(&self, known: &[Record]) -> Result<Vec<Foreign>> {
         let names: BTreeSet<Wwid> = known.iter().flat_map(Record::names).collect();
-        let sources = known.iter().flat_map(|record| &record.spec.sources);
-        let addresses: BTreeSet<Hctl> = sources
-            .filter_map(|source| match source {
-                Source::Scsi(hctl) => Some(*hctl),
-                _ => None,
-            })
-            .collect();
+        // One without a unique name is known by its place alone.
+        let is_meant_at = |device: &ScsiDevice| {
+            let place = PathPlace::of(self.roots(), device);
+            let mut sources = known.iter().flat_map(|record| &record.spec.sources);
+            sources.any(|source| place.compare_source(source) == PlaceComparison::Same)
+        };
         let mut foreign = Vec::new();
         for device in ScsiDevice::all(self.roots())? {
             match self.describe_foreign(&device) {
                 Ok(Some(found)) => {
-                    // A nameless device is known by its address alone.
                     let ours = match found.names.first() {
-                        Some(name) => names.contains(name),
-                        None => addresses.contains(&device.hctl()),
+                        Some(name) if name.is_unique() => names.contains(name),
+                        _ => is_meant_at(&device),
                     };
                     foreign.extend((!ours).then_some(found));
                 }

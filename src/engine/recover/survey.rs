@@ -156,7 +156,8 @@ impl Engine {
         let mut ground = Ground::default();
         // Whose unit it is, where a volume's own is not known yet.
         for record in records {
-            if let Some(name) = record.outcome.iter().flat_map(|o| &o.names).next() {
+            let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
+            if let Some(name) = names.find(|name| name.is_unique()) {
                 ground.owners.insert(name.clone(), record.volume.clone());
             }
         }
@@ -210,7 +211,7 @@ impl Engine {
             found.node = Some(disk.node(self.roots()));
             found.size = size_if_there(disk)?;
         }
-        let dead = self.links().get(&index).is_some_and(|link| {
+        let dead = self.links_beside(device).get(&index).is_some_and(|link| {
             Some(&link.backend) == found.spec.nbd.as_ref().map(|nbd| &nbd.backend) && link.is_dead()
         });
         if dead {
@@ -223,16 +224,26 @@ impl Engine {
 
     fn survey_scsi(&self, found: &mut Surveyed, ground: &Ground, record: &Record) -> Result<Seen> {
         let names = record.names();
-        let mut there: Vec<&Scanned> = match names.first() {
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut there: Vec<&Scanned> = match unique {
             Some(name) => ground.named(name),
             None => Vec::new(),
         };
         let routes = self.survey_routes(found);
-        if record.outcome.is_none() {
-            for hctl in routes.iter().filter_map(|route| route.place.as_ref().ok()) {
-                let at = ground.scsi.iter().find(|s| s.device.hctl() == *hctl);
-                let own =
-                    |scanned: &&Scanned| !ground.is_anothers(&scanned.identity, &found.volume);
+        if record.outcome.is_none() || unique.is_none() {
+            let unit = Identity::of(names.iter().cloned());
+            let attached = record.outcome.is_some();
+            let own = |scanned: &&Scanned| {
+                let is_other = attached && unit.compare(&scanned.identity).is_different();
+                !is_other && !ground.is_anothers(&scanned.identity, &found.volume)
+            };
+            for route in &routes {
+                let place = route.place.as_ref();
+                let Some(hctl) = place.map_or_else(|missing| missing.hctl, |hctl| Some(*hctl))
+                else {
+                    continue;
+                };
+                let at = ground.scsi.iter().find(|s| s.device.hctl() == hctl);
                 there.extend(at.filter(own));
             }
         }
@@ -254,7 +265,7 @@ impl Engine {
         found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
         found.paths.sort_unstable();
         if there.is_empty() {
-            for name in &names {
+            for name in names.iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {
                     let what = format!("the map {} stands without paths", map.name());
                     return Ok(Seen::Silent(what));

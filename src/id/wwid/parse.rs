@@ -30,7 +30,11 @@ fn parse(text: &str) -> Option<Wwid> {
     }
     let around = AROUND.iter().find_map(|prefix| text.strip_prefix(prefix));
     if let Some(name) = around {
-        return by_udev(name);
+        // A map may be named by udev's `ID_WWN_WITH_EXTENSION`.
+        let wwn = name.strip_prefix("0x").and_then(hex_bytes);
+        return wwn
+            .and_then(|bytes| Wwid::naa(&bytes))
+            .or_else(|| by_udev(name));
     }
     if let Some(vendor) = text.strip_prefix("t10.") {
         return Wwid::t10(vendor.as_bytes());
@@ -87,6 +91,7 @@ mod tests {
             "wwn-0x60014051234567890abcdef012345678",
             "360014051234567890abcdef012345678",
             "mpath-360014051234567890abcdef012345678",
+            "mpath-0x60014051234567890abcdef012345678",
             "scsi-360014051234567890abcdef012345678",
             "dm-uuid-mpath-360014051234567890abcdef012345678",
         ] {
@@ -185,10 +190,35 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_vendor_made_up_is_not_world_wide() {
-        assert!(wwid("naa.5000c500a1b2c3d4").is_world_wide());
-        assert!(wwid("t10.ATA x").is_world_wide());
-        assert!(!wwid("0ATA_x").is_world_wide());
-        assert!(!wwid("SATA_x").is_world_wide());
+    fn names_that_an_authority_hands_out_are_unique_and_come_first() {
+        let unique = [
+            "naa.2123000c50000001",
+            "naa.5000c500a1b2c3d4",
+            "naa.60014051234567890abcdef012345678",
+            "eui.0025385b61b0a1b2",
+            "eui.00000000000000000025385b61b0a1b2",
+            "uuid.30313233-3435-3637-3839-3a3b3c3d3e3f",
+            "iqn.2003-01.org.x:a",
+        ];
+        let local = [
+            "naa.2fff000000abcdef",
+            "naa.3000000100000001",
+            "naa.5000000a1b2c3d4e",
+            "naa.60000000000000000e00000000010001",
+            "naa.6ffffff0000000000e00000000010001",
+            "eui.0000005b61b0a1b2",
+            "uuid.00000000-0000-0000-0000-000000000000",
+            "t10.ATA x",
+            "0ATA_x",
+            "SATA_x",
+        ];
+        let local = local.map(wwid);
+        for name in unique.map(wwid) {
+            assert!(name.is_unique(), "{name}");
+            assert!(local.iter().all(|other| name < *other), "{name}");
+        }
+        for name in local {
+            assert!(!name.is_unique(), "{name}");
+        }
     }
 }

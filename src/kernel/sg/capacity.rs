@@ -1,9 +1,8 @@
 //! READ CAPACITY (SBC-4, 5.20 and 5.21).
 
-use std::fs::File;
 use std::time::Duration;
 
-use super::{command, page};
+use super::{Opened, command, page};
 use crate::error::{Error, ErrorKind, Result};
 
 const READ_CAPACITY_10: u8 = 0x25;
@@ -18,7 +17,7 @@ const READ_CAPACITY_16: u8 = 0x10;
 /// # Errors
 /// `Io` where the command failed or the answer is malformed; `NotReady` where
 /// the path to the device is down.
-pub(crate) fn read_capacity(device: &File, timeout: Duration) -> Result<u64> {
+pub(crate) fn read_capacity(device: Opened<'_>, timeout: Duration) -> Result<u64> {
     const LENGTH: usize = 32;
     let mut memory = page()?;
     let (buffer, _) = memory.split_at_mut(LENGTH);
@@ -38,13 +37,13 @@ pub(crate) fn read_capacity(device: &File, timeout: Duration) -> Result<u64> {
         .ok_or_else(malformed)
 }
 
-fn long_form(answer: &[u8]) -> Option<u64> {
+pub(super) fn long_form(answer: &[u8]) -> Option<u64> {
     let (last, rest) = answer.split_first_chunk()?;
     let (length, _) = rest.split_first_chunk()?;
     bytes(u64::from_be_bytes(*last), u32::from_be_bytes(*length))
 }
 
-fn short_form(answer: &[u8]) -> Option<u64> {
+pub(super) fn short_form(answer: &[u8]) -> Option<u64> {
     let (last, rest) = answer.split_first_chunk()?;
     let (length, _) = rest.split_first_chunk()?;
     let last = u32::from_be_bytes(*last);

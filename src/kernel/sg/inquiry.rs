@@ -1,9 +1,8 @@
 //! INQUIRY (SPC-5, 6.7).
 
-use std::fs::File;
 use std::time::Duration;
 
-use super::{LONGEST, command, page};
+use super::{LONGEST, Opened, command, page};
 use crate::error::{Error, ErrorKind, Result};
 
 const INQUIRY: u8 = 0x12;
@@ -24,7 +23,7 @@ const HEADER: usize = 4;
 /// # Errors
 /// `Io` where the command failed or the answer is malformed; `NotReady` where
 /// the path to the device is down.
-pub(crate) fn read_vpd(device: &File, code: u8, timeout: Duration) -> Result<Option<Vec<u8>>> {
+pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Result<Option<Vec<u8>>> {
     const EVPD: u8 = 1;
     let name = format!("INQUIRY for page {code:#04x}");
     let mut memory = page()?;
@@ -37,23 +36,40 @@ pub(crate) fn read_vpd(device: &File, code: u8, timeout: Duration) -> Result<Opt
         let Some(answer) = command(device, &name, &cdb, buffer, timeout)? else {
             return Ok(None);
         };
-        let [_, found, high, low, ..] = *answer else {
-            return Err(malformed(code, "it is shorter than its header"));
-        };
-        if found != code {
-            let how = format!("it says that it is page {found:#04x}");
-            return Err(malformed(code, &how));
+        match page_in(answer, code, allocation)? {
+            Page::Whole(page) => return Ok(Some(page.to_vec())),
+            Page::Needs(longer) => allocation = longer,
         }
-        let whole = usize::from(u16::from_be_bytes([high, low])) + HEADER;
-        if whole <= answer.len() {
-            return Ok(answer.get(..whole).map(<[u8]>::to_vec));
-        }
-        let needed = u16::try_from(whole).unwrap_or(LONGEST).min(LONGEST);
-        if needed <= allocation {
-            return Err(malformed(code, "it is cut short"));
-        }
-        allocation = needed;
     }
+}
+
+/// What an answer has of a page.
+#[derive(Debug)]
+pub(super) enum Page<'a> {
+    Whole(&'a [u8]),
+    /// An answer of so many bytes.
+    Needs(u16),
+}
+
+/// # Errors
+/// `Io` where the answer, for which there were `allocation` bytes, is malformed.
+pub(super) fn page_in(answer: &[u8], code: u8, allocation: u16) -> Result<Page<'_>> {
+    let [_, found, high, low, ..] = *answer else {
+        return Err(malformed(code, "it is shorter than its header"));
+    };
+    if found != code {
+        let how = format!("it says that it is page {found:#04x}");
+        return Err(malformed(code, &how));
+    }
+    let whole = usize::from(u16::from_be_bytes([high, low])) + HEADER;
+    if let Some(page) = answer.get(..whole) {
+        return Ok(Page::Whole(page));
+    }
+    let needed = u16::try_from(whole).unwrap_or(LONGEST).min(LONGEST);
+    if needed <= allocation {
+        return Err(malformed(code, "it is cut short"));
+    }
+    Ok(Page::Needs(needed))
 }
 
 /// Reads vendor and product of the standard data: eight and sixteen characters,
@@ -61,7 +77,7 @@ pub(crate) fn read_vpd(device: &File, code: u8, timeout: Duration) -> Result<Opt
 ///
 /// # Errors
 /// As [`read_vpd`].
-pub(crate) fn read_product(device: &File, timeout: Duration) -> Result<String> {
+pub(crate) fn read_product(device: Opened<'_>, timeout: Duration) -> Result<String> {
     let mut memory = page()?;
     let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
     let answer = command(device, "INQUIRY", &STANDARD_CDB, buffer, timeout)?;

@@ -1,12 +1,11 @@
 //! Whether a logical unit is there: what its target itself answers for it.
 
-use std::fs::File;
 use std::time::Duration;
 
 use lunbd_sys::sg::Completion;
 
 use super::inquiry::{STANDARD, STANDARD_CDB};
-use super::{CHECK_CONDITION, ILLEGAL_REQUEST, Verdict, failed, page, send, verdict};
+use super::{CHECK_CONDITION, ILLEGAL_REQUEST, Opened, Verdict, failed, page, send, verdict};
 use crate::error::{Error, ErrorKind, Result};
 
 const INQUIRY: &str = "INQUIRY";
@@ -31,7 +30,7 @@ pub(crate) enum Presence {
 ///
 /// # Errors
 /// `Io` or `NotReady` where nobody answered, which says nothing of the unit.
-pub(crate) fn ask_presence(device: &File, timeout: Duration) -> Result<Presence> {
+pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Presence> {
     let mut memory = page()?;
     let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
     let done = send(device, INQUIRY, &STANDARD_CDB, buffer, timeout)?;
@@ -64,13 +63,13 @@ pub(crate) fn ask_presence(device: &File, timeout: Duration) -> Result<Presence>
 /// here". 001b is "none is connected here", which a path in the ALUA state
 /// offline says too, of a unit that stands; it names the unit's type then, and
 /// where it names none (1Fh, as LIO does at LUN 0) there is none.
-fn says_no_unit(first: u8) -> bool {
+pub(super) fn says_no_unit(first: u8) -> bool {
     const NO_TYPE: u8 = 0x1f;
     let (qualifier, kind) = (first >> 5, first & 0x1f);
     qualifier == 0b011 || (qualifier == 0b001 && kind == NO_TYPE)
 }
 
-fn is_refused(done: &Completion) -> bool {
+pub(super) fn is_refused(done: &Completion) -> bool {
     done.status == CHECK_CONDITION && is_not_supported(&done.sense)
 }
 

@@ -1,11 +1,10 @@
 //! REPORT LUNS (SPC-5, 6.33).
 
-use std::fs::File;
 use std::time::Duration;
 
 use memmap2::MmapMut;
 
-use super::command;
+use super::{Opened, command};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::Lun;
 
@@ -24,7 +23,7 @@ const LENGTHS: [u32; 2] = [4096, 16_384 * 8 + 8];
 /// `Io` where the command failed, or the list is malformed or longer than any
 /// that can be judged; `NotReady` where the path to the device is down;
 /// `NotSupported`.
-pub(crate) fn report_luns(device: &File, timeout: Duration) -> Result<Vec<Lun>> {
+pub(crate) fn report_luns(device: Opened<'_>, timeout: Duration) -> Result<Vec<Lun>> {
     const NAME: &str = "REPORT LUNS";
     for length in LENGTHS {
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
@@ -45,7 +44,7 @@ pub(crate) fn report_luns(device: &File, timeout: Duration) -> Result<Vec<Lun>> 
 }
 
 /// `None` where it is not all there.
-fn whole_list(answer: &[u8]) -> Option<Vec<Lun>> {
+pub(super) fn whole_list(answer: &[u8]) -> Option<Vec<Lun>> {
     let length = u32::from_be_bytes(*answer.first_chunk()?);
     let end = usize::try_from(length).ok()?.checked_add(HEADER)?;
     let (luns, rest) = answer.get(HEADER..end)?.as_chunks::<8>();

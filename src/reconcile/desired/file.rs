@@ -15,8 +15,7 @@ use crate::iscsi::{CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initi
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
-    #[serde(default)]
-    volume: Vec<Volume>,
+    volume: Option<Vec<Volume>>,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +54,7 @@ struct Nbd {
     connections: Option<NonZeroU16>,
     #[serde(default)]
     read_only: bool,
+    block_size: Option<u32>,
     #[serde(default, deserialize_with = "duration")]
     io_timeout: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
@@ -83,8 +83,13 @@ impl TryFrom<File> for Desired {
     type Error = Error;
 
     fn try_from(file: File) -> Result<Self> {
+        // A file that its writer has emptied, and will fill again, wants nothing gone.
+        let Some(volumes) = file.volume else {
+            let message = "it names no volume: `volume = []` says that none is wanted";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        };
         let mut desired = Self::default();
-        for volume in file.volume {
+        for volume in volumes {
             let request = volume.request()?;
             desired.insert(volume.id.clone(), &request)?;
             desired.set_min_size(&volume.id, volume.min_size)?;
@@ -177,6 +182,9 @@ impl Nbd {
         }
         if self.read_only {
             options = options.read_only();
+        }
+        if let Some(bytes) = self.block_size {
+            options = options.block_size(bytes);
         }
         if let Some(limit) = self.io_timeout {
             options = options.io_timeout(limit);

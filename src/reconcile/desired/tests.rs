@@ -19,6 +19,7 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
           "min_size": 17_179_869_184_u64 },
         { "id": "b", "source": "nbd://h/x", "nbd": {
             "backend": "x", "index": 3, "connections": 2, "read_only": true,
+            "block_size": 4096,
             "io_timeout": "10s", "dead_connection_timeout": "1m 30s" } },
         { "id": "c", "source": "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1", "log_in": {
             "initiator": "iqn.2026-01.example:host", "chap_file": "/etc/lunbd/chap",
@@ -34,6 +35,7 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     let options = b.nbd.as_ref().unwrap();
     assert_eq!(options.backend.as_str(), "x");
     assert_eq!((options.connections.get(), options.read_only), (2, true));
+    assert_eq!(options.block_size, Some(4096));
     assert_eq!(options.io_timeout_ms, 10_000);
     assert_eq!(options.dead_connection_timeout_ms, 90_000);
     let c = desired.get(&"c".parse().unwrap()).unwrap();

@@ -4,4 +4,6 @@
 #[allow(dead_code)]
 mod entry;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::iscsi_pdu(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    entry::iscsi_pdu(bytes);
+});

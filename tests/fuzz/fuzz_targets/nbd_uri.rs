@@ -4,4 +4,6 @@
 #[allow(dead_code)]
 mod entry;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::nbd_uri(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    entry::nbd_uri(bytes);
+});

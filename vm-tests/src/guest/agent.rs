@@ -56,6 +56,17 @@ pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachmen
     engine.detach(unit(target, lun), soon())
 }
 
+/// Panics unless `second` has scanned a disk anew that `first` had before. The
+/// kernel numbers the lives of disks since 5.15; before, the scan is all there is to
+/// tell.
+pub fn assert_is_another_life(first: &Attachment, second: &Attachment) {
+    assert!(second.changed, "{second:?}");
+    assert_eq!(second.diskseq.is_some(), super::kernel() >= (5, 15));
+    if second.diskseq.is_some() {
+        assert_ne!(second.diskseq, first.diskseq);
+    }
+}
+
 /// The session of its first path, by its number; panics where that is none of iSCSI's.
 #[must_use]
 pub fn session_of(attachment: &Attachment) -> u32 {

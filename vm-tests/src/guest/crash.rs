@@ -1,6 +1,6 @@
-//! A process that ends at a named step of its work, and what is found after it.
+//! A process that ends at a named step of its work, and the volume that it works on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{Action, Condition, Journal, Multipath, NbdOptions, Recovered};
+use lunbd::engine::{Journal, Multipath, NbdOptions};
 use lunbd::id::{VolumeId, Wwid};
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Engine, Source};
 use serde_json::Value;
 
-use super::agent::{engine, soon};
+use super::agent::soon;
 use super::iscsid::INITIATOR;
+use super::unwritten::keep_unwritten;
 
 /// What the agent says when its attach has come to its end.
 pub const ATTACHED: &str = "attached";
@@ -91,14 +92,15 @@ impl Data {
         assert!(found == self.bytes(), "{when}: {} differs", node.display());
     }
 
-    /// Writes other data to the page cache. The last close would write it to the
-    /// device.
+    /// Writes other data to the page cache, where it stays until what is returned is
+    /// dropped or flushed: a reader, which keeps no disk from being detached.
     #[must_use]
     pub fn write_anew(&mut self, node: &Path) -> File {
         self.0 = self.0.wrapping_add(1);
+        let reader = keep_unwritten(node);
         let file = OpenOptions::new().write(true).open(node).expect("the node");
         file.write_all_at(&self.bytes(), 0).expect("a write");
-        file
+        reader
     }
 }
 
@@ -129,7 +131,7 @@ impl Place {
     }
 
     /// What its files say, but for times and sizes.
-    fn state(&self) -> Vec<String> {
+    pub(super) fn state(&self) -> Vec<String> {
         let mut names = super::entries(&self.0);
         names.retain(|name| name != "journal.lock");
         names.sort();
@@ -200,23 +202,29 @@ impl Run {
     /// Starts one that is killed at `step`, or comes to its end.
     #[must_use]
     pub fn start(place: &Place, operation: &str, sources: &[String], step: Option<&str>) -> Self {
-        let log = place.path().with_extension("steps");
-        let _not_there = fs::remove_file(&log);
-        let mut command = Command::new(AGENT);
-        command.arg(operation).arg(place.path()).args(sources);
-        command.env("LUNBD_CRASH_LOG", &log);
+        let (mut command, log) = command(place.path(), operation, sources);
         if let Some(step) = step {
             command.env("LUNBD_CRASH_AT", step);
         }
+        Self::spawn(command, log, operation, step)
+    }
+
+    /// Starts one that stops at `step` (SIGSTOP).
+    #[must_use]
+    pub fn start_to_stop(journal: &Path, operation: &str, sources: &[String], step: &str) -> Self {
+        let (mut command, log) = command(journal, operation, sources);
+        command.env("LUNBD_CRASH_AT", step);
+        command.env("LUNBD_CRASH_STOP", "1");
+        Self::spawn(command, log, operation, Some(step))
+    }
+
+    fn spawn(mut command: Command, log: PathBuf, operation: &str, step: Option<&str>) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let child = command.spawn().expect(AGENT);
-        let what = format!("{operation} at {}", step.unwrap_or("no step"));
-        let step = step.map(str::to_owned);
         Self {
-            child,
-            step,
+            child: command.spawn().expect(AGENT),
+            what: format!("{operation} at {}", step.unwrap_or("no step")),
+            step: step.map(str::to_owned),
             log,
-            what,
         }
     }
 
@@ -245,6 +253,15 @@ impl Run {
                 .any(|step| Some(step) == self.step.as_deref())
                 .then_some(())
         });
+    }
+
+    /// Waits until the kernel has stopped it at its step.
+    pub fn wait_until_stopped(&self) {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        super::wait_until(&self.what, Duration::from_secs(60), || {
+            (state_of(&stat)? == 'T').then_some(())
+        });
+        self.wait_until_at_step();
     }
 
     /// Waits for its end, or until nothing of it runs any more: a process does not
@@ -287,200 +304,31 @@ impl Run {
     }
 }
 
+/// An agent that notes its steps in the file that is named second.
+fn command(journal: &Path, operation: &str, sources: &[String]) -> (Command, PathBuf) {
+    let log = PathBuf::from(format!("/tmp/steps-{}", std::process::id()));
+    let _not_there = fs::remove_file(&log);
+    let mut command = Command::new(AGENT);
+    command.arg(operation).arg(journal).args(sources);
+    command.env("LUNBD_CRASH_LOG", &log);
+    (command, log)
+}
+
+/// The letter of a process's or a thread's state in its `stat`.
+fn state_of(stat: &str) -> Option<char> {
+    let stat = fs::read_to_string(stat).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 /// Whether a process was killed, and only threads that the kernel holds keep it
 /// from its end: nothing of it runs any more.
 fn is_held_dead(pid: u32) -> bool {
-    let state = |stat: &str| {
-        let stat = fs::read_to_string(stat).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
-    };
     let process = format!("/proc/{pid}");
     let threads = super::entries(format!("{process}/task"));
     let others = threads.iter().filter(|thread| **thread != pid.to_string());
-    let held = |thread: &String| state(&format!("{process}/task/{thread}/stat")) == Some('D');
-    state(&format!("{process}/stat")) == Some('Z') && others.clone().count() > 0 && {
+    let held = |thread: &String| state_of(&format!("{process}/task/{thread}/stat")) == Some('D');
+    state_of(&format!("{process}/stat")) == Some('Z') && others.clone().count() > 0 && {
         let mut others = others;
         others.all(held)
-    }
-}
-
-/// The tally of a sweep over all steps.
-#[derive(Debug)]
-pub struct Sweep {
-    what: &'static str,
-    begun: Instant,
-    killed: BTreeMap<String, usize>,
-    passed_by: Vec<String>,
-    found: BTreeMap<String, usize>,
-    /// What kills left of the journal, by the last step of its own before.
-    left: BTreeMap<String, (Vec<String>, usize)>,
-}
-
-impl Sweep {
-    /// Nothing is killed yet.
-    #[must_use]
-    pub fn new(what: &'static str) -> Self {
-        Self {
-            what,
-            begun: Instant::now(),
-            killed: BTreeMap::new(),
-            passed_by: Vec::new(),
-            found: BTreeMap::new(),
-            left: BTreeMap::new(),
-        }
-    }
-
-    /// Runs one operation to its step, or to its end.
-    #[track_caller]
-    pub fn run(
-        &mut self,
-        place: &Place,
-        operation: &str,
-        sources: &[String],
-        step: Option<&str>,
-    ) -> Ended {
-        let ended = Run::start(place, operation, sources, step).end();
-        self.count(operation, step, &ended);
-        let status = ended.status;
-        assert!(
-            ended.killed || status.success(),
-            "{operation} at {step:?}: {status}"
-        );
-        // Of an opening what is left is what was planted.
-        if operation != "open" {
-            self.compare_what_is_left(place, operation, &ended);
-        }
-        ended
-    }
-
-    /// Requires that kills after one step of the journal leave the same journal,
-    /// whatever was done meanwhile: so a reset of the machine needs to be tried at that
-    /// step alone.
-    #[track_caller]
-    pub fn compare_what_is_left(&mut self, place: &Place, operation: &str, ended: &Ended) {
-        if !ended.killed {
-            return;
-        }
-        let last = ended.steps.iter().rev().find(|step| changes_journal(step));
-        let since = last.map_or("its begin", String::as_str);
-        let since = format!("{operation}, {since}");
-        let state = place.state();
-        let (before, times) = self.left.entry(since.clone()).or_insert((state.clone(), 0));
-        *times += 1;
-        let at = ended.steps.last();
-        assert_eq!(*before, state, "{since}: another at {at:?}");
-    }
-
-    /// Counts a run.
-    pub fn count(&mut self, operation: &str, step: Option<&str>, ended: &Ended) {
-        let Some(step) = step else {
-            return;
-        };
-        if ended.killed {
-            let point = step.split(':').next().unwrap_or(step);
-            *self.killed.entry(point.to_owned()).or_default() += 1;
-        } else {
-            // How often udev is asked, say, is not the same in every run.
-            self.passed_by.push(format!("{operation} {step}"));
-        }
-    }
-
-    /// Recovers with an engine that knows nothing of what was before; what is
-    /// left of the volume is whole. `None` where the journal does not know it.
-    #[track_caller]
-    pub fn recover(&mut self, place: &Place, when: &str) -> Option<Recovered> {
-        let engine = engine();
-        let begun = Instant::now();
-        let journal = place.open(&engine);
-        let recovery = engine.recover(&journal, soon());
-        let mut recovery = recovery.unwrap_or_else(|error| panic!("{when}: {error:#}"));
-        // A server that is back answers within seconds, or it is asked again.
-        let is_dead = |one: &Recovered| one.condition == Condition::LinkDead && !one.is_whole();
-        while recovery.volumes.iter().any(is_dead) && begun.elapsed() < Duration::from_secs(60) {
-            println!("{when}: {recovery:?}");
-            recovery = engine.recover(&journal, soon()).expect("sysfs");
-        }
-        assert!(recovery.is_whole(), "{when}: {recovery:#?}");
-        assert!(recovery.problems.is_empty(), "{when}: {recovery:#?}");
-        assert!(recovery.foreign.is_empty(), "{when}: {recovery:#?}");
-        let took = begun.elapsed();
-        let mut volumes = recovery.volumes;
-        assert!(volumes.len() <= 1, "{when}: {volumes:#?}");
-        let recovered = volumes.pop();
-        let found = match &recovered {
-            Some(recovered) => {
-                let action = match recovered.action {
-                    Action::Nothing => "nothing to do",
-                    Action::Finished => "finished",
-                    Action::Undone => "undone",
-                    Action::Healed => "healed",
-                    _ => "failed",
-                };
-                format!("{:?}, {action}", recovered.condition)
-            }
-            None => "never begun, or over".to_owned(),
-        };
-        println!("{when}: {found} ({} ms)", took.as_millis());
-        *self.found.entry(found).or_default() += 1;
-        recovered
-    }
-
-    /// Prints the tally. Each point of `kinds` had its kill, where the sweep was
-    /// whole.
-    #[track_caller]
-    pub fn conclude(self, kinds: &[&str]) {
-        let kills: usize = self.killed.values().sum();
-        let seconds = self.begun.elapsed().as_secs();
-        let all: BTreeSet<String> = kinds.iter().flat_map(|kind| points(kind)).collect();
-        let had = all.iter().filter(|point| self.killed.contains_key(*point));
-        super::tell(&format!(
-            "{}: {kills} kills at {} points, {} of the {} of {} among them, in {seconds} s; \
-             {} steps did not come again",
-            self.what,
-            self.killed.len(),
-            had.count(),
-            all.len(),
-            kinds.join(", "),
-            self.passed_by.len(),
-        ));
-        println!("did not come again: {:?}", self.passed_by);
-        for (found, times) in &self.found {
-            super::tell(&format!("{times:4} x {found}"));
-        }
-        for (since, (state, times)) in &self.left {
-            println!("  {times:4} kills since {since} left {state:?}");
-        }
-        assert!(kills > 0, "nothing was killed");
-        assert!(
-            self.passed_by.len() * 5 <= kills,
-            "too many steps did not come again"
-        );
-        if !super::sweeps_are_whole() {
-            return;
-        }
-        let missed: Vec<&String> = all
-            .iter()
-            .filter(|point| !self.killed.contains_key(*point))
-            .collect();
-        assert!(missed.is_empty(), "no kill at {missed:?}");
-    }
-}
-
-/// Whether the step may leave something else of the journal's records on the
-/// disk than the one before it.
-#[must_use]
-pub fn changes_journal(step: &str) -> bool {
-    let own = step.strip_prefix("journal.");
-    let looks = ["to-", "made", "locked"];
-    own.is_some_and(|step| !looks.iter().any(|name| step.starts_with(name)))
-}
-
-/// Whether a kill at this step comes before the operation is written down.
-#[must_use]
-pub fn is_before_intent(steps: &[String], step: &str) -> bool {
-    let position = |wanted: &str| steps.iter().position(|step| step == wanted);
-    match (position(step), position("journal.renamed:1")) {
-        (Some(step), Some(renamed)) => step < renamed,
-        _ => false,
     }
 }

@@ -1,45 +1,37 @@
-//! Each act of an attach and of a detach on the kernel fails once in every way,
-//! and once never returns: the error names the stage, what stands is said, and
-//! the next try succeeds.
+//! Each act of an attach and of a detach on the kernel fails or never returns, a fifth of
+//! the acts with each seed, and in another way with the fifth seed after it: the command ends as the sweep's table says, what
+//! is there is known, and the next try succeeds.
 //!
-//! The program under test is the command as users have it. See
-//! [`inject`] for how a call is taken away from it.
+//! The program under test is the command as users have it. See [`inject`] for how a call
+//! is taken away from it, and [`table`](super::fault_table) for what must come of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-
 use super::crash::Place;
+use super::fault_table::{FAULTS, Row, expected, faults_of};
 use super::inject::{self, Fault, Traced};
-
-/// In which ways an act fails.
-pub const FAULTS: [Fault; 5] = [
-    Fault::Fails(Errno::EIO),
-    Fault::Fails(Errno::EBUSY),
-    Fault::Fails(Errno::ENODEV),
-    Fault::Fails(Errno::ETIMEDOUT),
-    Fault::Hangs,
-];
+use super::rotation::Part;
 
 /// A caller's patience: all that does not hang is done long before it has passed.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// Where something hangs: this and the time of so many that nothing happens to, or
-/// the time were over before the act that is to hang.
-const SHORT_PATIENCE: Duration = Duration::from_secs(10);
-const TIMES: u32 = 4;
+/// Where something hangs: this and the time of so many that nothing happens to, or the
+/// time would be over before the act that is to hang.
+const SHORT_PATIENCE: Duration = Duration::from_secs(4);
+const TIMES: u32 = 3;
 
 /// A sweep over the acts of one volume's attach and detach.
 pub struct FaultSweep<'a> {
     what: &'static str,
+    table: &'static [Row],
+    part: Part,
     place: Place,
     /// Several are paths of one map.
     sources: Vec<String>,
     attach_options: &'static [&'static str],
     is_tried: fn(&str) -> bool,
-    one_in: usize,
     between: Box<dyn Fn() + 'a>,
     stands: Box<dyn Fn() -> bool + 'a>,
 }
@@ -53,38 +45,49 @@ impl fmt::Debug for FaultSweep<'_> {
     }
 }
 
+/// One act of an operation and its fault.
+#[derive(Debug, Clone)]
+struct Injection {
+    act: String,
+    fault: Fault,
+    patience: Duration,
+}
+
 /// What a sweep did.
 #[derive(Debug, Default)]
 struct Tally {
-    /// The calls that were to fail.
+    /// All acts with all faults, of this run's part and of the others.
+    all: usize,
     planned: usize,
-    failed: usize,
+    /// Those that came, and those that did not.
+    met: Vec<String>,
+    missed: Vec<String>,
     hung: usize,
-    /// How each came out.
-    outcomes: BTreeMap<&'static str, usize>,
-    /// What was found to be done when nothing happened to it.
+    succeeded: usize,
+    /// The acts of a run that nothing happened to.
     listed: BTreeSet<String>,
-    acts: BTreeSet<String>,
+    /// What is not as the table says.
+    wrong: Vec<String>,
 }
 
 impl<'a> FaultSweep<'a> {
-    /// Over all acts; `stands` says whether anything of the volume does. Unless it is
-    /// whole, of all faults of all acts one in so many is tried, on 6.1 others than on
-    /// the other kernels: no multiple of the number of faults, so that each has its turn.
+    /// Over all acts; `stands` says whether anything of the volume is there. Each act
+    /// must end as its row of `table` says.
     #[must_use]
     pub fn new(
         what: &'static str,
         sources: Vec<String>,
-        one_in: usize,
+        table: &'static [Row],
         stands: impl Fn() -> bool + 'a,
     ) -> Self {
         Self {
             what,
+            table,
+            part: Part::of_this_run(),
             place: Place::new(),
             sources,
             attach_options: &[],
             is_tried: |_| true,
-            one_in,
             between: Box::new(|| {}),
             stands: Box::new(stands),
         }
@@ -158,21 +161,39 @@ impl<'a> FaultSweep<'a> {
     }
 
     /// Runs it, and prints the tally. These acts are among those of a run that nothing
-    /// happened to, and where the sweep is whole each had its faults.
+    /// happened to.
     #[track_caller]
     pub fn run(&self, among: &[&str]) {
         let begun = Instant::now();
         let tally = self.sweep();
+        let took = begun.elapsed();
         super::tell(&format!(
-            "{}: {} calls failed and {} hung, in {} acts, in {} s: {:?}",
+            "{} faults: {} of {} this run ({}), {} of them hung and {} let the command \
+             succeed, in {} s, {} did not come: {}",
             self.what,
-            tally.failed,
+            tally.met.len(),
+            tally.all,
+            self.part,
             tally.hung,
-            tally.acts.len(),
-            begun.elapsed().as_secs(),
-            tally.outcomes
+            tally.succeeded,
+            took.as_secs(),
+            tally.missed.len(),
+            tally.met.join("; "),
         ));
+        println!("did not come: {:?}", tally.missed);
         tally.conclude(among);
+        if super::sweeps_are_whole() {
+            super::tell_whole_sweep(
+                &format!("failing and hanging calls, {}", self.what),
+                format!(
+                    "{} failed, {} hung",
+                    tally.met.len() - tally.hung,
+                    tally.hung
+                ),
+                format!("{} acts", tally.listed.len()),
+                took,
+            );
+        }
     }
 
     fn sweep(&self) -> Tally {
@@ -180,59 +201,93 @@ impl<'a> FaultSweep<'a> {
         let attach = self.undisturbed("attach");
         (self.between)();
         let detach = self.undisturbed("detach");
-        let mut faults = Vec::new();
-        for (operation, traced) in [("attach", &attach), ("detach", &detach)] {
-            let acts = &traced.acts;
-            tally
-                .listed
-                .extend(acts.iter().map(|act| format!("{operation} {act}")));
-            let tried = acts.iter().filter(|act| (self.is_tried)(act));
-            faults.extend(tried.flat_map(|act| FAULTS.map(|fault| (operation, act, fault))));
-        }
         let short = SHORT_PATIENCE + TIMES * attach.took.max(detach.took);
-        let (first, one_in) = match (super::sweeps_are_whole(), &*super::series()) {
-            (true, _) => (0, 1),
-            (false, "6.1") => (0, self.one_in),
-            (false, _) => (self.one_in / 2, self.one_in),
-        };
-        let tried = faults.into_iter().skip(first).step_by(one_in);
-        for (operation, act, fault) in tried {
-            if operation == "detach" {
-                self.succeeds("attach", &[], "the last");
+        let attaches = self.select("attach", &attach, short, &mut tally);
+        let detaches = self.select("detach", &detach, short, &mut tally);
+        tally.planned = attaches.len() + detaches.len();
+        // One attach and one detach have their faults in turn: each is the other's next
+        // try, and costs no third command.
+        for turn in 0..attaches.len().max(detaches.len()) {
+            let mut when = "a turn".to_owned();
+            if let Some(injection) = attaches.get(turn) {
+                when = self.one("attach", injection, &mut tally);
             }
-            let patience = match fault {
-                Fault::Hangs => short,
-                Fault::Fails(_) => PATIENCE,
-            };
-            self.one(operation, act, fault, patience, &mut tally);
+            self.succeeds("attach", &[], &when);
+            match detaches.get(turn) {
+                Some(injection) => when = self.one("detach", injection, &mut tally),
+                None => self.succeeds("detach", &[], &when),
+            }
+            assert!(!(self.stands)(), "{when}: it stands");
+            self.place.require_clean(&when);
         }
         tally
     }
 
-    /// One fault, and the next try.
-    fn one(&self, operation: &str, act: &str, fault: Fault, patience: Duration, tally: &mut Tally) {
-        let when = format!("{operation}, {act}, {fault:?}");
-        let traced = inject::run(&self.arguments(operation, patience), Some((act, fault)));
+    /// The faults of this run's part. Each act has its row with each fault.
+    fn select(
+        &self,
+        operation: &str,
+        traced: &Traced,
+        short: Duration,
+        tally: &mut Tally,
+    ) -> Vec<Injection> {
+        let acts = traced.acts.iter().filter(|act| (self.is_tried)(act));
+        let acts: Vec<String> = acts.cloned().collect();
+        for act in &acts {
+            let name = format!("{operation} {act}");
+            for fault in FAULTS {
+                tally.wrong.extend(expected(self.table, &name, fault).err());
+            }
+            tally.all += FAULTS.len();
+            tally.listed.insert(name);
+        }
+        let mine = faults_of(self.part, super::seed(), operation, &acts);
+        let injection = |(act, fault)| Injection {
+            act,
+            fault,
+            patience: if fault == Fault::Hangs {
+                short
+            } else {
+                PATIENCE
+            },
+        };
+        mine.into_iter().map(injection).collect()
+    }
+
+    /// One fault, and after a detach the next try. Returns what to call it.
+    fn one(&self, operation: &str, injection: &Injection, tally: &mut Tally) -> String {
+        let Injection {
+            act,
+            fault,
+            patience,
+        } = injection;
+        let when = format!("{operation} {act} {fault}");
+        let traced = inject::run(&self.arguments(operation, *patience), Some((act, *fault)));
         let Traced { code, said, .. } = &traced;
-        let stage = traced.stage().unwrap_or("none");
+        let stage = traced.stage();
         let seconds = traced.took.as_secs_f64();
-        println!("{when}: exit {code:?}, stage {stage}, {seconds:.1} s: {said}");
-        assert!(traced.took < 2 * patience, "{when}: it hung with its call");
+        println!("{when}: exit {code:?}, stage {stage:?}, {seconds:.1} s: {said}");
+        assert!(traced.took < 2 * *patience, "{when}: it hung with its call");
         // Only what hangs takes its caller's whole time.
-        let waited = fault != Fault::Hangs && said["kind"] == "timed_out";
+        let waited = *fault != Fault::Hangs && said["kind"] == "timed_out";
         assert!(!waited, "{when}: it waited for what failed: {said}");
         let code = code.unwrap_or_else(|| panic!("{when}: it was killed"));
-        tally.take_in(&traced, fault, code);
         if traced.injected {
-            tally.acts.insert(format!("{operation} {act}"));
+            tally
+                .wrong
+                .extend(self.judge(operation, injection, &traced));
+            tally.met.push(when.clone());
+            tally.hung += usize::from(*fault == Fault::Hangs);
+            tally.succeeded += usize::from(code == 0);
+        } else {
+            tally.missed.push(when.clone());
         }
         let (stands, known) = ((self.stands)(), self.is_known());
         match (operation, code) {
             ("attach", 0) => assert!(stands && known, "{when}: {stands} {known}"),
             ("detach", 0) => assert!(!stands && !known, "{when}: {stands} {known}"),
             _ => {
-                assert_ne!(stage, "none", "{when}: {said}");
-                // What stands is in the journal, for the next try or a recovery.
+                // What is there is in the journal, for the next try or a recovery.
                 assert!(known || !stands, "{when}: it stands and nobody knows");
                 if operation == "attach" && code != 6 {
                     let said_to_stand = said["last_seen"].is_string();
@@ -241,10 +296,10 @@ impl<'a> FaultSweep<'a> {
             }
         }
         if operation == "attach" {
-            self.succeeds("attach", &[], &when);
+            return when;
         }
-        if stage == "flush" && code != 6 {
-            // What a second flush would prove is nothing.
+        if stage == Some("flush") && code != 6 {
+            // A second flush would prove nothing.
             let again = self.ends("detach", &[]);
             let said = String::from_utf8_lossy(&again.stderr);
             assert!(said.contains("an earlier flush"), "{when}: {said}");
@@ -252,42 +307,41 @@ impl<'a> FaultSweep<'a> {
         } else if self.is_known() {
             self.succeeds("detach", &[], &when);
         }
-        assert!(!(self.stands)(), "{when}: it stands");
-        self.place.require_clean(&when);
+        when
+    }
+
+    /// What is wrong with the end of the command, by the table.
+    fn judge(&self, operation: &str, injection: &Injection, traced: &Traced) -> Option<String> {
+        let Injection { act, fault, .. } = injection;
+        let refused = (traced.code != Some(0)).then(|| {
+            let kind = traced.said["kind"].as_str().unwrap_or("none");
+            (traced.stage().unwrap_or("none"), kind)
+        });
+        let row = expected(self.table, &format!("{operation} {act}"), *fault);
+        let compared = row.and_then(|row| row.compare(*fault, refused));
+        let problem = compared.err()?;
+        Some(format!(
+            "{operation} {act} {fault}: {problem}: {}",
+            traced.said
+        ))
     }
 }
 
 impl Tally {
-    fn take_in(&mut self, traced: &Traced, fault: Fault, code: i32) {
-        let count = usize::from(traced.injected);
-        match fault {
-            Fault::Hangs => self.hung += count,
-            Fault::Fails(_) => {
-                self.planned += 1;
-                self.failed += count;
-            }
-        }
-        let outcome = match (traced.injected, code) {
-            (false, _) => "did not come",
-            (true, 0) => "succeeded all the same",
-            (true, _) => "failed with its stage",
-        };
-        *self.outcomes.entry(outcome).or_default() += 1;
-    }
-
     #[track_caller]
     fn conclude(&self, among: &[&str]) {
-        let had = if super::sweeps_are_whole() {
-            &self.acts
-        } else {
-            &self.listed
-        };
         for act in among {
-            assert!(had.contains(*act), "{act}: {had:?}");
+            assert!(self.listed.contains(*act), "{act}: {:?}", self.listed);
         }
+        assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
+        assert!(self.hung > 0, "nothing hung");
         // All but a few, which do not come in every run: one in ten, and one of fewer.
         let few = (self.planned / 10).max(1);
-        let enough = self.failed + few >= self.planned;
-        assert!(enough, "{} of {}", self.failed, self.planned);
+        let missed = &self.missed;
+        assert!(
+            missed.len() <= few,
+            "of {} did not come: {missed:?}",
+            self.planned
+        );
     }
 }

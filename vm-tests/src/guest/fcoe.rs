@@ -4,16 +4,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lio::{self, Store};
 use super::scsi_disk::{disk_of, have_followed, openable_disk_of};
 
 const FABRIC: &str = "/sys/kernel/config/target/fc";
 const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
-/// The ends of the cable; the first is the initiator's.
+/// The ends of a cable; the first is the initiator's. The cable's number follows.
 const LINKS: [&str; 2] = ["fcinit", "fctgt"];
-const ADDRESSES: [&str; 2] = ["02:00:00:00:00:10", "02:00:00:00:00:11"];
 /// A login between the ports takes some seconds of the protocol's own.
 const LOGIN: Duration = Duration::from_secs(120);
 
@@ -21,6 +20,8 @@ const LOGIN: Duration = Duration::from_secs(120);
 /// it takes everything away.
 #[derive(Debug)]
 pub struct FcFabric {
+    links: [String; 2],
+    controllers: [PathBuf; 2],
     host: u32,
     /// Both ports' names, as `0x2000020000000010`.
     ports: [String; 2],
@@ -32,32 +33,44 @@ impl FcFabric {
     /// nothing yet.
     #[must_use]
     pub fn up() -> Self {
+        Self::up_on(0)
+    }
+
+    /// The same on the cable of this number; each cable has ports of its own.
+    #[must_use]
+    pub fn up_on(cable: u8) -> Self {
         super::enter();
         lio::mount_configfs();
         for module in ["veth", "fcoe", "tcm_fc"] {
             super::modprobe(module, &[]);
         }
-        let [initiator, target] = LINKS;
-        let [at, to] = ADDRESSES;
+        let links = LINKS.map(|link| format!("{link}{cable}"));
+        let [initiator, target] = links.each_ref().map(String::as_str);
+        let [at, to] = [0, 1].map(|end| format!("02:00:00:00:{cable:02x}:1{end}"));
         super::run(&[
-            "ip", "link", "add", initiator, "address", at, "type", "veth", "peer", "name", target,
-            "address", to,
+            "ip", "link", "add", initiator, "address", &at, "type", "veth", "peer", "name", target,
+            "address", &to,
         ]);
         let mut fabric = Self {
+            links,
+            controllers: [PathBuf::new(), PathBuf::new()],
             host: 0,
             ports: [String::new(), String::new()],
             luns: BTreeMap::new(),
         };
-        for link in LINKS {
+        for link in &fabric.links {
             // A frame of FC is longer than one of Ethernet.
             super::run(&["ip", "link", "set", link, "mtu", "2500", "up"]);
         }
-        let controllers = LINKS.map(new_controller);
-        let hosts = controllers.each_ref().map(|controller| host_of(controller));
+        fabric.controllers = fabric.links.each_ref().map(|link| new_controller(link));
+        let hosts = fabric
+            .controllers
+            .each_ref()
+            .map(|controller| host_of(controller));
         fabric.host = hosts[0];
         fabric.ports = hosts.map(|host| fc_host(host, "port_name"));
         fabric.make_target();
-        for controller in &controllers {
+        for controller in &fabric.controllers {
             lio::write(&controller.join("enabled"), "1");
         }
         fabric.link_up();
@@ -110,7 +123,7 @@ impl FcFabric {
     /// (Blocked, until `dev_loss_tmo` is over) and no device behind it runs: the
     /// kernel blocks them after it has said so of the port.
     pub fn link_down(&self) {
-        super::run(&["ip", "link", "set", LINKS[0], "down"]);
+        super::run(&["ip", "link", "set", &self.links[0], "down"]);
         super::wait_until("the rport to be lost, with its devices", LOGIN, || {
             let lost = self.of_rport("port_state") != "Online";
             (lost && have_followed(self.host, true)).then_some(())
@@ -121,7 +134,7 @@ impl FcFabric {
     /// devices run. Those that were removed meanwhile do not come back by
     /// themselves.
     pub fn link_up(&self) {
-        super::run(&["ip", "link", "set", LINKS[0], "up"]);
+        super::run(&["ip", "link", "set", &self.links[0], "up"]);
         super::wait_until("the rport to be Online, with its devices", LOGIN, || {
             let back = self.of_rport("port_state") == "Online"
                 && self.of_rport("roles").contains("FCP Target");
@@ -236,7 +249,7 @@ impl Drop for FcFabric {
                 let _gone_already = fs::write(delete, "1");
             }
         }
-        for link in LINKS {
+        for link in &self.links {
             let _gone_already = fs::write("/sys/bus/fcoe/ctlr_destroy", link);
         }
         let luns = std::mem::take(&mut self.luns);
@@ -252,8 +265,14 @@ impl Drop for FcFabric {
             lio::remove_dir(&self.group());
             lio::remove_dir(self.group().parent().unwrap_or(Path::new(FABRIC)));
         }
+        // A controller goes later, in a worker of the kernel, which warns where the link
+        // above it in sysfs has gone before.
+        let limit = Instant::now() + Duration::from_secs(20);
+        while self.controllers.iter().any(|it| it.exists()) && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let _gone_already = std::process::Command::new("ip")
-            .args(["link", "delete", LINKS[0]])
+            .args(["link", "delete", &self.links[0]])
             .status();
     }
 }

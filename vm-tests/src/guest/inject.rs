@@ -3,6 +3,7 @@
 //! where it enters the kernel.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -28,6 +29,15 @@ pub enum Fault {
     /// It does not return while the process lives. A message to multipathd, which
     /// is sent without waiting, is lost on its way instead: no answer comes.
     Hangs,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fails(errno) => write!(formatter, "{errno:?}"),
+            Self::Hangs => formatter.write_str("hangs"),
+        }
+    }
 }
 
 /// How a traced run ended.
@@ -254,6 +264,7 @@ impl Tracer<'_> {
                 Some(match number {
                     0x2285 => "ioctl SG_IO".to_owned(),
                     0x1261 => "ioctl BLKFLSBUF".to_owned(),
+                    0x8008_1280 => "ioctl BLKGETDISKSEQ".to_owned(),
                     dm if (dm >> 8) & 0xff == DM_IOCTL => format!("dm {}", dm_name(dm & 0xff)),
                     other => format!("ioctl {other:#x} {}", name_of(&path)),
                 })

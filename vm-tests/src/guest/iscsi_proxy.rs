@@ -1,14 +1,17 @@
 //! A way to an iSCSI target on which more is said than the target says.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 const HEADER: usize = 48;
 const DIGEST: usize = 4;
 const SCSI_COMMAND: u8 = 0x01;
+/// The operation code.
+const INQUIRY: u8 = 0x12;
 const LOGIN_REQUEST: u8 = 0x03;
 const LOGIN_RESPONSE: u8 = 0x23;
 const DATA_IN: u8 = 0x25;
@@ -50,6 +53,14 @@ struct Shared {
     digests: Digests,
     breaks: Mutex<Option<Part>>,
     wishes: Mutex<Vec<Wish>>,
+    /// The peripheral qualifier of every LUN.
+    qualifier: AtomicU8,
+    /// The tags of INQUIRY commands that were not answered yet.
+    inquiries: Mutex<BTreeSet<[u8; 4]>>,
+    /// READ CAPACITY is answered with sense data.
+    refuses_capacity: AtomicBool,
+    /// As of INQUIRY.
+    capacities: Mutex<BTreeSet<[u8; 4]>>,
     /// The connection that came last.
     last: Mutex<Option<Way>>,
 }
@@ -137,6 +148,18 @@ impl IscsiProxy {
         way.initiator.write_all(&pdu).expect("the initiator");
     }
 
+    /// From now on every answer to INQUIRY has this peripheral qualifier.
+    pub fn set_qualifier(&self, qualifier: u8) {
+        self.shared.qualifier.store(qualifier, Ordering::Relaxed);
+    }
+
+    /// Whether from now on READ CAPACITY is refused: NOT READY, MANUAL INTERVENTION
+    /// REQUIRED (04h/03h).
+    pub fn refuse_capacity(&self, refuses: bool) {
+        let shared = &self.shared.refuses_capacity;
+        shared.store(refuses, Ordering::Relaxed);
+    }
+
     /// Makes one bit of the next PDU with data that is read another.
     pub fn break_a_read(&self, part: Part) {
         *self.shared.breaks.lock().expect("what breaks") = Some(part);
@@ -194,6 +217,14 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             if quiet.load(Ordering::Relaxed) {
                 continue;
             }
+            if header[0] & 0x3f == SCSI_COMMAND && header[32] == INQUIRY {
+                let mut inquiries = mine.inquiries.lock().expect("the inquiries");
+                inquiries.insert(tag(&header));
+            }
+            if header[0] & 0x3f == SCSI_COMMAND && is_read_capacity(&header) {
+                let mut capacities = mine.capacities.lock().expect("the capacities");
+                capacities.insert(tag(&header));
+            }
             if let Some(wish) = wish(&header) {
                 mine.wishes.lock().expect("the wishes").push(wish);
             }
@@ -210,6 +241,21 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
         while let Ok((header, mut pdu)) = read(&mut from, mine.digests) {
             if silent.load(Ordering::Relaxed) {
                 continue;
+            }
+            let qualifier = mine.qualifier.load(Ordering::Relaxed);
+            let mut inquiries = mine.inquiries.lock().expect("the inquiries");
+            let is_inquiry = inquiries.remove(&tag(&header));
+            drop(inquiries);
+            if header[0] & 0x3f == DATA_IN && is_inquiry && qualifier > 0 {
+                let first = &mut pdu[data_at(&header, mine.digests)];
+                *first = *first & 0x1f | qualifier << 5;
+            }
+            let mut capacities = mine.capacities.lock().expect("the capacities");
+            let is_capacity = capacities.remove(&tag(&header));
+            drop(capacities);
+            let refuses = mine.refuses_capacity.load(Ordering::Relaxed);
+            if header[0] & 0x3f == DATA_IN && is_capacity && refuses {
+                pdu = not_ready(&header);
             }
             if header[0] & 0x3f == DATA_IN {
                 match mine.breaks.lock().expect("what breaks").take() {
@@ -240,6 +286,34 @@ fn end(to: &TcpStream, silent: &AtomicBool) {
     if !silent.load(Ordering::Relaxed) {
         let _gone_already = to.shutdown(Shutdown::Both);
     }
+}
+
+/// READ CAPACITY (10), or (16), which is a service action.
+fn is_read_capacity(header: &[u8; HEADER]) -> bool {
+    header[32] == 0x25 || (header[32] == 0x9e && header[33] & 0x1f == 0x10)
+}
+
+/// The response to a command that fails, in place of its last data, whose numbers it has
+/// (RFC 7143, 11.4). Of a session without digests.
+fn not_ready(data: &[u8; HEADER]) -> Vec<u8> {
+    assert!(data[1] & 1 == 1, "the data come with the status");
+    let mut sense = [0; 18];
+    (sense[0], sense[2], sense[7]) = (0x70, 0x02, 10);
+    (sense[12], sense[13]) = (0x04, 0x03);
+    let mut pdu = vec![0; HEADER];
+    // SCSI Response, final, completed at the target, CHECK CONDITION.
+    (pdu[0], pdu[1], pdu[3]) = (0x21, 0x80, 0x02);
+    pdu[16..20].copy_from_slice(&data[16..20]);
+    pdu[24..36].copy_from_slice(&data[24..36]);
+    pdu[7] = 20;
+    pdu.extend([0, 18]);
+    pdu.extend(sense);
+    pdu
+}
+
+/// The initiator task tag.
+fn tag(header: &[u8; HEADER]) -> [u8; 4] {
+    [header[16], header[17], header[18], header[19]]
 }
 
 fn wish(header: &[u8; HEADER]) -> Option<Wish> {

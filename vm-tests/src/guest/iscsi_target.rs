@@ -107,18 +107,8 @@ impl IscsiTarget {
         self.map(lun, store);
     }
 
-    /// Ends the test as skipped where [`IscsiTarget::portal_down`] cannot cut
-    /// connections: to be called before anything is there to leave behind.
-    pub fn need_portals_that_go_down() {
-        if super::kernel() < (6, 1) {
-            super::skip("the kernel cuts no connections (no CONFIG_INET_DIAG_DESTROY)");
-        }
-    }
-
     /// Stops to listen at a portal of [`PORTALS`] and cuts its connections,
     /// those of other targets there too: sessions go to FAILED at once.
-    ///
-    /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
     pub fn portal_down(&self, portal: usize) {
         self.close(portal);
         reset_connections(PORTALS[portal].parse().expect("a portal"));
@@ -132,8 +122,6 @@ impl IscsiTarget {
 
     /// Cuts the connections that there are now at a portal of [`PORTALS`], those of
     /// other targets there too, and goes on listening.
-    ///
-    /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
     pub fn cut(&self, portal: usize) {
         assert!(self.portal_dir(portal).exists(), "it listens");
         cut_connections(PORTALS[portal].parse().expect("a portal"));

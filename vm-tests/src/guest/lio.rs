@@ -59,6 +59,20 @@ impl Store {
         Self::make("iblock", serial, &control, Some(file), Some(device))
     }
 
+    /// A volume on a block device that is there, which LIO takes for itself.
+    #[must_use]
+    pub fn iblock_on(serial: &str, device: &Path) -> Self {
+        let control = format!("udev_path={}", device.display());
+        Self::make("iblock", serial, &control, None, None)
+    }
+
+    /// The same by `fileio`, which opens it as a file.
+    #[must_use]
+    pub fn fileio_on(serial: &str, device: &Path, bytes: u64) -> Self {
+        let control = format!("fd_dev_name={},fd_dev_size={bytes}", device.display());
+        Self::make("fileio", serial, &control, None, None)
+    }
+
     fn make(
         kind: &str,
         serial: &str,
@@ -69,9 +83,9 @@ impl Store {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         mount_configfs();
         match kind {
-            "fileio" => need_module("target_core_file"),
-            "iblock" => need_module("target_core_iblock"),
-            _ => need_module("target_core_mod"),
+            "fileio" => super::need_module("target_core_file"),
+            "iblock" => super::need_module("target_core_iblock"),
+            _ => super::need_module("target_core_mod"),
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = PathBuf::from(format!("{CORE}/{kind}_{number}/volume-{number}"));
@@ -136,6 +150,12 @@ impl Store {
         write(&self.0.directory.join("attrib").join(attribute), value);
     }
 
+    /// Sets the product text of its INQUIRY data and of its T10 name; LIO refuses that
+    /// while a target presents the volume.
+    pub fn set_product(&self, product: &str) {
+        write(&self.0.directory.join("wwn/product_id"), product);
+    }
+
     /// Has `lun`, a directory of a fabric's, present this volume.
     pub(super) fn present_at(&self, lun: &Path) {
         present(&self.0.directory, lun);
@@ -171,14 +191,6 @@ impl Drop for Backstore {
         if let Some(file) = &self.file {
             let _gone_already = fs::remove_file(file);
         }
-    }
-}
-
-/// Starts no program where it is there: for a thousand volumes that would take
-/// minutes.
-fn need_module(name: &str) {
-    if !Path::new("/sys/module").join(name).exists() {
-        super::modprobe(name, &[]);
     }
 }
 

@@ -6,8 +6,10 @@ pub mod agent;
 pub mod crash;
 pub mod daemon;
 pub mod directory;
+pub mod disk_users;
 #[cfg(feature = "guest")]
 pub mod exports;
+pub mod fault_table;
 #[cfg(feature = "guest")]
 pub mod faults;
 pub mod fcoe;
@@ -18,14 +20,23 @@ pub mod iscsi_tcp;
 pub mod iscsid;
 #[cfg(feature = "guest")]
 pub mod keeping;
+#[cfg(feature = "guest")]
+pub mod kills;
 pub mod lio;
+pub mod md;
 pub mod multipathd;
 pub mod nbd_server;
 pub mod own_processes;
+pub mod partition_maps;
+pub mod partitioned;
+pub mod queueing_map;
+pub mod rotation;
 mod scsi_debug;
 mod scsi_disk;
 pub mod served;
 pub mod slow_loopback;
+pub mod stuck_fuse;
+pub mod system_calls;
 mod tcp_reset;
 pub mod terminal;
 pub mod tgt;
@@ -33,14 +44,17 @@ pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;
 pub mod uevent_minimum;
+pub mod unwritten;
 pub mod writer;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::job;
+use crate::sweep_row::SweepRow;
 
 pub use scsi_debug::{ScsiDebug, ScsiDebugOptions};
 pub use uevent_counter::{KernelUevent, UeventCounter};
@@ -116,6 +130,27 @@ pub fn sweeps_are_whole() -> bool {
         .any(|word| word == job::WHOLE_SWEEPS)
 }
 
+/// Prints what a whole sweep did, for `results/sweeps.md`: see `sweep-table`.
+pub fn tell_whole_sweep(sweep: &str, done: String, points: String, took: Duration) {
+    let row = SweepRow {
+        sweep: sweep.to_owned(),
+        kernel: run(&["uname", "-r"]).trim().to_owned(),
+        done,
+        points,
+        seconds: took.as_secs(),
+        test: name_of_test(),
+        date: run(&["date", "--utc", "+%F"]).trim().to_owned(),
+    };
+    tell(&row.line());
+}
+
+/// The one test of this process, by its command line.
+fn name_of_test() -> String {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.find(|argument| !argument.starts_with('-'));
+    name.unwrap_or_default()
+}
+
 /// The limit of a sweep: what a slow machine may take.
 pub fn sweep_time_limit() {
     time_limit(Duration::from_mins(if sweeps_are_whole() {
@@ -123,11 +158,6 @@ pub fn sweep_time_limit() {
     } else {
         38
     }));
-}
-
-/// The turns of a sweep that are taken: each of the `count`, or one in so many.
-pub fn turns(count: usize, one_in: usize) -> impl Iterator<Item = usize> {
-    (0..count).step_by(if sweeps_are_whole() { 1 } else { one_in })
 }
 
 /// The running kernel's series: `(6, 1)` for 6.1.192.
@@ -169,6 +199,33 @@ pub fn run<S: AsRef<OsStr> + std::fmt::Debug>(command: &[S]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Makes a device-mapper device, without waiting for udev.
+pub fn create_map(name: &str, uuid: Option<&str>, table: &str) {
+    need_module("dm_mod");
+    let mut command = vec!["dmsetup", "create", name, "--noudevsync", "--table", table];
+    command.extend(uuid.into_iter().flat_map(|uuid| ["--uuid", uuid]));
+    run(&command);
+}
+
+/// The node of a device-mapper device.
+#[must_use]
+pub fn node_of_map(name: &str) -> PathBuf {
+    let has_name = |block: &String| {
+        let shown = fs::read_to_string(format!("/sys/block/{block}/dm/name"));
+        shown.is_ok_and(|shown| shown.trim() == name)
+    };
+    let block = entries("/sys/block").into_iter().find(has_name);
+    Path::new("/dev").join(block.expect("a device-mapper device"))
+}
+
+/// Loads a module, and starts no program where it is there: for a thousand volumes
+/// that would take minutes.
+pub fn need_module(name: &str) {
+    if !Path::new("/sys/module").join(name).exists() {
+        modprobe(name, &[]);
+    }
+}
+
 /// Loads a module with its parameters, by the modprobe that udevd uses too.
 pub fn modprobe(module: &str, parameters: &[&str]) {
     let mut command = vec!["modprobe", module];
@@ -191,9 +248,39 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
     }
 }
 
+/// What this process has that a leak adds to: the targets of its descriptors and the
+/// names of its threads.
+#[must_use]
+pub fn descriptors_and_threads() -> (Vec<String>, Vec<String>) {
+    let descriptors = entries("/proc/self/fd").into_iter().filter_map(|number| {
+        let target = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+        Some(target.display().to_string())
+    });
+    let threads = entries("/proc/self/task").into_iter().filter_map(|number| {
+        let name = fs::read_to_string(format!("/proc/self/task/{number}/comm")).ok()?;
+        Some(name.trim().to_owned())
+    });
+    (descriptors.collect(), threads.collect())
+}
+
+/// Waits until this process has as few descriptors and threads as `before`: a
+/// worker's thread ends a moment after its last call.
+pub fn wait_for_no_more_than(before: &(Vec<String>, Vec<String>)) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = descriptors_and_threads();
+        if now.0.len() <= before.0.len() && now.1.len() <= before.1.len() {
+            return;
+        }
+        let is_over = Instant::now() >= limit;
+        assert!(!is_over, "leaked: {now:#?}, where there were {before:#?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// The names in a directory of sysfs; none when it does not exist.
 #[must_use]
-pub fn entries(dir: impl AsRef<std::path::Path>) -> Vec<String> {
+pub fn entries(dir: impl AsRef<Path>) -> Vec<String> {
     fs::read_dir(dir).map_or_else(
         |_| Vec::new(),
         |entries| {

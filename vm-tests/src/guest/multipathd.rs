@@ -42,8 +42,9 @@ pub struct Multipathd {
 }
 
 impl Multipathd {
-    /// Starts it; returns when it answers. Every SCSI disk is a path to it, and
-    /// maps are named by their WWID.
+    /// Starts it with the package's own defaults but for these: what a map does without
+    /// a path, and a path checker that looks every second. A map comes of an attach that
+    /// names several paths, or requires one. Returns when it answers.
     ///
     /// It sets the recovery timeout of iSCSI sessions and FC ports to its own
     /// `fast_io_fail_tmo` of 5 s, as it does everywhere.
@@ -56,17 +57,49 @@ impl Multipathd {
     /// whose session or port was lost is blocked. `off` leaves that to others.
     #[must_use]
     pub fn start_with(no_path: NoPath, fast_io_fail: impl fmt::Display) -> Self {
+        Self::start_checking("", no_path, fast_io_fail)
+    }
+
+    /// Makes a map of every SCSI disk as soon as it hears of one, for a test that scans
+    /// by itself or wants a map that nobody asked for.
+    #[must_use]
+    pub fn start_mapping_every_disk(no_path: NoPath) -> Self {
+        Self::start_checking("find_multipaths no", no_path, FAST_IO_FAIL)
+    }
+
+    /// Makes a map of every SCSI disk, and takes the WWID of a disk from this property in
+    /// udev's record.
+    #[must_use]
+    pub fn naming_by(uid_attribute: &str) -> Self {
+        let defaults = format!("find_multipaths no\n uid_attribute {uid_attribute}");
+        Self::start_checking(&defaults, NoPath::Fail, FAST_IO_FAIL)
+    }
+
+    fn start_checking(defaults: &str, no_path: NoPath, fast_io_fail: impl fmt::Display) -> Self {
+        // The overrides, since multipath-tools knows LIO and has its own view of
+        // what to do there.
+        Self::start_configured(&format!(
+            "defaults {{\n {defaults}\n polling_interval 1\n max_polling_interval 1\n}}\n\
+             overrides {{\n no_path_retry {no_path}\n fast_io_fail_tmo {fast_io_fail}\n}}\n"
+        ))
+    }
+
+    /// Starts it as its package comes: without a configuration file, so that it makes a
+    /// map only of a unit that it is told to map or has mapped before.
+    #[must_use]
+    pub fn start_as_packaged() -> Self {
+        Self::start_configured("")
+    }
+
+    /// Starts it with this configuration file; with none where it is empty.
+    #[must_use]
+    pub fn start_configured(configuration: &str) -> Self {
         super::enter();
         super::modprobe("dm_multipath", &[]);
         super::modprobe("dm_service_time", &[]);
-        // The overrides, since multipath-tools knows LIO and has its own view of
-        // what to do there.
-        let configuration = format!(
-            "defaults {{\n find_multipaths no\n user_friendly_names no\n polling_interval 1\n \
-             max_polling_interval 1\n}}\noverrides {{\n no_path_retry {no_path}\n \
-             fast_io_fail_tmo {fast_io_fail}\n}}\n"
-        );
-        fs::write(CONFIGURATION, configuration).expect(CONFIGURATION);
+        if !configuration.is_empty() {
+            fs::write(CONFIGURATION, configuration).expect(CONFIGURATION);
+        }
         let mut multipathd = Self { daemon: None };
         multipathd.start_again();
         multipathd

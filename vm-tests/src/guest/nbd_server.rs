@@ -16,6 +16,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, getpgid};
 
 use super::daemon::stands;
+use super::tcp_reset;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -262,6 +263,43 @@ impl NbdServer {
     #[must_use]
     pub fn uri(&self, export: &str) -> String {
         self.at.uri(export)
+    }
+
+    /// How many connections to it are established.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        match &self.at {
+            At::Tcp(address) => tcp_reset::clients_of(*address).len(),
+            At::Unix(path) => {
+                // Of `/proc/net/unix`: the server's end bears the path, and is connected.
+                let table = fs::read_to_string("/proc/net/unix").expect("the unix sockets");
+                let path = path.to_str();
+                let is_connected = |line: &&str| {
+                    let fields: Vec<&str> = line.split_whitespace().collect();
+                    fields.get(5) == Some(&"03") && fields.get(7).copied() == path
+                };
+                table.lines().filter(is_connected).count()
+            }
+        }
+    }
+
+    /// Who is connected to it over TCP, in an order that stays.
+    #[must_use]
+    pub fn tcp_clients(&self) -> Vec<SocketAddr> {
+        let At::Tcp(address) = &self.at else {
+            panic!("not on TCP: {:?}", self.at);
+        };
+        let mut clients = tcp_reset::clients_of(*address);
+        clients.sort_unstable();
+        clients
+    }
+
+    /// Resets the connection of one client over TCP, as a firewall does that forgot it.
+    pub fn cut(&self, client: SocketAddr) {
+        let At::Tcp(address) = &self.at else {
+            panic!("not on TCP: {:?}", self.at);
+        };
+        tcp_reset::cut_connection(client, *address);
     }
 
     /// Holds it and all that it started (SIGSTOP); none of them answers anybody when

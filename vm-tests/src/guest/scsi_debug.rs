@@ -115,7 +115,13 @@ impl ScsiDebug {
     /// gives a third the state standby.
     #[must_use]
     pub fn two_paths() -> (Self, Vec<String>) {
-        let target = Self::options().paths(3).luns(2).load();
+        Self::two_paths_of(8)
+    }
+
+    /// The same with a unit of this size.
+    #[must_use]
+    pub fn two_paths_of(mib: u32) -> (Self, Vec<String>) {
+        let target = Self::options().paths(3).luns(2).size_mib(mib).load();
         let serves = |host: &&u32| **host % 3 != 2;
         let source = |host: &u32| format!("scsi:{host}:0:0:1");
         let sources = target.hosts().iter().filter(serves).map(source).collect();

@@ -47,8 +47,6 @@ pub trait Served: Sized + Sync {
 
     /// Stops to listen at a portal of [`PORTALS`] and cuts its connections:
     /// sessions go to FAILED at once.
-    ///
-    /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
     fn portal_down(&mut self, portal: usize) {
         self.close(portal);
         reset_connections(PORTALS[portal].parse().expect("a portal"));
@@ -56,8 +54,6 @@ pub trait Served: Sized + Sync {
 
     /// Cuts the connections that there are now at a portal of [`PORTALS`], and goes
     /// on listening.
-    ///
-    /// Needs what [`IscsiTarget::need_portals_that_go_down`] asks for.
     fn cut(&self, portal: usize) {
         cut_connections(PORTALS[portal].parse().expect("a portal"));
     }

@@ -5,14 +5,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_SOCK_DIAG};
+use nix::errno::Errno;
 
 // From <linux/sock_diag.h>, <linux/inet_diag.h> and <linux/netlink.h>.
 const SOCK_DESTROY: u16 = 21;
 const REQUEST_AND_ACK: u16 = 1 | 4;
 const NO_COOKIE: u32 = !0;
 const HEADER: usize = 16;
-/// In `/proc/net/tcp`.
-const LISTEN: &str = "0A";
+/// In `/proc/net/tcp`: a listener, and a connection that is only remembered. 5.10
+/// refuses to destroy the latter (`tcp_abort`: `EOPNOTSUPP`), and nobody has it open.
+const NO_ENDS: [&str; 2] = ["0A", "06"];
 
 /// One end of a connection: here, and there.
 type End = (SocketAddr, SocketAddr);
@@ -39,6 +41,21 @@ pub(super) fn cut_connections(address: SocketAddr) {
     reset(&socket, &ends);
 }
 
+/// Resets the connection that came from `client` to `address`, by the end that dialled.
+pub(super) fn cut_connection(client: SocketAddr, address: SocketAddr) {
+    reset(&open(), &[(client, address)]);
+}
+
+/// Who has an established connection to `address`.
+pub(super) fn clients_of(address: SocketAddr) -> Vec<SocketAddr> {
+    const ESTABLISHED: &str = "01";
+    let is_established = |line: &&str| line.split_whitespace().nth(3) == Some(ESTABLISHED);
+    let table = table();
+    let ends = table.lines().filter(is_established).filter_map(end);
+    let to_it = ends.filter(|(_, there)| *there == address);
+    to_it.map(|(here, _)| here).collect()
+}
+
 fn open() -> Socket {
     super::modprobe("tcp_diag", &[]);
     Socket::new(NETLINK_SOCK_DIAG).expect("a netlink socket")
@@ -56,9 +73,10 @@ fn reset(socket: &Socket, ends: &[End]) {
             .get(HEADER..HEADER + 4)
             .and_then(|errno| errno.try_into().ok());
         let errno = -i32::from_ne_bytes(errno.expect("an errno"));
-        let gone_meanwhile = errno == nix::errno::Errno::ENOENT as i32;
+        // Gone, or only remembered, since the table was read.
+        let gone_meanwhile = [Errno::ENOENT, Errno::EOPNOTSUPP].map(|errno| errno as i32);
         assert!(
-            errno == 0 || gone_meanwhile,
+            errno == 0 || gone_meanwhile.contains(&errno),
             "SOCK_DESTROY of {end:?}: errno {errno}"
         );
     }
@@ -91,23 +109,24 @@ fn request((here, there): End) -> Vec<u8> {
     message
 }
 
-fn ends_at(address: SocketAddr) -> Vec<End> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let tables: String = tables
-        .iter()
+fn table() -> String {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].iter();
+    tables
         .map(|path| fs::read_to_string(path).unwrap_or_default())
-        .collect();
-    let mut ends: Vec<End> = tables.lines().filter_map(end).collect();
+        .collect()
+}
+
+fn ends_at(address: SocketAddr) -> Vec<End> {
+    let mut ends: Vec<End> = table().lines().filter_map(end).collect();
     ends.retain(|(here, there)| *here == address || *there == address);
     ends
 }
 
-/// `SL: LOCAL REMOTE STATE ...`; the heading and listeners are none.
+/// `SL: LOCAL REMOTE STATE ...`; the heading is none.
 fn end(line: &str) -> Option<End> {
     let mut fields = line.split_whitespace().skip(1);
     let ends = (parse(fields.next()?)?, parse(fields.next()?)?);
-    // Some (TIME_WAIT) are nobody's any more; they are reset all the same.
-    (fields.next()? != LISTEN).then_some(ends)
+    (!NO_ENDS.contains(&fields.next()?)).then_some(ends)
 }
 
 /// `0100007F:0CBC`: words of four bytes as this machine reads them.
@@ -135,7 +154,9 @@ mod tests {
         let ends = ("127.0.0.2:3260", "127.0.0.1:36718");
         let ends = (ends.0.parse().unwrap(), ends.1.parse().unwrap());
         assert_eq!(end(line), Some(ends));
-        assert_eq!(end(&line.replace(" 01 ", " 0A ")), None);
+        for state in NO_ENDS {
+            assert_eq!(end(&line.replace(" 01 ", &format!(" {state} "))), None);
+        }
         assert_eq!(end("  sl  local_address rem_address   st tx_queue"), None);
         let six = "00000000000000000000000001000000:0CBC";
         assert_eq!(parse(six), Some("[::1]:3260".parse().unwrap()));

@@ -46,6 +46,13 @@ impl KernelUevent {
         )
     }
 
+    /// Whether udevd has asked for it, by writing to the device's `uevent` file.
+    #[must_use]
+    pub fn is_udevds(&self) -> bool {
+        let mark = self.properties.get("SYNTH_UUID");
+        mark.is_some_and(|mark| mark == "0")
+    }
+
     fn parse(message: &[u8], at: Duration) -> Option<Self> {
         let mut fields = message
             .split(|byte| *byte == 0)

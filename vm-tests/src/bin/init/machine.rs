@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
-use vm_tests::guest::udevd::TRIES;
+use vm_tests::guest::udevd::{self, TRIES};
 use vm_tests::job::STATE_DIR;
 
 use crate::process;
@@ -26,6 +26,10 @@ pub(crate) fn mount_filesystems() -> Result<()> {
         mount(Some(kind), target, Some(kind), MsFlags::empty(), data)
             .with_context(|| format!("mounting {target}"))?;
     }
+    Ok(())
+}
+
+pub(crate) fn make_state_directory() -> Result<()> {
     fs::create_dir_all(STATE_DIR).context(STATE_DIR)
 }
 
@@ -36,9 +40,12 @@ pub(crate) fn set_up(modules: &[String]) -> Result<()> {
         process::run_to_success(&command)?;
     }
     process::run_to_success(&["ip", "link", "set", "lo", "up"])?;
-    fs::create_dir_all("/run/udev").context("/run/udev")?;
-    // No coldplug: what is there from the start needs no rules.
-    process::run_to_success(&["/lib/systemd/systemd-udevd", "--daemon"])?;
+    // systemd has started its own.
+    if udevd::pid().is_none() {
+        fs::create_dir_all("/run/udev").context("/run/udev")?;
+        // No coldplug: what is there from the start needs no rules.
+        process::run_to_success(&["/lib/systemd/systemd-udevd", "--daemon"])?;
+    }
     ask_udevd(&["udevadm", "control", "--ping"])
 }
 

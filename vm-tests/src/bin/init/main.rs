@@ -10,18 +10,21 @@ mod power;
 mod process;
 mod report;
 mod snapshot;
+mod systemd;
 mod test_run;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use vm_tests::job::{BOOT_LIMIT_SECS, Job, Outcome, RESULT_FILE, Report};
+use vm_tests::kernel_log::alarms;
 
+use crate::machine::KernelLog;
 use crate::report::ReportLine;
 use crate::snapshot::Snapshot;
 
 fn main() {
-    let ended = work();
+    let ended = begin();
     if let Err(error) = &ended {
         eprintln!("init: {error:#}");
         if let Ok(mut line) = ReportLine::open() {
@@ -33,8 +36,20 @@ fn main() {
     power::off(u8::from(ended.is_err()));
 }
 
-fn work() -> Result<()> {
+/// As pid 1, unless systemd is there to be it: then as its service.
+fn begin() -> Result<()> {
+    if std::process::id() != 1 {
+        return work();
+    }
+    if systemd::is_installed() {
+        return systemd::become_pid_1().map(drop);
+    }
     machine::mount_filesystems()?;
+    work()
+}
+
+fn work() -> Result<()> {
+    machine::make_state_directory()?;
     // A guest that hangs must not outlive its purpose, also when nobody
     // outside looks any more.
     power::off_after(Duration::from_secs(BOOT_LIMIT_SECS));
@@ -42,29 +57,30 @@ fn work() -> Result<()> {
     let job = std::fs::read("/job.json").context("/job.json")?;
     let job: Job = serde_json::from_slice(&job).context("/job.json")?;
     machine::set_up(&job.modules)?;
+    let mut kernel_log = KernelLog::open()?;
     line.send(&Report::Booted {
         release: machine::kernel_release()?,
         uptime_ms: machine::uptime_millis()?,
+        alarms: test_run::owned(alarms(&kernel_log.read_new())),
     })?;
     match &job.story {
         Some(story) => tell(story, &mut line)?,
-        None => run_tests(&job, &mut line)?,
+        None => run_tests(&job, &mut line, &mut kernel_log)?,
     }
     line.send(&Report::Done)
 }
 
-fn run_tests(job: &Job, line: &mut ReportLine) -> Result<()> {
+fn run_tests(job: &Job, line: &mut ReportLine, kernel_log: &mut KernelLog) -> Result<()> {
     /// What is left after this has another boot: the longest test that shares one still
     /// ends in the time of this one, however slow the machine was before.
     const TURN: Duration = Duration::from_secs(15 * 60);
     let begun = Instant::now();
-    let mut kernel_log = machine::KernelLog::open()?;
     // Once: what the last test's end has udevd do for a moment is not the next one's.
     machine::ask_udevd(&["udevadm", "settle"])?;
     let before = Snapshot::take();
     for test in &job.tests {
         let left_as = (!job.own_boot).then_some(&before);
-        let finished = test_run::run(test, left_as, line, &mut kernel_log)?;
+        let finished = test_run::run(test, left_as, line, kernel_log)?;
         // What a failed test leaves is unknown: the host boots anew for the
         // rest.
         let go_on = matches!(finished, Outcome::Passed | Outcome::Skipped(_));

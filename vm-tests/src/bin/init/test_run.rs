@@ -12,8 +12,10 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use vm_tests::job::{
-    DEFAULT_LIMIT_SECS, LIMIT_FILE, Outcome, Report, SKIP_FILE, SKIP_STATUS, STATE_DIR, TestCase,
+    DEFAULT_LIMIT_SECS, LIMIT_FILE, Outcome, Report, SKIP_FILE, SKIP_STATUS, STATE_DIR,
+    TESTS_PROGRAM, TOLD, TestCase,
 };
+use vm_tests::kernel_log::alarms;
 
 use crate::machine::KernelLog;
 use crate::report::ReportLine;
@@ -27,6 +29,19 @@ const KILL_GRACE: Duration = Duration::from_secs(30);
 /// How long the last traces of a test may take to go.
 const TIDY_LIMIT: Duration = Duration::from_secs(30);
 
+/// A process that an earlier test killed leaves its lock files, which are no locks then.
+fn remove_lock_files() {
+    for file in fs::read_dir("/run/lunbd").into_iter().flatten().flatten() {
+        let path = file.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "lock")
+        {
+            let _gone_already = fs::remove_file(path);
+        }
+    }
+}
+
 /// With `left_as`, the test must leave the guest so.
 pub(crate) fn run(
     test: &TestCase,
@@ -37,22 +52,21 @@ pub(crate) fn run(
     for file in [SKIP_FILE, LIMIT_FILE] {
         let _absent_mostly = fs::remove_file(file);
     }
-    let _of_the_boot_or_the_test_before = kernel_log.read_new();
+    remove_lock_files();
     let output_path = format!("{STATE_DIR}/output");
     let output = File::create(&output_path).context("the output file")?;
 
-    let program = format!("/tests/{}", test.file);
     let mut command = process::command(&[
-        program.as_str(),
+        TESTS_PROGRAM,
         "--exact",
-        &test.name,
+        &test.id(),
         "--nocapture",
         "--include-ignored",
         "--test-threads=1",
     ])?;
     command.stdout(output.try_clone()?).stderr(output);
     let start = Instant::now();
-    let child = command.spawn().with_context(|| program.clone())?;
+    let child = command.spawn().context(TESTS_PROGRAM)?;
     let pid = process::pid_of(&child)?;
     line.send(&Report::Running {
         test: test.id(),
@@ -83,14 +97,25 @@ pub(crate) fn run(
         left.clear();
         outcome = Outcome::Failed(what);
     }
+    let (mut output, mut kernel_log) = (end_of(&output_path)?, kernel_log.read_new());
+    let alarms = owned(alarms(&kernel_log));
+    if outcome == Outcome::Passed && alarms.is_empty() {
+        output = owned(output.lines().filter(|line| line.starts_with(TOLD))).join("\n");
+        kernel_log.clear();
+    }
     line.send(&Report::Finished {
         test: test.id(),
         outcome: outcome.clone(),
         millis,
-        output: end_of(&output_path)?,
-        kernel_log: kernel_log.read_new(),
+        output,
+        kernel_log,
+        alarms,
     })?;
     Ok(outcome)
+}
+
+pub(crate) fn owned<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
+    lines.map(str::to_owned).collect()
 }
 
 fn outcome_of(status: WaitStatus) -> Outcome {
@@ -207,6 +232,7 @@ fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) 
     let kernel_log = KernelLog::open()
         .map(|mut log| log.read_new())
         .unwrap_or_default();
+    let alarms = owned(alarms(&kernel_log));
     let _last_words = line.send(&Report::Finished {
         test,
         outcome: Outcome::TimedOut,
@@ -215,6 +241,7 @@ fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) 
             "{output}\n-- kernel stacks of the process, which SIGKILL did not end\n{stacks}"
         ),
         kernel_log,
+        alarms,
     });
     let _last_words = line.send(&Report::Done);
     power::off(0)

@@ -118,31 +118,20 @@ impl Archive {
     pub(crate) fn download_with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         let install = |arguments: &[&str]| {
             let mut install = self.apt("apt-get");
-            install
-                .args(arguments)
-                .args(["--no-install-recommends", "install", "--"]);
+            install.args(arguments);
+            install.args(["--yes", "--no-install-recommends", "install", "--"]);
             install.args(packages);
             install
         };
-        self.output(
-            install(&["--quiet", "--yes", "--download-only"]),
-            "downloading packages",
-        )?;
-        let archives = self.directory.join("cache/archives");
-        let simulated = self.output(install(&["--quiet=2", "--simulate"]), "listing packages")?;
-        // `Inst NAME (VERSION ORIGIN [ARCH])`
-        simulated
-            .lines()
-            .filter_map(|line| line.strip_prefix("Inst "))
-            .map(|line| {
-                let mut words = line
-                    .split([' ', '(', ')', '[', ']'])
-                    .filter(|word| !word.is_empty());
-                let (name, version) = words.next().zip(words.next()).context("apt's simulation")?;
-                let prefix = format!("{name}_{}_", version.replace(':', "%3a"));
-                find_with_prefix(&archives, &prefix)
-            })
-            .collect()
+        let download = install(&["--quiet", "--download-only"]);
+        self.output(download, "downloading packages")?;
+        // With no archives, or apt leaves out what is here already.
+        let uris = install(&[
+            "--quiet=2",
+            "--print-uris",
+            "--option=Dir::Cache::archives=none/",
+        ]);
+        self.files_of(uris, &self.directory.join("cache/archives"))
     }
 
     fn files_of(&self, uris: Command, directory: &Path) -> Result<Vec<PathBuf>> {
@@ -229,13 +218,4 @@ Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";
         at("sources.list"),
         at("preferences"),
     )
-}
-
-fn find_with_prefix(directory: &Path, prefix: &str) -> Result<PathBuf> {
-    fs::read_dir(directory)
-        .context("the downloaded packages")?
-        .flatten()
-        .find(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .with_context(|| format!("{prefix}*.deb was not downloaded"))
 }

@@ -9,14 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report};
+use vm_tests::kernel_log::alarms;
 
 use crate::accel::Accel;
+use crate::cost::Cost;
 use crate::guest_root::Root;
 use crate::kernel::Kernel;
 use crate::newc::Newc;
 use crate::programs::Programs;
 use crate::qemu::{Console, Machine};
 use crate::run_dir::RunDir;
+use crate::{harmless, own_patch};
 
 /// To the boot marker; emulation needs three to five seconds on two free
 /// cores, and was seen to need over thirty on busy ones.
@@ -60,6 +63,10 @@ pub(crate) struct Ended {
     pub(crate) why: String,
     /// All that the kernel wrote to its console.
     pub(crate) console: String,
+    /// How often QEMU was started for it.
+    pub(crate) attempts: usize,
+    /// Of all attempts.
+    pub(crate) cost: Cost,
 }
 
 impl Ended {
@@ -68,12 +75,9 @@ impl Ended {
         console_shows_panic(&self.console)
     }
 
-    /// The kernel has died of an `int3` that nobody has put there but itself: it writes
-    /// one over an instruction while it replaces that (`text_poke_bp`,
-    /// `arch/x86/kernel/alternative.c`), and an emulated processor may run what it had
-    /// translated of it when the kernel does not expect that any more.
+    /// See [`own_patch`].
     pub(crate) fn died_of_its_own_patch(&self) -> bool {
-        console_shows_int3(&self.console)
+        own_patch::killed(&self.console)
     }
 }
 
@@ -88,10 +92,17 @@ pub(crate) fn boot(
     let initrd = write_initrd(setup, job)?;
     let resets = job.tests.iter().any(|test| test.file.starts_with(RESETS));
     let series = setup.kernel.series;
-    let mut verbosity = Console::Quiet;
+    let mut verbosity = if resets {
+        Console::Warnings
+    } else {
+        Console::Quiet
+    };
+    let mut cost = Cost::default();
     for number in 1..ATTEMPTS {
-        let ended = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+        let mut ended = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+        cost += ended.cost;
         if ended.boot_time.is_some() {
+            (ended.attempts, ended.cost) = (number, cost);
             return Ok(ended);
         }
         eprintln!("the guest did not come up ({}); trying again", ended.why);
@@ -100,7 +111,9 @@ pub(crate) fn boot(
         eprintln!("     log: {}", console.display());
         verbosity = Console::Verbose;
     }
-    let last = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+    let mut last = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
+    cost += last.cost;
+    (last.attempts, last.cost) = (ATTEMPTS, cost);
     if last.boot_time.is_none() {
         bail!(
             "kernel {series} does not boot: {}\n{}",
@@ -135,7 +148,7 @@ fn attempt(
         verbosity,
         resets.then_some(disk.as_path()),
     )?;
-    let reports = listen(machine.0.stdout.take().context("QEMU's output")?);
+    let reports = listen(machine.reports()?);
     let mut ended = Ended::default();
     let whole_limit = start + Duration::from_secs(BOOT_LIMIT_SECS) + GRACE;
     let mut next_by = start + BOOT_TIME;
@@ -147,6 +160,12 @@ fn attempt(
             Ok(Report::Done) => ended.done = true,
             Ok(report) => {
                 match &report {
+                    // A kernel that panics resets its machine too, as a test does.
+                    Report::Booted { .. } if console_shows_defect(setup, &console)? => {
+                        "the kernel warned or died, and the machine booted again"
+                            .clone_into(&mut ended.why);
+                        break;
+                    }
                     Report::Booted { .. } => {
                         ended.boot_time = Some(start.elapsed());
                         next_by = Instant::now() + GRACE;
@@ -175,13 +194,31 @@ fn attempt(
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    if !ended.done && ended.why.is_empty() {
-        let status = machine.0.wait().context("QEMU")?;
+    let by_itself = !ended.done && ended.why.is_empty();
+    if !by_itself {
+        machine.kill()?;
+    }
+    let (status, processor) = machine.wait()?;
+    if by_itself {
         ended.why = format!("QEMU ended: {status}");
     }
-    drop(machine);
-    ended.console = String::from_utf8_lossy(&fs::read(&console)?).replace('\r', "");
+    ended.cost = Cost {
+        wall: start.elapsed(),
+        processor,
+    };
+    ended.console = read_console(&console)?;
     Ok(ended)
+}
+
+fn read_console(path: &Path) -> Result<String> {
+    let console = fs::read(path).context("the console's file")?;
+    Ok(String::from_utf8_lossy(&console).replace('\r', ""))
+}
+
+fn console_shows_defect(setup: &Setup<'_>, console: &Path) -> Result<bool> {
+    let console = read_console(console)?;
+    let alarms: Vec<String> = alarms(&console).map(str::to_owned).collect();
+    Ok(!harmless::defects(setup.kernel.series, &alarms).is_empty())
 }
 
 /// Reads the reports on a thread of its own, so that waiting for one can have
@@ -209,8 +246,7 @@ fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
     let mut parts = setup.root.images(&names(job));
     parts.push(setup.kernel.modules.clone());
-    let files: Vec<&str> = job.tests.iter().map(|test| test.file.as_str()).collect();
-    parts.extend(setup.programs.images(&files));
+    parts.extend(setup.programs.images(&names(job)));
     for part in parts {
         let mut from = File::open(&part).with_context(|| part.display().to_string())?;
         copy(&mut from, &mut to)?;
@@ -241,31 +277,9 @@ fn console_shows_panic(console: &str) -> bool {
     .any(|sign| console.contains(sign))
 }
 
-/// Its first oops: later ones are of its end.
-fn console_shows_int3(console: &str) -> bool {
-    console.contains("int3: 0000 [#1]")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_kernel_that_dies_of_its_own_patch_is_told_from_one_that_dies_of_anything_else() {
-        for oops in [
-            "[   36.763845] Oops: int3: 0000 [#1] SMP NOPTI",
-            "[    9.1] int3: 0000 [#1] PREEMPT SMP NOPTI",
-        ] {
-            assert!(console_shows_int3(oops), "{oops}");
-        }
-        for oops in [
-            "[    9.1] Oops: 0000 [#1] PREEMPT SMP",
-            "[    9.2] Oops: int3: 0000 [#2] SMP NOPTI",
-            "[    9.1] Kernel panic - not syncing: Fatal exception in interrupt",
-        ] {
-            assert!(!console_shows_int3(oops), "{oops}");
-        }
-    }
 
     #[test]
     fn a_kernels_last_words_are_told_from_its_warnings() {

@@ -1,18 +1,20 @@
 //! The guest's userland, from packages of this machine's own release: what is
-//! built here finds the libc and libudev there that it was linked with.
+//! built here finds the libc and libudev there that it was linked with. Those of a
+//! newer release serve it too, so `LUNBD_VM_USERLAND` may name one.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Read};
+use std::env;
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::apt::Archive;
 use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
 use crate::newc::Newc;
+use crate::package;
 use crate::step::step;
 
 /// What is in the guest besides what these depend on. No maintainer script
@@ -36,12 +38,14 @@ const PACKAGES: &[&str] = &[
     "mount",
     "procps",
     "sed",
-    // The small one of the two that udev accepts.
-    "systemd-standalone-sysusers",
+    SYSUSERS,
     "udev",
     "util-linux",
     "xfsprogs",
 ];
+
+/// The smallest that udev accepts: the others are systemd, or need it.
+const SYSUSERS: &str = "systemd-standalone-sysusers";
 
 /// What only some boots carry: unpacking it takes longer than most tests.
 #[derive(Debug)]
@@ -72,6 +76,24 @@ const ADDITIONS: &[Addition] = &[
         name: "tgt",
         packages: &["tgt"],
         marks: &["iscsi"],
+    },
+    // Its rules make each LUN three times slower, so the other boots go without.
+    Addition {
+        name: "sg3-rules",
+        packages: &["sg3-utils", "sg3-utils-udev"],
+        marks: &["sg3_rules"],
+    },
+    // Its rules activate each volume group that appears.
+    Addition {
+        name: "lvm",
+        packages: &["lvm2"],
+        marks: &["lvm"],
+    },
+    // Where it is there, it is pid 1.
+    Addition {
+        name: "systemd",
+        packages: &["systemd"],
+        marks: &["systemd"],
     },
 ];
 
@@ -112,8 +134,9 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     "passwd",
     "perl",
     "python3",
-    // Its rules make each LUN three times slower.
     "sg3-utils-udev",
+    // A newer multipath-tools depends on it; where it is, it is pid 1.
+    "systemd",
     "sysvinit-utils",
     "tar",
     "usrmerge",
@@ -123,7 +146,6 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
 const LEFT_OUT_PATHS: &[&str] = &[
     "usr/share/",
     "usr/lib/udev/hwdb.d/",
-    "usr/lib/systemd/system/",
     "usr/lib/x86_64-linux-gnu/gconv/",
     "usr/lib/locale/",
     "usr/include/",
@@ -153,10 +175,6 @@ const GROUPS: &str = "root:x:0:\ntty:x:5:\ndisk:x:6:\nlp:x:7:\nkmem:x:15:\ndialo
     input:x:101:\nsgx:x:102:\nkvm:x:103:\nrender:x:104:\nnogroup:x:65534:\n";
 
 const LINKS: &[(&str, &str)] = &[
-    ("bin", "usr/bin"),
-    ("lib", "usr/lib"),
-    ("lib64", "usr/lib64"),
-    ("sbin", "usr/sbin"),
     ("etc/mtab", "/proc/self/mounts"),
     ("usr/bin/awk", "mawk"),
     ("usr/bin/sh", "dash"),
@@ -207,155 +225,110 @@ impl Addition {
         format!("{}.cpio", self.name)
     }
 
+    /// What is downloaded for it, the base's packages as well.
+    ///
+    /// Whatever wants systemd itself conflicts with the small sysusers: a newer
+    /// multipath-tools does.
+    fn download(&self, archive: &Archive) -> Result<Vec<PathBuf>> {
+        let with_it = [PACKAGES, self.packages].concat();
+        archive.download_with_dependencies(&with_it).or_else(|_| {
+            let mut with_systemd = with_it;
+            with_systemd.retain(|package| *package != SYSUSERS);
+            archive.download_with_dependencies(&with_systemd)
+        })
+    }
+
     fn is_wanted(&self, names: &[&str]) -> bool {
         let is_marked = |name: &&str| self.marks.iter().any(|mark| name.contains(mark));
         names.iter().any(is_marked)
     }
 }
 
+/// The release whose packages the guest gets.
+fn codename(mirrors: &Mirrors) -> String {
+    let chosen = env::var("LUNBD_VM_USERLAND").ok();
+    let chosen = chosen.filter(|codename| !codename.is_empty());
+    chosen.unwrap_or_else(|| mirrors.codename.clone())
+}
+
 /// The images, built when they are not there yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
+    let codename = codename(mirrors);
+    if codename != mirrors.codename {
+        eprintln!("the guest's userland is that of {codename}");
+    }
     let recipe = format!(
-        "3 {} {PACKAGES:?} {ADDITIONS:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}",
-        mirrors.codename
+        "6 {codename} {PACKAGES:?} {ADDITIONS:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}"
     );
-    let entry = cache.entry(
-        &format!("root-{}", mirrors.codename),
-        &recipe,
-        |directory| {
-            let what = format!("downloading the guest's packages ({})", mirrors.codename);
-            let (packages, additions) = step(&what, || {
-                let archive = Archive::update(cache, mirrors, &mirrors.codename)?;
-                let packages = archive.download_with_dependencies(PACKAGES)?;
-                let mut additions = Vec::new();
-                for addition in ADDITIONS {
-                    let with_it = [PACKAGES, addition.packages].concat();
-                    let mut more = archive.download_with_dependencies(&with_it)?;
-                    more.retain(|package| !packages.contains(package));
-                    additions.push((addition.file(), more));
-                }
-                Ok((packages, additions))
-            })?;
-            step("building the guest's root", || {
-                build(&packages, &directory.join(BASE))?;
-                for (file, packages) in &additions {
-                    write(&unpack_all(packages)?, &directory.join(file))?;
-                }
-                Ok(())
+    let entry = cache.entry(&format!("root-{codename}"), &recipe, |directory| {
+        let what = format!("downloading the guest's packages ({codename})");
+        let (packages, additions) = step(&what, || {
+            let archive = Archive::update(cache, mirrors, &codename)?;
+            let packages = archive.download_with_dependencies(PACKAGES)?;
+            let mut additions = Vec::new();
+            for addition in ADDITIONS {
+                let mut more = addition.download(&archive)?;
+                more.retain(|package| !packages.contains(package));
+                additions.push((addition, more));
+            }
+            Ok((packages, additions))
+        })?;
+        step("building the guest's root", || {
+            let tree = directory.join("unpacked");
+            unpack(&packages, PACKAGES, &tree)?;
+            furnish(&tree)?;
+            pack(&tree, &directory.join(BASE))?;
+            additions.iter().try_for_each(|(addition, packages)| {
+                unpack(packages, addition.packages, &tree)?;
+                pack(&tree, &directory.join(addition.file()))
             })
-        },
-    )?;
+        })
+    })?;
     Ok(Root { entry })
 }
 
-enum Node {
-    Directory(u32),
-    File(u32, Vec<u8>),
-    Symlink(String),
+/// What was asked for by its name is there, whatever else is left out.
+fn unpack(packages: &[PathBuf], asked_for: &[&str], tree: &Path) -> Result<()> {
+    let mut packages = packages.to_vec();
+    packages.retain(|package| {
+        let file = package.file_name().unwrap_or_default().to_string_lossy();
+        let name = file.split('_').next().unwrap_or_default();
+        let is_left_out = LEFT_OUT_PACKAGES.iter().any(|left| name.starts_with(left));
+        asked_for.contains(&name) || !is_left_out
+    });
+    package::unpack(&packages, tree)
 }
 
-type Tree = BTreeMap<String, Node>;
-
-fn build(packages: &[PathBuf], to: &Path) -> Result<()> {
-    let mut tree = unpack_all(packages)?;
+/// Makes in `tree` what no package brings.
+fn furnish(tree: &Path) -> Result<()> {
     for path in DIRECTORIES {
-        tree.entry((*path).to_owned())
-            .or_insert(Node::Directory(0o755));
+        fs::create_dir_all(tree.join(path))?;
     }
     for (path, content) in FILES {
-        tree.insert(
-            (*path).to_owned(),
-            Node::File(0o644, content.as_bytes().to_vec()),
-        );
+        fs::write(tree.join(path), content).with_context(|| (*path).to_owned())?;
     }
     for (path, target) in LINKS {
-        tree.insert((*path).to_owned(), Node::Symlink((*target).to_owned()));
+        let _absent_mostly = fs::remove_file(tree.join(path));
+        symlink(target, tree.join(path)).with_context(|| (*path).to_owned())?;
     }
-    write(&tree, to)
+    Ok(())
 }
 
-fn unpack_all(packages: &[PathBuf]) -> Result<Tree> {
-    let mut tree = Tree::new();
-    for package in packages {
-        let file = package.file_name().unwrap_or_default().to_string_lossy();
-        if !LEFT_OUT_PACKAGES.iter().any(|name| file.starts_with(name)) {
-            unpack(package, &mut tree).with_context(|| package.display().to_string())?;
-        }
-    }
-    Ok(tree)
-}
-
-fn write(tree: &Tree, to: &Path) -> Result<()> {
+/// Moves `tree` into the image `to`.
+fn pack(tree: &Path, to: &Path) -> Result<()> {
     let mut archive = Newc::new(BufWriter::new(File::create(to)?));
-    // In the order of their names a directory comes before what is in it.
-    for (path, node) in tree {
-        match node {
-            Node::Directory(permissions) => archive.directory(path, *permissions)?,
-            Node::File(permissions, content) => archive.file(path, *permissions, content)?,
-            Node::Symlink(target) => archive.symlink(path, target)?,
-        }
-    }
+    archive.tree(tree, "", is_wanted)?;
     archive.finish()?;
+    fs::remove_dir_all(tree)?;
     Ok(())
 }
 
-fn unpack(package: &Path, tree: &mut Tree) -> Result<()> {
-    let mut dpkg = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(package)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("dpkg-deb")?;
-    let stream = dpkg.stdout.take().context("dpkg-deb's output")?;
-    for entry in tar::Archive::new(stream).entries()? {
-        let mut entry = entry?;
-        let Some(path) = guest_path(&entry.path()?.to_string_lossy()) else {
-            continue;
-        };
-        let permissions = entry.header().mode()? & 0o7777;
-        let link = entry
-            .link_name()?
-            .map(|link| link.to_string_lossy().into_owned());
-        let node = match (entry.header().entry_type(), link) {
-            (tar::EntryType::Directory, _) => Node::Directory(permissions),
-            (tar::EntryType::Regular, _) => {
-                let mut content = Vec::new();
-                entry.read_to_end(&mut content)?;
-                Node::File(permissions, content)
-            }
-            (tar::EntryType::Symlink, Some(target)) => Node::Symlink(target),
-            // A second name of a file: a link does as well.
-            (tar::EntryType::Link, Some(target)) => match guest_path(&target) {
-                Some(target) => Node::Symlink(format!("/{target}")),
-                None => continue,
-            },
-            (other, _) => bail!("{path}: an entry of type {other:?}"),
-        };
-        tree.insert(path, node);
-    }
-    if !dpkg.wait()?.success() {
-        bail!("dpkg-deb failed");
-    }
-    Ok(())
-}
-
-/// Where a package's path goes in a guest with a merged /usr, unless it is left
-/// out.
-fn guest_path(path: &str) -> Option<String> {
-    let path = path.trim_start_matches("./").trim_end_matches('/');
-    let in_usr = ["bin", "sbin", "lib", "lib64"].iter().any(|top| {
-        path.strip_prefix(top)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    });
-    let path = if in_usr {
-        format!("usr/{path}")
-    } else {
-        path.to_owned()
+fn is_wanted(path: &str) -> bool {
+    let left_out = || {
+        let path = format!("{path}/");
+        LEFT_OUT_PATHS.iter().any(|prefix| path.starts_with(prefix))
     };
-    let left_out = LEFT_OUT_PATHS
-        .iter()
-        .any(|prefix| format!("{path}/").starts_with(prefix));
-    (!path.is_empty() && !left_out).then_some(path)
+    DIRECTORIES.contains(&path) || !left_out()
 }
 
 #[cfg(test)]
@@ -363,12 +336,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_of_a_split_usr_end_in_the_merged_one() {
-        assert_eq!(guest_path("./bin/ls").as_deref(), Some("usr/bin/ls"));
-        assert_eq!(guest_path("./lib/").as_deref(), Some("usr/lib"));
-        assert_eq!(guest_path("./libexec/x").as_deref(), Some("libexec/x"));
-        assert_eq!(guest_path("./usr/share/doc/x"), None);
-        assert_eq!(guest_path("./"), None);
+    fn what_is_left_out_is_left_out_but_for_the_directories_that_every_guest_has() {
+        assert!(is_wanted("usr/bin/ls") && is_wanted("usr/shared") && is_wanted("var/lib"));
+        assert!(!is_wanted("usr/share") && !is_wanted("var/lib/dpkg"));
     }
 
     #[test]
@@ -383,5 +353,6 @@ mod tests {
         assert_eq!(wanted(&["attach", "iscsi_lab"]), ["san", "tgt"]);
         assert_eq!(wanted(&["nbd_heal"]), ["nbd"]);
         assert_eq!(wanted(&["scsi_mpath_and_nbd"]), ["nbd", "san"]);
+        assert_eq!(wanted(&["own_boot_systemd_lvm"]), ["lvm", "systemd"]);
     }
 }

@@ -2,34 +2,91 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
-use crate::programs::cargo_command;
+use crate::cost::{self, Cost};
+use crate::programs::{SELECTION, cargo_command};
+use crate::schedule::lock;
 use crate::summary::Summary;
 
-/// The default members with all that a user can switch on, then the lab's own.
-const SUITES: &[&[&str]] = &[
-    &[
-        "test",
-        "-p",
-        "lunbd",
-        "-p",
-        "lunbd-sys",
-        "--features",
-        "cli,metrics",
-    ],
-    &["test", "-p", "vm-tests"],
-];
+/// What README names, which needs no features; then all tests with all that a user can
+/// switch on, and the lab's own. The guest's tests are of the same selection and must
+/// not run here, so each test is named. Last the tests of a library with crash points,
+/// which nothing else may have in it.
+fn suites() -> Result<Vec<Vec<String>>> {
+    let (killing, others): (Vec<_>, Vec<_>) = tests_of_lunbd()?
+        .into_iter()
+        .partition(|test| test.required_features.iter().any(|it| it == CRASH_POINTS));
+    let named = |tests: Vec<Target>| {
+        let named = |test: Target| ["--test".to_owned(), test.name];
+        tests.into_iter().flat_map(named).collect::<Vec<_>>()
+    };
+    let with_features = [words(SELECTION), words(&["--lib", "--bins"]), named(others)];
+    let docs = [SELECTION, &["--doc"]].concat();
+    let features = format!("{CRASH_POINTS},journal");
+    let killing = [
+        words(&["test", "-p", "lunbd", "--features", &features]),
+        named(killing),
+    ];
+    Ok(vec![
+        words(&["test"]),
+        with_features.concat(),
+        words(&docs),
+        killing.concat(),
+    ])
+}
 
-pub(crate) fn run(summary: &mut Summary) -> Result<()> {
-    for suite in SUITES {
+const CRASH_POINTS: &str = "crash-points";
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    name: String,
+    targets: Vec<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+    #[serde(default)]
+    required_features: Vec<String>,
+}
+
+fn tests_of_lunbd() -> Result<Vec<Target>> {
+    let mut command = cargo_command();
+    command.args(["metadata", "--no-deps", "--format-version", "1"]);
+    let output = command.output().context("cargo metadata")?;
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let lunbd = metadata.packages.into_iter().find(|of| of.name == "lunbd");
+    let targets = lunbd.context("cargo metadata has no lunbd")?.targets;
+    let is_test = |target: &Target| target.kind.iter().any(|kind| kind == "test");
+    Ok(targets.into_iter().filter(is_test).collect())
+}
+
+pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
+    let shows_each_test = lock(summary).shows_each_test();
+    for suite in suites()? {
         let shown = format!("cargo {}", suite.join(" "));
         eprintln!("{shown}");
+        let start = Instant::now();
         // All of them, though one failed: the summary is to be whole.
         let mut command = cargo_command();
         command
-            .args(*suite)
+            .args(&suite)
             .arg("--no-fail-fast")
             .stdout(Stdio::piped());
         let mut cargo = command.spawn().context("cargo")?;
@@ -39,15 +96,19 @@ pub(crate) fn run(summary: &mut Summary) -> Result<()> {
             // What a failed test printed may be no text.
             let line = line.context("cargo's output")?;
             let line = String::from_utf8_lossy(&line);
-            if summary.shows_each_test() || !says_that_all_is_well(&line) {
+            if shows_each_test || !says_that_all_is_well(&line) {
                 println!("{line}");
             }
             if let Some([passed, failed, ignored]) = parse_test_result(&line) {
                 any_failed |= failed > 0;
-                summary.add_host_suite(passed, failed, ignored);
+                lock(summary).add_host_suite(passed, failed, ignored);
             }
         }
+        let processor = cost::processor_time_once_ended(cargo.id())?;
         let status = cargo.wait().context("cargo")?;
+        let mut summary = lock(summary);
+        let wall = start.elapsed();
+        summary.costs.add("host", Cost { wall, processor });
         if !status.success() && !any_failed {
             summary.add_broken(format!("{shown}: {status}"));
         }
@@ -81,6 +142,21 @@ fn parse_test_result(line: &str) -> Option<[usize; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_test_of_lunbd_is_in_one_suite_with_features_and_crash_points_are_in_one_alone() {
+        let suites = suites().unwrap();
+        let tests = tests_of_lunbd().unwrap();
+        assert!(tests.iter().any(|test| test.name == "ids"), "{tests:?}");
+        for test in tests {
+            let has = |suite: &&Vec<String>| suite.contains(&test.name);
+            assert_eq!(suites.iter().filter(has).count(), 1, "{}", test.name);
+        }
+        let with_crash_points = suites
+            .iter()
+            .filter(|suite| suite.concat().contains(CRASH_POINTS));
+        assert_eq!(with_crash_points.count(), 1);
+    }
 
     #[test]
     fn libtests_result_line_is_counted() {

@@ -4,7 +4,6 @@ use std::env;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -12,7 +11,7 @@ use crate::apt::Archive;
 use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
 use crate::step::step;
-use crate::{bzimage, modules};
+use crate::{bzimage, modules, package};
 
 /// A line of kernels that one Debian release follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +84,7 @@ pub(crate) struct Kernel {
 
 /// Downloads and unpacks the kernel when it is not there yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Result<Kernel> {
-    let recipe = format!("1 {} {}", series.codename(), modules::recipe());
+    let recipe = format!("2 {} {}", series.codename(), modules::recipe());
     let entry = cache.entry(&format!("kernel-{series}"), &recipe, |directory| {
         let what = format!("downloading the kernel of {} ({series})", series.codename());
         let packages = step(&what, || {
@@ -107,16 +106,8 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Resul
 
 fn unpack(packages: &[PathBuf], directory: &Path) -> Result<()> {
     let tree = directory.join("unpacked");
-    for package in packages {
-        unpack_package(package, &tree).with_context(|| package.display().to_string())?;
-    }
-    // Modules moved below /usr when Debian merged it.
-    let roots = [tree.join("usr/lib/modules"), tree.join("lib/modules")];
-    let root = roots
-        .iter()
-        .find(|root| root.exists())
-        .context("no modules in the packages")?;
-    let modules = single_entry(root)?;
+    package::unpack(packages, &tree)?;
+    let modules = single_entry(&tree.join("lib/modules"))?;
     let release = modules
         .file_name()
         .unwrap_or_default()
@@ -132,29 +123,11 @@ fn unpack(packages: &[PathBuf], directory: &Path) -> Result<()> {
         .context("no vmlinuz in the packages")?;
     bzimage::extract(image, &directory.join("vmlinux"))?;
     let work = directory.join("chosen");
-    modules::pack(&release, &modules, &work, &directory.join("modules.cpio"))?;
+    modules::pack(&release, &tree, &work, &directory.join("modules.cpio"))?;
     for done_with in [&tree, &work] {
         fs::remove_dir_all(done_with)?;
     }
     fs::write(directory.join("release"), release)?;
-    Ok(())
-}
-
-fn unpack_package(package: &Path, tree: &Path) -> Result<()> {
-    fs::create_dir_all(tree)?;
-    let mut dpkg = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(package)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("dpkg-deb")?;
-    let stream = dpkg.stdout.take().context("dpkg-deb's output")?;
-    let mut archive = tar::Archive::new(stream);
-    archive.set_preserve_ownerships(false);
-    archive.unpack(tree)?;
-    if !dpkg.wait()?.success() {
-        bail!("dpkg-deb failed");
-    }
     Ok(())
 }
 

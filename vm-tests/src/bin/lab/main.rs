@@ -1,6 +1,6 @@
 //! The host's side of the lab: prepares kernels and guest root, boots, reports.
 //!
-//! `vm-tests/test`, `vm-tests/demo` and `vm-tests/bench` call it.
+//! `vm-tests/test` calls it, and `vm-tests/demo` and `vm-tests/bench` by way of `vm-bench`.
 
 #![allow(
     clippy::print_stdout,
@@ -10,39 +10,44 @@
 
 mod accel;
 mod apt;
-mod bench;
 mod boot;
 mod bzimage;
 mod cache;
-mod charts;
+mod choice;
+mod cost;
 mod debian;
 mod decompress;
-mod demo;
 mod expected_skips;
 mod guest_root;
-mod host_bench;
+mod harmless;
 mod host_suite;
 mod kernel;
 mod modules;
 mod newc;
-mod picture;
+mod own_patch;
+mod package;
 mod programs;
 mod qemu;
-mod results;
 mod run_dir;
 mod schedule;
+mod seed;
 mod step;
+mod story;
 mod summary;
-mod svg;
 mod units;
 
 use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand};
 
+use crate::choice::Breadth;
 use crate::kernel::Series;
+use crate::schedule::Plan;
+use crate::seed::SEED;
 use crate::summary::Summary;
 
 #[derive(Debug, Parser)]
@@ -60,12 +65,8 @@ enum Command {
     /// Run the host's tests, then every VM test.
     #[command(name = "test", override_usage = "vm-tests/test [OPTIONS] [FILTER]")]
     Test(TestArguments),
-    /// Tell the story of one attach in one VM and draw it.
-    #[command(override_usage = "vm-tests/demo")]
-    Demo,
-    /// Time lunbd beside what is used today in one VM, and draw it.
-    #[command(override_usage = "vm-tests/bench [OPTIONS] [PART]", after_help = ENVIRONMENT)]
-    Bench(bench::BenchArguments),
+    /// Run one program in one VM; `vm-tests/demo` and `vm-tests/bench` use it.
+    Story(story::StoryArguments),
 }
 
 #[derive(Debug, Args)]
@@ -74,7 +75,11 @@ enum Command {
 struct TestArguments {
     /// Only VM tests whose `file::name` contains this.
     filter: Option<String>,
-    /// Every kernel series the lab knows, not only 6.1 and the newest.
+    /// Every test on 6.1 and on the newest kernel, not on one of them by the seed.
+    #[arg(long)]
+    all: bool,
+    /// Every test on every kernel series that the lab knows; it also boots the tests
+    /// that vm-tests/expected-skips lists, and fails where one of them does not skip.
     #[arg(long)]
     all_kernels: bool,
     /// Leave the host's tests out.
@@ -88,21 +93,37 @@ struct TestArguments {
     refresh: bool,
 }
 
+impl TestArguments {
+    /// Who names tests wants to see them on each kernel.
+    fn breadth(&self) -> Breadth {
+        if self.all_kernels {
+            Breadth::EachWithKnownSkips
+        } else if self.all || self.filter.is_some() {
+            Breadth::Each
+        } else {
+            Breadth::BySeed(*SEED)
+        }
+    }
+}
+
 const ENVIRONMENT: &str = "\
 Environment:
   LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel
+  LUNBD_VM_USERLAND  a Debian release such as sid: the guest's udev, multipath-tools
+                   and open-iscsi are of that one and not of this machine's
   LUNBD_VM_ACCEL   kvm or tcg: no probe
-  LUNBD_VM_SEED    the number that a run printed: chance goes by it again
+  LUNBD_VM_SEED    the number that a run printed: each test has that run's kernel
+                   again, and chance goes by it again (default: the number after the
+                   last whole run's that passed)
   LUNBD_VM_SWEEPS  whole: kills, faults and resets at every step, for hours; without
-                   it kills at every fifth or tenth, faults and resets at fewer
+                   it at a fifth of the steps, and at another fifth with the next seed
   LUNBD_VM_CACHE   where packages, kernels and images are kept
                    (default: lunbd-vm in the user's cache directory)";
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Test(arguments) => test(&arguments),
-        Command::Demo => demo::run().map(|()| true),
-        Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
+        Command::Story(arguments) => story::run(&arguments).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -116,16 +137,34 @@ fn main() -> ExitCode {
 
 fn test(arguments: &TestArguments) -> Result<bool> {
     let series = Series::wanted(arguments.all_kernels)?;
-    let mut summary = Summary::new(arguments.each_test || stdout().is_terminal());
-    if !arguments.vm_only {
-        host_suite::run(&mut summary)?;
-    }
-    schedule::run(
+    let mut summary = Summary::new(arguments.each_test || stdout().is_terminal())?;
+    eprintln!(
+        "LUNBD_VM_SEED={} chooses each test's kernel, and the tests of chance go by it",
+        *SEED
+    );
+    let plan = Plan::make(
         &series,
+        arguments.breadth(),
         arguments.filter.as_deref(),
         arguments.refresh,
         &mut summary,
     )?;
-    summary.print();
+    run_all(plan.as_ref(), !arguments.vm_only, &mut summary)?;
+    summary.print()?;
+    if summary.succeeded() && arguments.filter.is_none() && !arguments.vm_only {
+        seed::passed()?;
+    }
     Ok(summary.succeeded())
+}
+
+/// The host's tests run beside the machines: half of their time is spent waiting.
+fn run_all(plan: Option<&Plan>, on_the_host: bool, summary: &mut Summary) -> Result<()> {
+    let summary = &Mutex::new(summary);
+    thread::scope(|scope| {
+        let host = on_the_host.then(|| scope.spawn(|| host_suite::run(summary)));
+        let machines = plan.map_or(Ok(()), |plan| plan.run(summary));
+        let host = host.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+        machines?;
+        host.unwrap_or_else(|_| bail!("the thread of the host's tests died"))
+    })
 }

@@ -1,13 +1,13 @@
 //! The few modules of a kernel that the guest may ask for, and what they need.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::BufWriter;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use object::{Object, ObjectSection};
 
 use crate::decompress;
 use crate::newc::Newc;
@@ -110,20 +110,18 @@ pub(crate) fn recipe() -> String {
 /// Writes the initramfs of `release`'s modules, found unpacked in `tree`, to
 /// `to`; `work` is a directory to do it in.
 pub(crate) fn pack(release: &str, tree: &Path, work: &Path, to: &Path) -> Result<()> {
-    let mut found = BTreeMap::new();
-    index(tree, &mut found)?;
-    let chosen = closure(&found)?;
-    let directory = work.join("lib/modules").join(release);
-    for (path, content) in &chosen {
-        let path = directory.join(path.strip_prefix(tree)?).with_extension("");
-        // foo.ko.xz has lost .xz; foo.ko has lost .ko.
-        let path = if path.extension().is_some() {
-            path
-        } else {
-            path.with_extension("ko")
+    depmod(tree, release)?;
+    let modules = Path::new("lib/modules").join(release);
+    let (from, directory) = (tree.join(&modules), work.join("usr").join(&modules));
+    for module in closure(tree, release)? {
+        let path = directory.join(module.strip_prefix(&from)?);
+        // foo.ko.xz loses .xz.
+        let path = match path.extension() {
+            Some(extension) if extension != "ko" => path.with_extension(""),
+            _ => path,
         };
         fs::create_dir_all(path.parent().context("a module's directory")?)?;
-        fs::write(path, content)?;
+        fs::write(path, decompress::read(&module)?)?;
     }
     // Absent in some kernels; depmod then only warns.
     for list in [
@@ -131,133 +129,68 @@ pub(crate) fn pack(release: &str, tree: &Path, work: &Path, to: &Path) -> Result
         "modules.builtin.modinfo",
         "modules.order",
     ] {
-        copy_if_there(tree, &directory, list)?;
+        copy_if_there(&from, &directory, list)?;
     }
-    let depmod = Command::new("depmod")
-        .arg("-b")
-        .arg(work)
-        .arg(release)
-        .output();
-    let depmod = depmod.context("depmod")?;
-    if !depmod.status.success() {
-        bail!("depmod: {}", String::from_utf8_lossy(&depmod.stderr));
-    }
+    symlink("usr/lib", work.join("lib"))?;
+    depmod(work, release)?;
     // Where only the binary lists come with the kernel, depmod's are empty.
-    if !tree.join("modules.builtin").exists() {
+    if !from.join("modules.builtin").exists() {
         for list in ["modules.builtin.bin", "modules.builtin.alias.bin"] {
-            copy_if_there(tree, &directory, list)?;
+            copy_if_there(&from, &directory, list)?;
         }
     }
     let mut archive = Newc::new(BufWriter::new(File::create(to)?));
     archive.directory("usr", 0o755)?;
-    archive.directory("usr/lib", 0o755)?;
-    add(&mut archive, &work.join("lib/modules"), "usr/lib/modules")?;
+    archive.tree(&work.join("usr"), "usr", |_| true)?;
     archive.finish()?;
     Ok(())
 }
 
-/// Module names with `_` for `-`, as the kernel knows them.
-fn module_name(path: &Path) -> Option<String> {
-    let file = path.file_name()?.to_str()?;
-    let (name, rest) = file.split_once(".ko")?;
-    matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| name.replace('-', "_"))
-}
-
-fn index(directory: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            index(&entry.path(), found)?;
-        } else if let Some(name) = module_name(&entry.path()) {
-            found.insert(name, entry.path());
-        }
+fn depmod(tree: &Path, release: &str) -> Result<()> {
+    let mut depmod = Command::new("depmod");
+    let depmod = depmod.arg("--basedir").arg(tree).arg(release).output();
+    let depmod = depmod.context("depmod")?;
+    if !depmod.status.success() {
+        bail!("depmod: {}", String::from_utf8_lossy(&depmod.stderr));
     }
     Ok(())
 }
 
-fn closure(found: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
-    for name in REQUIRED {
-        if !found.contains_key(*name) {
-            bail!("the kernel has no module {name}");
+/// The files of what is wanted and of what that needs, soft dependencies included.
+fn closure(tree: &Path, release: &str) -> Result<BTreeSet<PathBuf>> {
+    let softdep = tree
+        .join("lib/modules")
+        .join(release)
+        .join("modules.softdep");
+    let mut files = BTreeSet::new();
+    for (names, required) in [(REQUIRED, true), (WANTED, false)] {
+        let mut modprobe = Command::new("modprobe");
+        modprobe.arg("--dirname").arg(tree);
+        modprobe.args(["--set-version", release]);
+        // In place of the configuration of this machine.
+        modprobe.arg("--config").arg(&softdep);
+        modprobe.args(["--all", "--show-depends"]).args(names);
+        let shown = modprobe.output().context("modprobe")?;
+        if required && !shown.status.success() {
+            bail!("modprobe: {}", String::from_utf8_lossy(&shown.stderr));
         }
+        // `insmod PATH OPTIONS`, or `builtin NAME`.
+        let shown = String::from_utf8_lossy(&shown.stdout);
+        let paths = shown
+            .lines()
+            .filter_map(|line| line.strip_prefix("insmod "));
+        files.extend(
+            paths
+                .filter_map(|line| line.split(' ').next())
+                .map(PathBuf::from),
+        );
     }
-    let mut open: Vec<String> = REQUIRED
-        .iter()
-        .chain(WANTED)
-        .map(|name| name.replace('-', "_"))
-        .collect();
-    let mut known: BTreeSet<String> = open.iter().cloned().collect();
-    let mut chosen = BTreeMap::new();
-    while let Some(name) = open.pop() {
-        let Some(path) = found.get(&name) else {
-            continue;
-        };
-        let content = decompress::read(path)?;
-        for needed in needs(&content).with_context(|| name.clone())? {
-            if known.insert(needed.clone()) {
-                open.push(needed);
-            }
-        }
-        chosen.insert(path.clone(), content);
-    }
-    Ok(chosen)
-}
-
-/// What a module's own `.modinfo` says it needs, soft dependencies included.
-fn needs(module: &[u8]) -> Result<Vec<String>> {
-    let elf = object::File::parse(module)?;
-    let section = elf
-        .section_by_name(".modinfo")
-        .context("no .modinfo")?
-        .data()?;
-    let mut needed = Vec::new();
-    for field in section
-        .split(|byte| *byte == 0)
-        .map(String::from_utf8_lossy)
-    {
-        match field.split_once('=') {
-            Some(("depends", names)) => {
-                needed.extend(
-                    names
-                        .split(',')
-                        .filter(|name| !name.is_empty())
-                        .map(str::to_owned),
-                );
-            }
-            Some(("softdep", names)) => {
-                needed.extend(
-                    names
-                        .split_whitespace()
-                        .filter(|name| !name.ends_with(':'))
-                        .map(str::to_owned),
-                );
-            }
-            _ => {}
-        }
-    }
-    Ok(needed
-        .into_iter()
-        .map(|name| name.replace('-', "_"))
-        .collect())
+    Ok(files)
 }
 
 fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
     if from.join(name).exists() {
         fs::copy(from.join(name), to.join(name)).with_context(|| name.to_owned())?;
-    }
-    Ok(())
-}
-
-fn add<W: std::io::Write>(archive: &mut Newc<W>, directory: &Path, name: &str) -> Result<()> {
-    archive.directory(name, 0o755)?;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = format!("{name}/{}", entry.file_name().to_string_lossy());
-        if entry.file_type()?.is_dir() {
-            add(archive, &entry.path(), &name)?;
-        } else {
-            archive.file(&name, 0o644, &fs::read(entry.path())?)?;
-        }
     }
     Ok(())
 }

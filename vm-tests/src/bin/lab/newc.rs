@@ -1,7 +1,10 @@
 //! Writes cpio archives of the "newc" form, which the kernel unpacks as its
 //! initramfs. Needs no root: owners and modes are only numbers here.
 
+use std::fs::{self, DirEntry};
 use std::io::{Result, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
@@ -28,6 +31,34 @@ impl<W: Write> Newc<W> {
 
     pub(crate) fn symlink(&mut self, path: &str, target: &str) -> Result<()> {
         self.entry(path, SYMLINK | 0o777, target.as_bytes())
+    }
+
+    /// All that is in `from` and that `is_wanted`, below `name`, which is in the archive
+    /// already unless it is empty.
+    pub(crate) fn tree(
+        &mut self,
+        from: &Path,
+        name: &str,
+        is_wanted: impl Fn(&str) -> bool + Copy,
+    ) -> Result<()> {
+        let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>>>()?;
+        entries.sort_by_key(DirEntry::file_name);
+        for entry in entries {
+            let below = entry.file_name().to_string_lossy().into_owned();
+            let name = Path::new(name).join(below).to_string_lossy().into_owned();
+            let (path, meta) = (entry.path(), entry.metadata()?);
+            let permissions = meta.permissions().mode() & 0o7777;
+            if !is_wanted(&name) {
+            } else if meta.is_symlink() {
+                self.symlink(&name, &fs::read_link(path)?.to_string_lossy())?;
+            } else if meta.is_dir() {
+                self.directory(&name, permissions)?;
+                self.tree(&path, &name, is_wanted)?;
+            } else {
+                self.file(&name, permissions, &fs::read(path)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Ends the archive; another one may follow it in the same file.

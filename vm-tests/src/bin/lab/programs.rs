@@ -9,34 +9,80 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use vm_tests::job::TestCase;
+use vm_tests::job::{TESTS_PROGRAM, TestCase};
 
 use crate::newc::Newc;
 use crate::run_dir::RunDir;
 use crate::step::step;
 
-/// The guest's programs, built and packed. A boot has the tests that it runs and
-/// no others: all of them are half a gibibyte, and the guest unpacks every byte.
+/// What is built with all features that anything here needs, so that the host's tests
+/// and the guest's programs share one library. Cargo also counts the features of
+/// dev-dependencies when it builds tests, so only `cargo test` shares it.
+pub(crate) const SELECTION: &[&str] = &[
+    "test",
+    "-p",
+    "lunbd",
+    "-p",
+    "lunbd-sys",
+    "-p",
+    "vm-tests",
+    "-p",
+    "vm-bench",
+    "--features",
+    "lunbd/cli,lunbd/metrics,vm-tests/guest",
+];
+
+/// Only boots with a file of these marks in its name have the program: the guest
+/// unpacks every byte.
+const OF_SOME_BOOTS: &[(&str, &[&str])] = &[
+    ("agent", &["reconcile"]),
+    (CRASH_AGENT, &["crash", "reset"]),
+];
+const CRASH_AGENT: &str = "crash-agent";
+
+/// The guest's programs, built and packed.
 pub(crate) struct Programs {
     /// What every boot has.
     base: PathBuf,
-    /// The test programs, by their files' names.
-    of_file: BTreeMap<String, PathBuf>,
-    /// Every test that the programs offer, sorted.
+    of_some_boots: BTreeMap<String, PathBuf>,
+    /// Every VM test, sorted.
     pub(crate) tests: Vec<TestCase>,
 }
 
 impl Programs {
     /// What goes behind the guest's root and modules for a boot that runs tests of
-    /// `files`.
+    /// these files.
     pub(crate) fn images(&self, files: &[&str]) -> Vec<PathBuf> {
-        let wanted = self.of_file.iter();
-        let wanted = wanted.filter(|(file, _)| files.contains(&file.as_str()));
+        let some = self.of_some_boots.iter();
+        let some = some.filter(|(program, _)| is_wanted(program, files));
         std::iter::once(&self.base)
-            .chain(wanted.map(|(_, image)| image))
+            .chain(some.map(|(_, image)| image))
             .cloned()
             .collect()
     }
+
+    /// Builds what only some tests need, if `tests` has one of them.
+    pub(crate) fn build_rest(&mut self, tests: &[TestCase], run_dir: &RunDir) -> Result<()> {
+        let files: Vec<&str> = tests.iter().map(|test| test.file.as_str()).collect();
+        if !is_wanted(CRASH_AGENT, &files) {
+            return Ok(());
+        }
+        let crash_points = ["build", "-p", "vm-tests", "--features", "crash-points"];
+        let built = cargo(&[&crash_points[..], &["--bin", CRASH_AGENT]].concat())?;
+        let executable = built.get(&("bin".to_owned(), CRASH_AGENT.to_owned()));
+        let executable = executable.context("cargo built no crash-agent")?;
+        let path = format!("usr/local/bin/{CRASH_AGENT}");
+        let image = archive(run_dir, CRASH_AGENT, &[(path, executable)])?;
+        self.of_some_boots.insert(CRASH_AGENT.to_owned(), image);
+        Ok(())
+    }
+}
+
+fn is_wanted(program: &str, files: &[&str]) -> bool {
+    let marks = OF_SOME_BOOTS.iter().find(|(name, _)| *name == program);
+    let marks = marks.map_or(&[] as &[&str], |(_, marks)| marks);
+    let is_marked = |file: &&str| marks.iter().any(|mark| file.contains(mark));
+    files.iter().any(is_marked)
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,36 +100,10 @@ struct Target {
 
 pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     eprintln!("building what runs in the guest");
-    let mut built = cargo(&[
-        "test",
-        "--no-run",
-        "-p",
-        "vm-tests",
-        "--features",
-        "guest",
-        "--test",
-        "*",
-    ])?;
-    built.extend(cargo(&[
-        "build",
-        "-p",
-        "lunbd",
-        "--features",
-        "cli",
-        "--bin",
-        "lunbd",
-    ])?);
-    built.extend(cargo(&[
-        "build",
-        "-p",
-        "vm-tests",
-        "--features",
-        "crash-points",
-        "--bin",
-        "crash-agent",
-    ])?);
-    // The bench has a quicker one, and every boot unpacks what it is given.
-    built.remove(&("bin".to_owned(), "compare".to_owned()));
+    // Cargo builds a package's programs for its tests; so it does `lunbd` for the
+    // test of the command line.
+    let tests = ["--no-run", "--test", "guest", "--test", "command_line"];
+    let built = cargo(&[SELECTION, &tests].concat())?;
     step("packing it", || {
         let mut programs = pack(&built, run_dir)?;
         programs.tests = list_tests(&built)?;
@@ -91,15 +111,14 @@ pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     })
 }
 
-/// What the bench runs, with the optimisations that the programs beside it
-/// have too.
-pub(crate) fn build_for_bench(run_dir: &RunDir) -> Result<Programs> {
+/// `program` of `package` with the `lunbd` command, both optimised.
+pub(crate) fn build_for_story(run_dir: &RunDir, package: &str, program: &str) -> Result<Programs> {
     eprintln!("building what runs in the guest");
-    let release = ["build", "--release", "-p"];
-    let guest = ["vm-tests", "--features", "guest", "--bin", "init"];
-    let mut built = cargo(&[&release[..], &guest, &["--bin", "compare"]].concat())?;
-    let command = ["lunbd", "--features", "cli", "--bin", "lunbd"];
-    built.extend(cargo(&[&release[..], &command].concat())?);
+    let features = format!("{package}/guest,lunbd/cli");
+    let packages = ["-p", "lunbd", "-p", "vm-tests", "-p", package];
+    let programs = ["--bin", "lunbd", "--bin", "init", "--bin", program];
+    let release = ["build", "--release", "--features", &features];
+    let built = cargo(&[&release[..], &packages, &programs].concat())?;
     step("packing it", || pack(&built, run_dir))
 }
 
@@ -110,7 +129,8 @@ pub(crate) fn cargo_command() -> Command {
     // Set by cargo for what it runs, so the lab builds with the same cargo.
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        // The workspace's root: elsewhere `cargo test` is another package's.
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .stdin(Stdio::null());
     // `cargo run` sets these for the lab's own package; build scripts that see
     // them change would run again.
@@ -146,35 +166,41 @@ fn cargo(arguments: &[&str]) -> Result<Built> {
         .collect())
 }
 
-/// Lists no tests: who packs for the bench has none.
+/// Lists no tests: a story has none.
 fn pack(built: &Built, run_dir: &RunDir) -> Result<Programs> {
-    let base = run_dir.join("programs.cpio");
-    let mut of_every_boot = Newc::new(BufWriter::new(File::create(&base)?));
-    let mut of_file = BTreeMap::new();
+    let mut of_every_boot = Vec::new();
+    let mut of_some_boots = BTreeMap::new();
     for ((kind, name), executable) in built {
         let path = match (kind.as_str(), name.as_str()) {
             ("bin", "init") => "init".to_owned(),
-            ("bin", "agent" | "story" | "compare" | "crash-agent" | "lunbd") => {
+            ("bin", "agent" | "story" | "compare" | "lunbd") => {
                 format!("usr/local/bin/{name}")
             }
-            ("test", name) => {
-                let image = run_dir.join(&format!("test-{name}.cpio"));
-                let mut archive = Newc::new(BufWriter::new(File::create(&image)?));
-                archive.file(&format!("tests/{name}"), 0o755, &stripped(executable)?)?;
-                archive.finish()?;
-                of_file.insert(name.to_owned(), image);
-                continue;
-            }
+            ("test", "guest") => TESTS_PROGRAM.trim_start_matches('/').to_owned(),
             _ => continue,
         };
-        of_every_boot.file(&path, 0o755, &stripped(executable)?)?;
+        if OF_SOME_BOOTS.iter().any(|(program, _)| program == name) {
+            let image = archive(run_dir, name, &[(path, executable)])?;
+            of_some_boots.insert(name.clone(), image);
+        } else {
+            of_every_boot.push((path, executable));
+        }
     }
-    of_every_boot.finish()?;
     Ok(Programs {
-        base,
-        of_file,
+        base: archive(run_dir, "programs", &of_every_boot)?,
+        of_some_boots,
         tests: Vec::new(),
     })
+}
+
+fn archive(run_dir: &RunDir, name: &str, files: &[(String, &PathBuf)]) -> Result<PathBuf> {
+    let image = run_dir.join(&format!("{name}.cpio"));
+    let mut archive = Newc::new(BufWriter::new(File::create(&image)?));
+    for (path, executable) in files {
+        archive.file(path, 0o755, &stripped(executable)?)?;
+    }
+    archive.finish()?;
+    Ok(image)
 }
 
 /// Without debug sections, which are most of the program: a panic names its
@@ -199,33 +225,28 @@ fn stripped(executable: &Path) -> Result<Vec<u8>> {
     fs::read(&small).with_context(|| small.display().to_string())
 }
 
-/// Asks each test program for its tests; listing runs none of them.
+/// Asks the test program for its tests; listing runs none of them.
 fn list_tests(built: &Built) -> Result<Vec<TestCase>> {
-    let mut tests = Vec::new();
-    for ((kind, file), executable) in built {
-        if kind != "test" {
-            continue;
-        }
-        let output = Command::new(executable)
-            .args(["--list", "--format", "terse"])
-            .output();
-        let output = output.with_context(|| executable.display().to_string())?;
-        if !output.status.success() {
-            bail!("{} --list: {}", executable.display(), output.status);
-        }
-        tests.extend(parse_test_list(
-            file,
-            &String::from_utf8_lossy(&output.stdout),
-        ));
+    let executable = built
+        .get(&("test".to_owned(), "guest".to_owned()))
+        .context("cargo built no program of VM tests")?;
+    let output = Command::new(executable)
+        .args(["--list", "--format", "terse"])
+        .output();
+    let output = output.with_context(|| executable.display().to_string())?;
+    if !output.status.success() {
+        bail!("{} --list: {}", executable.display(), output.status);
     }
+    let mut tests = parse_test_list(&String::from_utf8_lossy(&output.stdout));
     tests.sort();
     Ok(tests)
 }
 
-fn parse_test_list(file: &str, list: &str) -> Vec<TestCase> {
+/// libtest's names are `module::name`, and each file is a module.
+fn parse_test_list(list: &str) -> Vec<TestCase> {
     list.lines()
-        .filter_map(|line| line.strip_suffix(": test"))
-        .map(|name| TestCase {
+        .filter_map(|line| line.strip_suffix(": test")?.split_once("::"))
+        .map(|(file, name)| TestCase {
             file: file.to_owned(),
             name: name.to_owned(),
         })
@@ -237,26 +258,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_boot_has_the_agents_only_where_its_tests_need_them() {
+        assert!(is_wanted("agent", &["attach", "iscsi_reconcile"]));
+        assert!(!is_wanted("agent", &["attach", "iscsi_crash"]));
+        assert!(is_wanted(CRASH_AGENT, &["own_boot_reset_mpath_nbd"]));
+        assert!(!is_wanted(CRASH_AGENT, &["iscsi_reconcile", "lab"]));
+    }
+
+    #[test]
     fn the_list_of_tests_leaves_benchmarks_out() {
         let tests = parse_test_list(
-            "attach",
-            "one_lun: test\nmany::luns: test\nspeed: benchmark\n",
+            "attach::one_lun: test\nattach::many::luns: test\nattach::speed: benchmark\n",
         );
         let ids: Vec<String> = tests.iter().map(TestCase::id).collect();
         assert_eq!(ids, ["attach::one_lun", "attach::many::luns"]);
+        assert_eq!(tests[1].file, "attach");
     }
 
-    /// One that is not listed in Cargo.toml is never built, and so never red.
+    /// A file that is no module is never built, and so its tests never fail.
     #[test]
-    fn each_file_of_tests_is_one_that_cargo_builds() {
-        let manifest = include_str!("../../../Cargo.toml");
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    fn each_file_of_tests_is_a_module_of_the_program() {
+        let program = include_str!("../../../tests/guest/main.rs");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest");
         let mut count = 0;
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().unwrap().to_str().unwrap();
-            let listed = format!("[[test]]\nname = \"{name}\"\n");
-            assert!(manifest.contains(&listed), "{name} is not in Cargo.toml");
+            let module = format!("\nmod {name};\n");
+            assert!(
+                name == "main" || program.contains(&module),
+                "main.rs has no line for {name}"
+            );
             count += 1;
         }
         assert!(count > 40, "{count}");

@@ -1,39 +1,32 @@
 //! The machine: one recipe for every boot.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
-use std::time::SystemTime;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
 
 use crate::accel::Accel;
+use crate::cost;
 use crate::kernel::Series;
+use crate::seed::SEED;
 
 const PROGRAM: &str = "qemu-system-x86_64";
-
-/// What the tests of chance go by: `LUNBD_VM_SEED`, or the clock. Printed by who runs
-/// tests, also where a machine ends under one.
-pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
-    let given = std::env::var("LUNBD_VM_SEED").ok();
-    given.and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        now.map_or(1, |now| now.as_secs())
-    })
-});
 
 /// How much the kernel says on its console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Console {
     /// Troubles only: each character costs time under emulation.
     Quiet,
+    /// Warnings too: of a boot that ends in a reset nothing else is left.
+    Warnings,
     /// Everything from the first moment, to show where a boot ends.
     Verbose,
 }
 
 /// A QEMU that ends when this is dropped, and when the lab is killed.
-pub(crate) struct Machine(pub(crate) Child);
+pub(crate) struct Machine(Child);
 
 impl Machine {
     /// The console goes to the file `console`, the second serial port to the
@@ -90,6 +83,21 @@ impl Machine {
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         child.map(Self).context("setpriv (util-linux)")
     }
+
+    /// The lines that the guest writes to its second serial port; to be had once.
+    pub(crate) fn reports(&mut self) -> Result<ChildStdout> {
+        self.0.stdout.take().context("QEMU's output")
+    }
+
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.0.kill().context("QEMU")
+    }
+
+    /// Waits for it to end; also says how much processor time it took.
+    pub(crate) fn wait(mut self) -> Result<(ExitStatus, Duration)> {
+        let processor = cost::processor_time_once_ended(self.0.id()).context("QEMU")?;
+        Ok((self.0.wait().context("QEMU")?, processor))
+    }
 }
 
 impl Drop for Machine {
@@ -102,6 +110,7 @@ impl Drop for Machine {
 fn kernel_parameters(series: Series, verbosity: Console) -> String {
     let verbosity = match verbosity {
         Console::Quiet => "quiet",
+        Console::Warnings => "loglevel=5",
         Console::Verbose => "earlyprintk=serial ignore_loglevel",
     };
     let seed = *SEED;

@@ -34,11 +34,6 @@ impl RunDir {
         self.path.join(name)
     }
 
-    /// A file beside the runs' directories, which the next run leaves alone.
-    pub(crate) fn kept(&self, name: &str) -> PathBuf {
-        self.path.with_file_name(name)
-    }
-
     /// Writes a log that is kept, and returns its path.
     pub(crate) fn keep_log(&self, name: &str, content: &str) -> Result<PathBuf> {
         let file: String = name

@@ -1,6 +1,5 @@
 //! Which machine runs which tests.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,62 +11,99 @@ use vm_tests::job::{Job, Outcome, Report, TOLD, TestCase};
 use crate::accel::Accel;
 use crate::boot::{self, Setup};
 use crate::cache::Cache;
+use crate::choice::{self, Breadth};
+use crate::cost::Meter;
 use crate::debian::Mirrors;
-use crate::expected_skips;
 use crate::kernel::{self, Kernel, Series};
+use crate::programs::{self, Programs};
 use crate::run_dir::RunDir;
 use crate::summary::{Remains, Summary};
 use crate::units::{self, Unit};
-use crate::{guest_root, modules, programs, qemu};
+use crate::{expected_skips, guest_root, harmless, modules};
 
 /// What a machine takes of the host's memory: its guest's 2 GiB, what the emulator
 /// keeps of translated code, and some to spare.
 const MACHINE_BYTES: u64 = 4 << 30;
 
-/// Runs the VM tests whose id contains `filter` on every kernel of `series`.
-pub(crate) fn run(
-    series: &[Series],
-    filter: Option<&str>,
-    refresh: bool,
-    summary: &mut Summary,
-) -> Result<()> {
-    let run_dir = RunDir::create()?;
-    let programs = programs::build(&run_dir)?;
-    let wanted = |test: &&TestCase| filter.is_none_or(|filter| test.id().contains(filter));
-    let tests: Vec<TestCase> = programs.tests.iter().filter(wanted).cloned().collect();
-    if tests.is_empty() {
-        summary.add_broken(format!(
-            "no VM test's name contains {:?}",
-            filter.unwrap_or_default()
-        ));
-        return Ok(());
-    }
-    eprintln!(
-        "LUNBD_VM_SEED={} is what the tests of chance go by",
-        *qemu::SEED
-    );
-    let (root, kernels) = prepare(series, refresh)?;
-    let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
-    for kernel in &kernels {
-        summary.expect(kernel.series, &tests);
-    }
-    let summary = &Mutex::new(summary);
-    let units = units::of(&tests);
-    let queue: Vec<(&Unit, &Kernel)> = units
-        .iter()
-        .flat_map(|unit| kernels.iter().map(move |kernel| (unit, kernel)))
-        .collect();
-    side_by_side(&queue, |seat, unit, kernel| {
-        let setup = Setup {
-            kernel,
-            root: &root,
-            programs: &programs,
+/// The VM tests of a run, built and with the machines' parts ready.
+pub(crate) struct Plan {
+    programs: Programs,
+    root: guest_root::Root,
+    kernels: Vec<Kernel>,
+    /// Of each kernel.
+    units: Vec<Vec<Unit>>,
+    accel: Accel,
+    run_dir: RunDir,
+}
+
+impl Plan {
+    /// Builds the VM tests whose id contains `filter`, and chooses which of them run on
+    /// which kernel of `series`; `None` where no test is named so.
+    pub(crate) fn make(
+        series: &[Series],
+        breadth: Breadth,
+        filter: Option<&str>,
+        refresh: bool,
+        summary: &mut Summary,
+    ) -> Result<Option<Self>> {
+        let run_dir = RunDir::create()?;
+        let meter = Meter::start()?;
+        let mut programs = programs::build(&run_dir)?;
+        for name in expected_skips::stale(&programs.tests) {
+            summary.add_broken(format!(
+                "vm-tests/expected-skips lists {name}, which is no test"
+            ));
+        }
+        let wanted = |test: &&TestCase| filter.is_none_or(|filter| test.id().contains(filter));
+        let tests: Vec<TestCase> = programs.tests.iter().filter(wanted).cloned().collect();
+        if tests.is_empty() {
+            summary.add_broken(format!(
+                "no VM test's name contains {:?}",
+                filter.unwrap_or_default()
+            ));
+            return Ok(None);
+        }
+        programs.build_rest(&tests, &run_dir)?;
+        summary.costs.add("programs of the guest", meter.stop()?);
+        let meter = Meter::start()?;
+        let (root, kernels) = prepare(series, refresh)?;
+        let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
+        summary.costs.add("packages and kernels", meter.stop()?);
+        let choices = choice::choose(&tests, series, breadth, expected_skips::reason);
+        for (series, choice) in series.iter().zip(&choices) {
+            summary.expect(*series, &choice.booted);
+            for (test, reason) in &choice.skipped {
+                let outcome = Outcome::Skipped((*reason).to_owned());
+                summary.add_vm_test(*series, &test.id(), &outcome, true, 0, None);
+            }
+        }
+        let units = choices.iter().map(|choice| units::of(&choice.booted));
+        Ok(Some(Self {
+            programs,
+            root,
+            kernels,
+            units: units.collect(),
             accel,
-            run_dir: &run_dir,
-            seat,
-        };
-        run_until_done(&setup, unit, summary)
-    })
+            run_dir,
+        }))
+    }
+
+    pub(crate) fn run(&self, summary: &Mutex<&mut Summary>) -> Result<()> {
+        let queue = units::in_turn(&self.units).into_iter();
+        let queue: Vec<(&Unit, &Kernel)> =
+            queue.map(|(at, unit)| (unit, &self.kernels[at])).collect();
+        side_by_side(&queue, |seat, unit, kernel| {
+            let setup = Setup {
+                kernel,
+                root: &self.root,
+                programs: &self.programs,
+                accel: self.accel,
+                run_dir: &self.run_dir,
+                seat,
+            };
+            run_until_done(&setup, unit, summary)
+        })
+    }
 }
 
 /// Runs the units on as many machines as this one carries. The threads live as long
@@ -134,7 +170,6 @@ pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::R
 fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>) -> Result<()> {
     let mut tests = unit.tests.clone();
     let series = setup.kernel.series;
-    let mut again = BTreeSet::new();
     while !tests.is_empty() {
         let job = Job {
             modules: modules::LOADED_AT_BOOT
@@ -149,7 +184,16 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         eprintln!("booting {series} ({:?})", setup.accel);
         let report_to = |report| on_report(setup, report, &mut tests, summary);
         let ended = boot::boot(setup, &job, report_to)?;
+        lock(summary).add_boot(series, ended.attempts, ended.cost);
         let Some(first) = tests.first().cloned() else {
+            // The last test is over, and what came after it is nobody's.
+            if !ended.done {
+                let why = format!(
+                    "{series}: the boot's end after its last test: {}",
+                    ended.why
+                );
+                lock(summary).add_broken(why);
+            }
             break;
         };
         if ended.done && tests.len() < before {
@@ -162,12 +206,8 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
             ended.why, ended.console
         );
         let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
-        if setup.accel == Accel::Tcg && ended.died_of_its_own_patch() && again.insert(id.clone()) {
-            println!(
-                "AGAIN            {series:<6} {id}: the emulated machine met an instruction that \
-                 its kernel was done replacing, and died of it\n     log: {}",
-                log.display()
-            );
+        let is_the_emulators = setup.accel == Accel::Tcg && ended.died_of_its_own_patch();
+        if is_the_emulators && lock(summary).may_run_again(series, &id, &log) {
             continue;
         }
         let outcome = match (ended.panicked(), ended.running.is_some()) {
@@ -194,8 +234,16 @@ fn on_report(
 ) -> Result<()> {
     let series = setup.kernel.series;
     match report {
-        Report::Booted { release, uptime_ms } => {
+        Report::Booted {
+            release,
+            uptime_ms,
+            alarms,
+        } => {
             eprintln!("{release} is up, {uptime_ms} ms after its start");
+            for defect in harmless::defects(series, &alarms) {
+                let why = format!("{series} logged as it booted: {defect}");
+                lock(summary).add_broken(why);
+            }
         }
         Report::Finished {
             test,
@@ -203,8 +251,11 @@ fn on_report(
             millis,
             output,
             kernel_log,
+            alarms,
         } => {
-            let expected = expected_skips::is_expected(series, &test);
+            let defects = harmless::defects(series, &alarms);
+            let outcome = judged(outcome, expected_skips::reason(series, &test), &defects);
+            let expected = expected_skips::reason(series, &test).is_some();
             let fine = match outcome {
                 Outcome::Passed => true,
                 Outcome::Skipped(_) => expected,
@@ -242,7 +293,51 @@ fn on_report(
     Ok(())
 }
 
-fn lock<'a, 'b>(summary: &'a Mutex<&'b mut Summary>) -> MutexGuard<'a, &'b mut Summary> {
+/// The outcome with what the guest does not know: what its kernel must not log, and
+/// that the test is listed as one that cannot run there.
+fn judged(outcome: Outcome, known_skip: Option<&str>, defects: &[&str]) -> Outcome {
+    let why = match (&outcome, known_skip) {
+        (Outcome::Passed, Some(_)) => {
+            Some("it passed, though vm-tests/expected-skips lists it".to_owned())
+        }
+        (Outcome::Failed(why), _) => Some(why.clone()),
+        _ => None,
+    };
+    let logged = defects.first().map(|first| {
+        let count = defects.len();
+        format!("the kernel logged {count} lines of a defect, first: {first}")
+    });
+    let whys: Vec<String> = why.into_iter().chain(logged).collect();
+    if whys.is_empty() || matches!(outcome, Outcome::TimedOut | Outcome::GuestPanicked) {
+        return outcome;
+    }
+    Outcome::Failed(whys.join("; "))
+}
+
+pub(crate) fn lock<'a, 'b>(summary: &'a Mutex<&'b mut Summary>) -> MutexGuard<'a, &'b mut Summary> {
     // A thread that died between two counts has left both whole.
     summary.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_passes_only_where_its_kernel_logged_no_defect_and_no_skip_is_known() {
+        let failed = |outcome| matches!(outcome, Outcome::Failed(_));
+        let warning = ["WARNING: at x.c:1"];
+        let skip = || Outcome::Skipped("old".into());
+        assert_eq!(judged(Outcome::Passed, None, &[]), Outcome::Passed);
+        assert!(failed(judged(Outcome::Passed, None, &warning)));
+        assert!(failed(judged(Outcome::Passed, Some("old"), &[])));
+        assert_eq!(judged(skip(), Some("old"), &[]), skip());
+        assert!(failed(judged(skip(), Some("old"), &warning)));
+        let both = judged(Outcome::Failed("panicked".into()), None, &warning);
+        let Outcome::Failed(why) = both else {
+            panic!("{both:?}");
+        };
+        assert!(why.starts_with("panicked; the kernel logged 1 "), "{why}");
+        assert!(why.ends_with(warning[0]), "{why}");
+    }
 }

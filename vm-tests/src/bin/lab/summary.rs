@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anyhow::Result;
 use vm_tests::job::{Outcome, TestCase};
 
+use crate::cost::{Cost, Costs};
 use crate::kernel::Series;
+use crate::seed::SEED;
 
 /// One column of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,14 +95,25 @@ pub(crate) struct Summary {
     files: BTreeMap<(Series, String), OfFile>,
     /// Reasons to fail that are no test: a suite that did not build.
     broken: Vec<String>,
+    pub(crate) costs: Costs,
+    boots: usize,
+    /// Boots that did not come up, and were tried again.
+    repeated_boots: usize,
+    /// Tests that were run again, each with its kernel.
+    again: Vec<String>,
 }
 
 impl Summary {
-    pub(crate) fn new(each_test: bool) -> Self {
-        Self {
+    /// A run may have so many tests that run again because the emulator killed their
+    /// kernel.
+    const MOST_AGAIN: usize = 2;
+
+    pub(crate) fn new(each_test: bool) -> Result<Self> {
+        Ok(Self {
             each_test,
+            costs: Costs::of_this_process()?,
             ..Self::default()
-        }
+        })
     }
 
     pub(crate) fn shows_each_test(&self) -> bool {
@@ -190,9 +204,31 @@ impl Summary {
         }
     }
 
-    /// A failure that is no test's.
+    /// A failure that is no test's; said once.
     pub(crate) fn add_broken(&mut self, why: String) {
-        self.broken.push(why);
+        if !self.broken.contains(&why) {
+            self.broken.push(why);
+        }
+    }
+
+    pub(crate) fn add_boot(&mut self, series: Series, attempts: usize, cost: Cost) {
+        self.boots += 1;
+        self.repeated_boots += attempts - 1;
+        self.costs.add(&format!("machines of {series}"), cost);
+    }
+
+    /// Whether a test whose kernel the emulator killed may run again.
+    pub(crate) fn may_run_again(&mut self, series: Series, test: &str, log: &Path) -> bool {
+        if self.again.len() == Self::MOST_AGAIN {
+            return false;
+        }
+        self.again.push(format!("{series} {test}"));
+        println!(
+            "AGAIN            {series:<6} {test}: the emulated machine met an instruction that \
+             its kernel was done replacing, and died of it\n     log: {}",
+            log.display()
+        );
+        true
     }
 
     pub(crate) fn succeeded(&self) -> bool {
@@ -200,7 +236,7 @@ impl Summary {
     }
 
     /// The table, and the one line that ends the run.
-    pub(crate) fn print(&self) {
+    pub(crate) fn print(&self) -> Result<()> {
         println!();
         for (row, counts) in &self.rows {
             let shown: Vec<String> = Count::ALL
@@ -217,7 +253,26 @@ impl Summary {
         for why in &self.broken {
             println!("broken       {why}");
         }
+        for line in self.costs.lines()? {
+            println!("{line}");
+        }
+        println!("{}", self.boots_line());
+        for test in &self.again {
+            println!("AGAIN        {test}");
+        }
+        println!("LUNBD_VM_SEED={}", *SEED);
         println!("{}", self.last_line());
+        Ok(())
+    }
+
+    fn boots_line(&self) -> String {
+        format!(
+            "{} boots, {} of them repeated, {} of at most {} tests run again",
+            self.boots,
+            self.repeated_boots,
+            self.again.len(),
+            Self::MOST_AGAIN
+        )
     }
 
     fn last_line(&self) -> String {
@@ -326,6 +381,21 @@ mod tests {
         );
         let lines: Vec<String> = (0..40).map(|line| line.to_string()).collect();
         assert_eq!(telling(&lines.join("\n")), lines[24..]);
+    }
+
+    #[test]
+    fn two_tests_of_a_run_may_run_again_and_no_third() {
+        let mut summary = Summary::default();
+        let log = Path::new("log");
+        assert!(summary.may_run_again(Series::V6_1, "lab::x", log));
+        assert!(summary.may_run_again(Series::V6_1, "lab::x", log));
+        assert!(!summary.may_run_again(Series::Newest, "lab::y", log));
+        summary.add_boot(Series::V6_1, 1, Cost::default());
+        summary.add_boot(Series::V6_1, 3, Cost::default());
+        assert_eq!(
+            summary.boots_line(),
+            "2 boots, 2 of them repeated, 2 of at most 2 tests run again"
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ const OWN_BOOT: &str = "own_boot_";
 
 /// How many tests share a boot, at least, before the next file gets another: few
 /// enough that no machine is waited for while the others have nothing left to do,
-/// and enough to be worth a boot.
-const WORTH_A_BOOT: usize = 15;
+/// and enough to be worth a boot, which costs about as much as three tests.
+const WORTH_A_BOOT: usize = 25;
 
 /// Tests that one machine runs, one after the other.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,18 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     own.into_iter().chain(shared).collect()
 }
 
+/// All units, each with the place of its kernel: the kernels take turns, so that those
+/// that are best begun early are begun early on each.
+pub(crate) fn in_turn(of_kernels: &[Vec<Unit>]) -> Vec<(usize, &Unit)> {
+    let most = of_kernels.iter().map(Vec::len).max().unwrap_or(0);
+    (0..most)
+        .flat_map(|turn| {
+            let kernels = of_kernels.iter().enumerate();
+            kernels.filter_map(move |(kernel, units)| Some((kernel, units.get(turn)?)))
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,17 +70,25 @@ mod tests {
 
     #[test]
     fn files_share_boots_and_none_is_split_or_forgotten() {
-        let files = [("attach", 10), ("detach", 10), ("hub", 2), ("nbd", 3)];
+        let files = [("attach", 20), ("detach", 10), ("hub", 2), ("nbd", 3)];
         let tests: Vec<TestCase> = files
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
         let units = of(&tests);
         let counts: Vec<usize> = units.iter().map(|unit| unit.tests.len()).collect();
-        assert_eq!(counts, [20, 5]);
+        assert_eq!(counts, [30, 5]);
         assert!(units.iter().all(|unit| !unit.own_boot));
         let together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         assert_eq!(together, tests);
+    }
+
+    #[test]
+    fn kernels_take_turns_until_none_has_a_unit_left() {
+        let units = [of(&file("own_boot_storm", 3)), of(&file("nbd", 2))];
+        let queue = in_turn(&units);
+        let kernels: Vec<usize> = queue.iter().map(|(kernel, _)| *kernel).collect();
+        assert_eq!(kernels, [0, 1, 0, 0]);
     }
 
     #[test]

@@ -1,0 +1,109 @@
+//! How many volumes one change of the file may detach.
+
+use std::str::FromStr;
+
+use lunbd::reconcile::{Desired, Plan, Step, StepKind};
+use lunbd::{Error, ErrorKind, Result};
+
+/// With fewer volumes than these each of them may be detached at once.
+const FEW: usize = 4;
+
+/// How many volumes a plan may detach: half of them, where nothing else is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DetachLimit {
+    /// So many.
+    Count(usize),
+    /// Every volume.
+    All,
+}
+
+impl FromStr for DetachLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let count = text.parse().map(Self::Count);
+        count.map_err(|_| "expected a number of volumes, or all".to_owned())
+    }
+}
+
+/// Refuses a plan that detaches more of the `known` volumes than it may. Those whose
+/// detach was begun before are not among them.
+///
+/// # Errors
+/// `InvalidInput`, naming the volumes.
+pub(crate) fn check(
+    plan: &Plan,
+    desired: &Desired,
+    known: usize,
+    limit: Option<DetachLimit>,
+) -> Result<()> {
+    let is_going =
+        |step: &&Step| step.kind == StepKind::Finish && desired.get(&step.volume).is_none();
+    let going = plan.steps.iter().filter(is_going).count();
+    let known = known.saturating_sub(going);
+    let detached = plan
+        .steps
+        .iter()
+        .filter(|step| step.kind == StepKind::Detach);
+    check_names(detached.map(|step| step.volume.as_str()), known, limit)
+}
+
+fn check_names<'a>(
+    detached: impl Iterator<Item = &'a str>,
+    known: usize,
+    limit: Option<DetachLimit>,
+) -> Result<()> {
+    let names: Vec<&str> = detached.collect();
+    let most = match limit {
+        Some(DetachLimit::All) => return Ok(()),
+        Some(DetachLimit::Count(count)) => count,
+        None if known < FEW => return Ok(()),
+        None => known / 2,
+    };
+    if names.len() <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "the file would detach {} of {known} volumes: {}; if that is meant, give \
+         --allow-detach {} or --allow-detach all",
+        names.len(),
+        names.join(", "),
+        names.len()
+    );
+    Err(Error::new(ErrorKind::InvalidInput, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(count: usize, known: usize, limit: Option<DetachLimit>) -> Result<()> {
+        let names: Vec<String> = (0..count).map(|number| format!("v{number}")).collect();
+        check_names(names.iter().map(String::as_str), known, limit)
+    }
+
+    #[test]
+    fn more_than_half_of_at_least_four_volumes_are_refused_and_named() {
+        for (count, known) in [(0, 0), (3, 3), (2, 4), (2, 5), (50, 100)] {
+            assert!(check(count, known, None).is_ok(), "{count} of {known}");
+        }
+        for (count, known) in [(3, 4), (4, 4), (3, 5), (51, 100)] {
+            let error = check(count, known, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("v0, v1, v2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_caller_says_how_many_volumes_may_be_detached() {
+        let limit = |text: &str| Some(text.parse::<DetachLimit>().unwrap());
+        assert!(check(4, 4, limit("all")).is_ok());
+        assert!(check(4, 4, limit("4")).is_ok());
+        assert!(check(4, 4, limit("3")).is_err());
+        assert!(check(1, 1, limit("0")).is_err());
+        assert!("most".parse::<DetachLimit>().is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! An attach of what is attached already.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::{AttachRequest, Attachment};
+use crate::engine::phases::Phases;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdUri};
+use crate::kernel::worker;
+use crate::nbd::{Link, NbdDevice};
+
+impl Engine {
+    /// What is attached already, proven again.
+    pub(super) fn nbd_again(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
+            let found = device.index();
+            let message =
+                format!("backend id {backend} is attached as nbd{found}, not as nbd{index}");
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        if request.nbd.read_only && !device.disk().read_only()? {
+            let found = device.index();
+            let message = format!(
+                "backend id {backend} is attached as nbd{found}, which is writable, and is wanted \
+                 read-only: detach it first"
+            );
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        if let Some(wanted) = request.nbd.block_size {
+            device.require_block_size(wanted)?;
+        }
+        self.require_source(device, uri, backend)?;
+        phases.enter(Stage::Probe);
+        self.require_answer(device, backend, deadline)?;
+        let mut watch = self.hub().watch(&device.index().name());
+        let mut attachment = self.prove_nbd(device, request, &mut watch, phases, deadline)?;
+        attachment.changed = false;
+        Ok(attachment)
+    }
+
+    /// The device is not known to be of another source than `uri`: by this process, or by
+    /// an id that is a URI itself.
+    fn require_source(&self, device: &NbdDevice, uri: &NbdUri, backend: &BackendId) -> Result<()> {
+        let index = device.index();
+        let is_its_own = |link: &&Link| link.backend == *backend;
+        let links = self.links_beside(device);
+        let link = links.get(&index).filter(is_its_own);
+        let source = match link {
+            Some(link) => Some(link.uri.clone()),
+            None => backend.as_str().parse().ok(),
+        };
+        let Some(other) = source.filter(|source| source != uri) else {
+            return Ok(());
+        };
+        let message = format!(
+            "backend id {backend} is attached as nbd{index} from {other}, not from {uri}: detach \
+             it first, or give this source another id"
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// The device answers a read.
+    fn require_answer(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        deadline: Deadline,
+    ) -> Result<()> {
+        /// Of a device whose connections here have ended: another process may have brought
+        /// it others.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let index = device.index();
+        let dead = |link: &Link| link.backend == *backend && link.is_dead();
+        let is_dead = self.links_beside(device).get(&index).is_some_and(dead);
+        let (disk, roots) = (device.disk().clone(), self.roots().clone());
+        let read = worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?;
+        let limit = if is_dead { PATIENCE } else { Duration::MAX };
+        let answer = read.wait(Deadline::after(deadline.remaining().min(limit)));
+        answer.unwrap_or_else(|| {
+            let error = if is_dead {
+                let message = format!(
+                    "nbd{index} is attached, and its connections have ended: heal it, or detach it"
+                );
+                Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+            } else {
+                let what = format!(
+                    "a read of nbd{index}, which is attached already: its connections may be \
+                     dead, and a heal replaces those"
+                );
+                Error::timed_out(Stage::Probe, deadline.elapsed(), &what)
+            };
+            Err(error.with_last_seen(device.disk().describe()))
+        })
+    }
+}

@@ -1,0 +1,81 @@
+#![cfg(feature = "metrics")]
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+use super::*;
+use crate::kernel::Roots;
+
+/// A disk without a holder and without a node.
+fn engine_with_a_disk() -> (tempfile::TempDir, Engine) {
+    let machine = tempfile::tempdir().unwrap();
+    let device = "sys/devices/1:0:0:4";
+    for (file, text) in [
+        (&*format!("{device}/type"), "0\n"),
+        (&format!("{device}/block/sdb/dev"), "8:16\n"),
+        ("proc/self/mountinfo", ""),
+    ] {
+        let path = machine.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let bus = machine.path().join("sys/bus/scsi/devices");
+    std::fs::create_dir_all(&bus).unwrap();
+    std::os::unix::fs::symlink(machine.path().join(device), bus.join("1:0:0:4")).unwrap();
+    let engine = Engine::start(Roots::below(machine.path())).unwrap();
+    (machine, engine)
+}
+
+#[test]
+fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
+    let (_machine, engine) = engine_with_a_disk();
+    let device = ScsiDevice::all(engine.roots()).unwrap().pop().unwrap();
+    let not_listed = Evidence::NotListed {
+        through: device.hctl(),
+        listed: 2,
+    };
+    let not_supported = Evidence::NotSupported { command: "INQUIRY" };
+    let nobody = |_: &Identity, _| None;
+    let volume = |_: &Identity, _| Some("pvc-1".parse().unwrap());
+    let acts: [(&Evidence, Owner<'_>); 4] = [
+        (&not_listed, &nobody),
+        (&not_listed, &volume),
+        (&not_supported, &volume),
+        (&not_supported, &volume),
+    ];
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut phases = Phases::new(Call::Reap, None);
+        for (evidence, owner) in acts {
+            let case = Case {
+                disk: device.disk().unwrap().unwrap(),
+                diskseq: None,
+                was: Identity::default(),
+                evidence: evidence.clone(),
+            };
+            let soon = Deadline::after(std::time::Duration::from_secs(30));
+            let phantom = engine.reap_one(&device, case, true, owner, &mut phases, soon);
+            assert_eq!(&phantom.evidence, evidence);
+        }
+    });
+    let counted = snapshotter.snapshot().into_vec().into_iter();
+    let mut counted: Vec<String> = counted
+        .filter(|(key, ..)| key.key().name() == "lunbd_phantoms_total")
+        .map(|(key, _, _, value)| {
+            let labels = key.key().labels().map(metrics::Label::value);
+            let DebugValue::Counter(count) = value else {
+                panic!("{value:?}");
+            };
+            format!("{} {count}", labels.collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    counted.sort();
+    assert_eq!(
+        counted,
+        [
+            "not_listed kept 1",
+            "not_listed reapable 1",
+            "not_supported kept 2"
+        ]
+    );
+}

@@ -1,0 +1,96 @@
+//! Who uses a disk, its partitions and its map: the one answer, for all that takes a
+//! device away or replaces it.
+//!
+//! An exclusive open is one witness: the kernel refuses it while the disk or a
+//! partition is mounted, stacked on or swapped on. Those that open plainly it does not
+//! exclude, and they are looked for: processes (by the descriptors in `/proc`), loop
+//! devices and targets of the kernel, whose opens are in no process.
+//!
+//! Five things it cannot show: a writable mapping whose descriptor is closed, a
+//! descriptor that is on its way through a socket, one that is registered with `io_uring`
+//! and closed (a fixed file), one of a thread with a file table of its own, and a plain
+//! open between the look and the delete. The kernel names none of them; of a map it
+//! counts them, and refuses the removal.
+//!
+//! | user | detach of a SCSI disk | of a map | replacement | reap | detach of NBD |
+//! |---|---|---|---|---|---|
+//! | mount, here or in another mount namespace | refused | refused | refused | refused | refused |
+//! | swap area | refused | refused | refused | refused | refused |
+//! | device-mapper device, on the disk or a partition | refused | refused | refused | refused | refused |
+//! | md array | refused | refused | refused | refused | refused |
+//! | loop device, on the disk or a partition | refused | refused | refused | refused | refused |
+//! | writer of the disk or a partition | refused | refused | refused | refused | refused |
+//! | LIO, iblock or fileio | refused | refused | refused | refused | refused |
+//! | reader | allowed | refused | refused | refused | allowed |
+//!
+//! A refusal names the user and leaves all as it was. A map that queues with no path
+//! left queues on. The VM test `usage_matrix_scsi_and_nbd` runs each cell.
+
+mod holder;
+mod judge;
+mod look;
+mod looked;
+mod not_looked_at;
+
+use super::Engine;
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker;
+pub use holder::Holder;
+pub(super) use judge::{Act, Usage, refuse};
+pub(super) use look::{Extent, Users};
+pub(super) use looked::Looked;
+pub use not_looked_at::NotLookedAt;
+
+impl Engine {
+    /// The users of each of these disks, with its partitions, in their order. Nothing
+    /// that is read is asked of a file server; where one holds the look up all the
+    /// same, the caller goes on at its deadline.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `claim`; `Io` and `NotPermitted` where sysfs or `/proc`
+    /// cannot be read at all.
+    pub(super) fn users_of_each(
+        &self,
+        disks: &[&BlockDevice],
+        extent: Extent,
+        deadline: Deadline,
+    ) -> Result<Vec<Users>> {
+        let names: Vec<&str> = disks.iter().map(|disk| disk.name()).collect();
+        let what = format!("who uses {} to be read", names.join(", "));
+        let disks: Vec<BlockDevice> = disks.iter().map(|&disk| disk.clone()).collect();
+        let roots = self.roots().clone();
+        let last_seen = || "a file system that does not answer, below what is open".to_owned();
+        worker::run(Stage::Claim, &what, deadline, last_seen, move || {
+            look::read(&roots, &disks, extent)
+        })
+    }
+
+    /// Where on this machine users of a disk are not to be seen.
+    ///
+    /// # Errors
+    /// As [`users_of_each`](Self::users_of_each).
+    pub(super) fn places_not_looked_at(&self, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
+        let roots = self.roots().clone();
+        let what = "who uses disks to be read";
+        let last_seen = || "a file system that does not answer".to_owned();
+        worker::run(Stage::Claim, what, deadline, last_seen, move || {
+            look::read_blind_spots(&roots)
+        })
+    }
+
+    /// The users of one disk and of its partitions.
+    ///
+    /// # Errors
+    /// As [`users_of_each`](Self::users_of_each).
+    pub(super) fn users_of(
+        &self,
+        disk: &BlockDevice,
+        extent: Extent,
+        deadline: Deadline,
+    ) -> Result<Users> {
+        let mut users = self.users_of_each(&[disk], extent, deadline)?;
+        Ok(users.pop().unwrap_or_default())
+    }
+}

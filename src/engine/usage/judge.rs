@@ -1,0 +1,235 @@
+//! What the users mean for what is about to be done.
+
+use super::{Holder, Users, not_looked_at};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::Roots;
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+
+/// What is about to be done, which decides who is in its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Act {
+    /// The disk is flushed and taken away: who only reads loses nothing.
+    TakeFlushed,
+    /// The map is removed, which the kernel refuses while anybody has it open.
+    RemoveMap {
+        /// Go on beside a flush of our own, which has the map open without writing.
+        beside_own_flush: bool,
+    },
+    /// The disk is taken away without a flush, since another unit, or none, answers:
+    /// who has it open may have written what is lost then.
+    TakeUnflushed,
+}
+
+/// What the users come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) enum Usage {
+    /// Nobody is in the way.
+    Free,
+    /// Those in the way let go by themselves: udevd, multipathd, our own flush, a map
+    /// that is being removed.
+    Transient,
+    /// These are in the way.
+    Busy(Vec<Holder>),
+}
+
+impl Users {
+    /// What they come to for this act.
+    pub(in crate::engine) fn judge(&self, roots: &Roots, act: Act) -> Usage {
+        let is_going = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_going(roots, device));
+        self.judge_by(&is_going, act)
+    }
+
+    fn judge_by(&self, is_going: &dyn Fn(&Holder) -> bool, act: Act) -> Usage {
+        let is_transient = |user: &Holder| match act {
+            Act::TakeUnflushed => user.is_udevs() || is_going(user),
+            Act::RemoveMap {
+                beside_own_flush: true,
+            } if user.is_a_flush_of_ours() => true,
+            _ => user.looks_at_disks() || is_going(user),
+        };
+        let is_no_matter = |user: &&Holder| {
+            let reads = matches!(user, Holder::Open { writes: false, .. });
+            act == Act::TakeFlushed && reads && !user.looks_at_disks()
+        };
+        let mut transient = false;
+        let mut busy = Vec::new();
+        for user in self.found.iter().filter(|user| !is_no_matter(user)) {
+            if is_transient(user) {
+                transient = true;
+            } else {
+                busy.push(user.clone());
+            }
+        }
+        match (busy.is_empty(), transient) {
+            (true, false) => Usage::Free,
+            (true, true) => Usage::Transient,
+            (false, _) => Usage::Busy(busy),
+        }
+    }
+
+    /// # Errors
+    /// `InUse`, naming who is in the way.
+    pub(in crate::engine) fn refuse_busy(
+        &self,
+        roots: &Roots,
+        disk: &BlockDevice,
+        act: Act,
+    ) -> Result<()> {
+        match self.judge(roots, act) {
+            Usage::Busy(busy) => Err(refuse(disk, &busy)),
+            Usage::Free | Usage::Transient => Ok(()),
+        }
+    }
+
+    /// For an act that cannot be undone and that nobody asked for on this very disk.
+    ///
+    /// # Errors
+    /// `NotPermitted`, naming what could not be looked at.
+    pub(in crate::engine) fn refuse_blind(&self, disk: &BlockDevice) -> Result<()> {
+        if self.not_looked_at.is_empty() {
+            return Ok(());
+        }
+        let message = format!(
+            "who uses {} cannot be seen: {}; so it is left as it is: run in the host's PID \
+             namespace, with its /proc, /dev and configfs (see `lunbd doctor`)",
+            disk.name(),
+            not_looked_at::list(&self.not_looked_at)
+        );
+        Err(Error::new(ErrorKind::NotPermitted, message).at(Stage::Claim))
+    }
+
+    /// Whether nobody but a worker of udevd is to be seen.
+    pub(in crate::engine) fn has_none_but_udevs(&self) -> bool {
+        self.found.iter().all(Holder::is_udevs)
+    }
+
+    /// Whether another block device is stacked on it.
+    pub(in crate::engine) fn has_stacked(&self) -> bool {
+        let is_stacked = |user: &Holder| matches!(user, Holder::Stacked { .. });
+        self.found.iter().any(is_stacked)
+    }
+
+    /// Whether a worker of udevd has it open.
+    #[cfg(feature = "journal")]
+    pub(in crate::engine) fn has_udevs(&self) -> bool {
+        self.found.iter().any(Holder::is_udevs)
+    }
+
+    /// Whether only this process, or the command, has the disk open: where nobody is
+    /// to be seen it is somebody else.
+    pub(in crate::engine) fn is_a_flush_of_ours_alone(&self) -> bool {
+        !self.found.is_empty() && self.found.iter().all(Holder::is_a_flush_of_ours)
+    }
+
+    /// Leaves these stacked devices out: the caller looks at them beside.
+    pub(in crate::engine) fn leave_out(&mut self, stacked: &[&str]) {
+        let is_one = |user: &Holder| matches!(user, Holder::Stacked { device } if stacked.contains(&&**device));
+        self.found.retain(|user| !is_one(user));
+    }
+}
+
+/// The refusal that names them.
+pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
+    let by = if users.is_empty() {
+        "claimed exclusively by somebody whom /proc does not show to this process".to_owned()
+    } else {
+        let names: Vec<String> = users.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    let message = format!("{} is in use: {by}", disk.name());
+    Error::new(ErrorKind::InUse, message).at(Stage::Claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(pid: u32, command: &str, writes: bool) -> Holder {
+        Holder::Open {
+            pid,
+            command: command.to_owned(),
+            writes,
+        }
+    }
+
+    fn users(found: &[Holder]) -> Users {
+        Users {
+            found: found.to_vec(),
+            not_looked_at: Vec::new(),
+        }
+    }
+
+    fn judged(user: &Holder, act: Act) -> Usage {
+        users(std::slice::from_ref(user)).judge_by(&|_| false, act)
+    }
+
+    const MAP: Act = Act::RemoveMap {
+        beside_own_flush: false,
+    };
+
+    #[test]
+    fn who_is_in_the_way_depends_on_what_is_about_to_be_done() {
+        let mount = Holder::Mount {
+            path: "/mnt".into(),
+            pid: None,
+        };
+        let device = "loop0".to_owned();
+        let volume = "iblock_0/a".to_owned();
+        let always = [mount, Holder::Loop { device }, Holder::Export { volume }];
+        for user in always.into_iter().chain([open(7, "qemu", true)]) {
+            for act in [Act::TakeFlushed, MAP, Act::TakeUnflushed] {
+                assert_eq!(judged(&user, act), Usage::Busy(vec![user.clone()]));
+            }
+        }
+        let reader = open(7, "dd", false);
+        assert_eq!(judged(&reader, Act::TakeFlushed), Usage::Free);
+        let busy = Usage::Busy(vec![reader.clone()]);
+        assert_eq!(judged(&reader, MAP), busy);
+        assert_eq!(judged(&reader, Act::TakeUnflushed), busy);
+        let multipathd = open(7, "multipathd", false);
+        assert_eq!(judged(&multipathd, Act::TakeFlushed), Usage::Transient);
+        assert_eq!(judged(&multipathd, MAP), Usage::Transient);
+        let busy = Usage::Busy(vec![multipathd.clone()]);
+        assert_eq!(judged(&multipathd, Act::TakeUnflushed), busy);
+        let udevd = open(7, "(udev-worker)", false);
+        for act in [Act::TakeFlushed, MAP, Act::TakeUnflushed] {
+            assert_eq!(judged(&udevd, act), Usage::Transient);
+        }
+    }
+
+    #[test]
+    fn a_map_that_is_being_removed_is_no_user_of_its_paths() {
+        let device = "dm-0".to_owned();
+        let stacked = Holder::Stacked { device };
+        let users = users(std::slice::from_ref(&stacked));
+        let going = users.judge_by(&|user| *user == stacked, Act::TakeFlushed);
+        assert_eq!(going, Usage::Transient);
+        let stands = users.judge_by(&|_| false, Act::TakeFlushed);
+        assert_eq!(stands, Usage::Busy(vec![stacked]));
+    }
+
+    #[test]
+    fn only_who_gives_up_what_is_unwritten_goes_on_beside_our_own_flush() {
+        let us = std::process::id();
+        let flush = open(us, "agent", false);
+        let abandoning = Act::RemoveMap {
+            beside_own_flush: true,
+        };
+        assert_eq!(judged(&flush, abandoning), Usage::Transient);
+        assert_eq!(judged(&flush, MAP), Usage::Busy(vec![flush.clone()]));
+        let writer = open(us, "agent", true);
+        let busy = Usage::Busy(vec![writer.clone()]);
+        assert_eq!(judged(&writer, abandoning), busy);
+    }
+
+    #[test]
+    fn a_disk_that_somebody_unseen_has_claimed_is_not_taken_for_our_own_flush() {
+        assert!(!users(&[]).is_a_flush_of_ours_alone());
+        let ours = open(std::process::id(), "agent", false);
+        let both = [ours.clone(), open(1, "lunbd", false)];
+        assert!(users(&both).is_a_flush_of_ours_alone());
+        let with_another = [ours, open(1, "qemu", false)];
+        assert!(!users(&with_another).is_a_flush_of_ours_alone());
+    }
+}

@@ -1,0 +1,226 @@
+//! The look for users: everything that is read, and nothing that is decided.
+
+use super::{Holder, NotLookedAt, not_looked_at};
+use crate::error::Result;
+use crate::id::DevNo;
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, exports, loops, mounts, process, sysfs};
+
+/// How much is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Extent {
+    /// Every kind of user.
+    All,
+    /// Those that an exclusive open does not exclude. Who has the disk open
+    /// exclusively, or is about to, needs no more: the kernel refuses that open while
+    /// the disk or a partition is mounted, stacked on or swapped on (`block/bdev.c`,
+    /// `bd_may_claim`).
+    BesideClaim,
+}
+
+/// The users of one disk, as far as this process can see.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct Users {
+    pub(in crate::engine) found: Vec<Holder>,
+    pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
+}
+
+/// Reads the users of each of these disks, with its partitions, in their order.
+/// **May block** while a file server does not answer: call it on a worker.
+pub(super) fn read(roots: &Roots, disks: &[BlockDevice], extent: Extent) -> Result<Vec<Users>> {
+    let mut look = Look::at(disks)?;
+    if extent == Extent::All {
+        look.read_exclusive(roots)?;
+    }
+    look.read_processes(roots)?;
+    look.read_without_process(roots)?;
+    let not_looked_at = look.not_looked_at;
+    let of_one = |found| Users {
+        found,
+        not_looked_at: not_looked_at.clone(),
+    };
+    Ok(look.found.into_iter().map(of_one).collect())
+}
+
+/// The places that cannot be looked at, whatever the disk.
+pub(super) fn read_blind_spots(roots: &Roots) -> Result<Vec<NotLookedAt>> {
+    let mut look = Look::at(&[])?;
+    look.read_processes(roots)?;
+    look.read_without_process(roots)?;
+    Ok(look.not_looked_at)
+}
+
+struct Look {
+    /// The disks and their partitions, each with the place of its disk.
+    devices: Vec<(usize, BlockDevice)>,
+    numbers: Vec<DevNo>,
+    /// Of each disk.
+    found: Vec<Vec<Holder>>,
+    not_looked_at: Vec<NotLookedAt>,
+}
+
+impl Look {
+    fn at(disks: &[BlockDevice]) -> Result<Self> {
+        let mut devices = Vec::new();
+        for (place, disk) in disks.iter().enumerate() {
+            devices.push((place, disk.clone()));
+            let partitions = disk.partitions()?.into_iter();
+            devices.extend(partitions.map(|partition| (place, partition)));
+        }
+        Ok(Self {
+            numbers: devices.iter().map(|(_, device)| device.devno()).collect(),
+            devices,
+            found: vec![Vec::new(); disks.len()],
+            not_looked_at: Vec::new(),
+        })
+    }
+
+    /// A user of this device, once for its disk.
+    fn add(&mut self, device: DevNo, holder: &Holder) {
+        for (place, known) in &self.devices {
+            let found = self.found.get_mut(*place);
+            let found = found.filter(|found| known.devno() == device && !found.contains(holder));
+            if let Some(found) = found {
+                found.push(holder.clone());
+            }
+        }
+    }
+
+    /// Mounts, stacked devices and swap areas.
+    fn read_exclusive(&mut self, roots: &Roots) -> Result<()> {
+        for mount in mounts::read_mounts(roots)? {
+            let (path, pid) = (mount.path, mount.pid);
+            self.add(mount.device, &Holder::Mount { path, pid });
+        }
+        let mut stacked = Vec::new();
+        for (_, device) in &self.devices {
+            let names = device.holders()?.into_iter();
+            stacked.extend(names.map(|name| (device.devno(), name)));
+        }
+        for (below, device) in stacked {
+            self.add(below, &Holder::Stacked { device });
+        }
+        for device in mounts::read_swaps(roots)? {
+            self.add(device, &Holder::Swap { device });
+        }
+        Ok(())
+    }
+
+    fn read_processes(&mut self, roots: &Roots) -> Result<()> {
+        let openers = process::read_openers(roots, &self.numbers)?;
+        for opener in openers.found {
+            if self.serves(roots, opener.pid, opener.device)? {
+                continue;
+            }
+            let open = Holder::Open {
+                pid: opener.pid,
+                command: opener.command,
+                writes: opener.writes,
+            };
+            self.add(opener.device, &open);
+        }
+        self.not_looked_at
+            .extend(not_looked_at::read_hidden(roots)?);
+        if openers.unreadable > 0 {
+            let count = openers.unreadable;
+            let unreadable = NotLookedAt::UnreadableProcesses { count };
+            self.not_looked_at.push(unreadable);
+        }
+        Ok(())
+    }
+
+    /// Whether this process is in the ioctl that connects this NBD device, as
+    /// `qemu-nbd -c` and `nbd-client -nonetlink` are while it stands: its own descriptor
+    /// writes nothing. sysfs shows the thread (`drivers/block/nbd.c`,
+    /// `nbd_start_device`). A device with a backend id was connected over netlink, whose
+    /// caller may have ended, so that its number may be another's by now.
+    fn serves(&self, roots: &Roots, process: u32, device: DevNo) -> Result<bool> {
+        let disk = self.devices.iter().map(|(_, disk)| disk);
+        let disk = disk.filter(|disk| disk.name().starts_with("nbd") && !disk.is_partition());
+        let mut disk = disk.filter(|disk| disk.devno() == device);
+        let Some(dir) = disk.next().map(BlockDevice::dir) else {
+            return Ok(false);
+        };
+        if process == std::process::id() {
+            return Ok(false);
+        }
+        let attribute = |name| sysfs::read_if_there(&dir.join(name));
+        let (thread, backend) = (attribute("pid")?, attribute("backend")?);
+        let Some(thread) = thread.filter(|_| backend.is_none_or(|id| id.is_empty())) else {
+            return Ok(false);
+        };
+        let task = roots.proc.join(process.to_string()).join("task");
+        Ok(task.join(thread.trim()).exists())
+    }
+
+    /// Those that the kernel itself opened: they are in no process.
+    fn read_without_process(&mut self, roots: &Roots) -> Result<()> {
+        // A process without mounts has no file servers either.
+        let servers = mounts::read_file_servers(roots).unwrap_or_default();
+        let loops = loops::read_loops(roots, &self.numbers, &servers)?;
+        for (device, backing) in loops.found {
+            self.add(backing, &Holder::Loop { device });
+        }
+        let unseen = loops.unseen.into_iter();
+        let unseen = unseen.map(|device| NotLookedAt::LoopDevice { device });
+        self.not_looked_at.extend(unseen);
+        let exports = exports::read_exports(roots, &self.numbers, &servers)?;
+        for (volume, device) in exports.found {
+            self.add(device, &Holder::Export { volume });
+        }
+        let unseen = exports.unseen.into_iter();
+        let unseen = unseen.map(|module| NotLookedAt::Target { module });
+        self.not_looked_at.extend(unseen);
+        let unseen = exports.unseen_volumes.into_iter();
+        let unseen = unseen.map(|volume| NotLookedAt::TargetVolume { volume });
+        self.not_looked_at.extend(unseen);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::kernel::Devices;
+    use crate::kernel::devices::tests::Named;
+
+    fn put(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn only_the_process_that_connects_an_nbd_device_by_ioctl_is_no_user_of_it() {
+        let root = tempfile::tempdir().unwrap();
+        let mut roots = Roots::below(root.path());
+        let (us, number) = (std::process::id(), "43:0".parse::<DevNo>().unwrap());
+        let dir = roots.sysfs.join("block/nbd0");
+        put(&dir.join("dev"), "43:0\n");
+        // A thread of a process, as of qemu-nbd.
+        put(&dir.join("pid"), "78\n");
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let mut found_of = |process: u32| {
+            let process = roots.proc.join(process.to_string());
+            put(&process.join("task/78/comm"), "qemu-nbd\n");
+            put(&process.join("fdinfo/3"), "flags:\t02\n");
+            let descriptor = process.join("fd/3");
+            put(&descriptor, "");
+            let path: &'static str = descriptor.to_str().unwrap().to_owned().leak();
+            roots.devices = Devices::Other(Arc::new(Named(path, number)));
+            let mut look = Look::at(std::slice::from_ref(&disk)).unwrap();
+            look.read_processes(&roots).unwrap();
+            look.found.concat().len()
+        };
+        assert_eq!(found_of(77), 0);
+        assert_eq!(found_of(us), 1, "we write");
+        put(&dir.join("pid"), "79\n");
+        assert_eq!(found_of(77), 1, "another process connected it");
+        put(&dir.join("pid"), "78\n");
+        put(&dir.join("backend"), "mine\n");
+        assert_eq!(found_of(77), 1, "it was connected over netlink");
+    }
+}

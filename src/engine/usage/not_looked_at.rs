@@ -1,0 +1,103 @@
+//! What a look for users could not see.
+
+use std::fmt;
+
+use crate::error::Result;
+use crate::kernel::machine::Capabilities;
+use crate::kernel::{Roots, mounts, process};
+
+/// A place where users of a disk may be, and which this process could not look at.
+/// That nobody was found there proves nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum NotLookedAt {
+    /// `/proc` shows the processes of one PID namespace alone.
+    OtherPidNamespaces,
+    /// `/proc` is mounted with `hidepid`, and this process has no
+    /// `CAP_SYS_PTRACE`.
+    HiddenProcesses,
+    /// The kernel did not let this process read what they have open.
+    UnreadableProcesses {
+        /// How many.
+        count: usize,
+    },
+    /// Nobody could say what backs this loop device.
+    LoopDevice {
+        /// Its name.
+        device: String,
+    },
+    /// The target's driver is loaded, and configfs is not mounted here.
+    Target {
+        /// The driver's module.
+        module: &'static str,
+    },
+    /// What this volume of the kernel's target is on cannot be read, or its path leads
+    /// nowhere here.
+    TargetVolume {
+        /// The volume's name in the target's configuration: `fileio_0/volume`.
+        volume: String,
+    },
+}
+
+impl fmt::Display for NotLookedAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherPidNamespaces => {
+                f.write_str("processes of other PID namespaces (/proc shows one alone)")
+            }
+            Self::HiddenProcesses => {
+                f.write_str("processes that /proc hides (hidepid, and no CAP_SYS_PTRACE)")
+            }
+            Self::UnreadableProcesses { count } => {
+                write!(f, "the open files of {count} processes (not permitted)")
+            }
+            Self::LoopDevice { device } => write!(f, "what backs {device} (its node is missing)"),
+            Self::Target { module } => write!(
+                f,
+                "volumes of the kernel's target {module} (configfs is not mounted here)"
+            ),
+            Self::TargetVolume { volume } => write!(
+                f,
+                "what the kernel's target exports as {volume} (its path leads nowhere here, or \
+                 may not be read)"
+            ),
+        }
+    }
+}
+
+impl NotLookedAt {
+    /// Adds those that are not in `known` yet.
+    pub(in crate::engine) fn note(known: &mut Vec<Self>, new: &[Self]) {
+        let new: Vec<Self> = new
+            .iter()
+            .filter(|it| !known.contains(it))
+            .cloned()
+            .collect();
+        known.extend(new);
+    }
+}
+
+/// The processes that this `/proc` does not show at all.
+pub(super) fn read_hidden(roots: &Roots) -> Result<Option<NotLookedAt>> {
+    if !process::shows_all_namespaces(roots)? {
+        return Ok(Some(NotLookedAt::OtherPidNamespaces));
+    }
+    // Who has it sees all, whatever the options (`fs/proc/base.c`,
+    // `has_pid_permissions`).
+    if Capabilities::effective(roots).is_ok_and(Capabilities::sys_ptrace) {
+        return Ok(None);
+    }
+    // Of a `/proc` without mounts nothing is hidden: that is a test's.
+    let options = mounts::read_options(roots, &roots.proc).unwrap_or_default();
+    let hides = |option: &str| option.starts_with("hidepid=") && option != "hidepid=0";
+    let hidden = options.split(',').any(hides);
+    Ok(hidden.then_some(NotLookedAt::HiddenProcesses))
+}
+
+/// The same in words, for an error.
+pub(super) fn list(places: &[NotLookedAt]) -> String {
+    let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+    places.join(", ")
+}

@@ -1,0 +1,253 @@
+//! The acts on devices that are no reading of a file: opening a block device,
+//! asking it, flushing it, and writing an attribute of sysfs.
+
+use std::fmt;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Write as _};
+use std::ops::Deref;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use lunbd_sys::sg::{Completion, Info};
+use nix::fcntl::OFlag;
+
+use super::blockdev::devno_of;
+use crate::id::DevNo;
+
+/// How a SCSI volume's devices are reached. [`Devices::Kernel`] is the machine's
+/// own kernel. A process that may not open devices can give another, which has a
+/// helper do it, and a test one that imitates a kernel.
+///
+/// Each call may block for as long as the kernel does; the engine makes it on a
+/// thread of its own. The errno of an error decides what the engine does next, so
+/// an implementation passes the kernel's on.
+pub trait DeviceAccess: fmt::Debug + Send + Sync {
+    /// Opens the attribute and writes `text` with one write(2), if `is_still_ours`
+    /// says so once it is open: from then on a write after the object's end is
+    /// refused (`ENODEV`, `fs/kernfs/file.c`). `false` where it is not ours, and
+    /// nothing was written.
+    ///
+    /// # Errors
+    /// The kernel's; `WriteZero` where it took a part alone.
+    fn write_attribute(
+        &self,
+        attribute: &Path,
+        text: &str,
+        is_still_ours: &dyn Fn() -> bool,
+    ) -> io::Result<bool>;
+
+    /// Opens a node read-only without waiting for a medium, with `claim` exclusively
+    /// (`O_EXCL`), and says which block device it is; `None` where it is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)>;
+
+    /// The block device that `path` leads to, links followed; `None` where it is
+    /// none. It should not ask a file server (`AT_STATX_DONT_SYNC`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>>;
+
+    /// The block device that backs the loop device of this node; `None` where a
+    /// regular file does (`LOOP_GET_STATUS64`).
+    ///
+    /// # Errors
+    /// The kernel's: `ENXIO` where nothing backs it. `Unsupported` where an
+    /// implementation does not offer it: the path in sysfs has to do then.
+    fn loop_backing(&self, _node: &Path) -> io::Result<Option<DevNo>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The serial number of the life of the disk that was opened (Linux 5.15).
+    ///
+    /// # Errors
+    /// The kernel's; `ENOTTY` where it has no such number.
+    fn disk_sequence(&self, disk: &File) -> io::Result<u64>;
+
+    /// Writes dirty pages back and has the device write its cache (`fsync`).
+    ///
+    /// # Errors
+    /// The kernel's: a write failed, and its pages are lost.
+    fn sync(&self, disk: &File) -> io::Result<()>;
+
+    /// Drops the pages of the disk (`BLKFLSBUF`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn drop_pages(&self, disk: &File) -> io::Result<()>;
+
+    /// Sends a SCSI command that reads (`SG_IO`); `timeout` is that of one try.
+    ///
+    /// # Errors
+    /// The kernel's, where it did not send it. A command that failed at the device
+    /// is no error: see [`Completion`].
+    fn scsi_read(
+        &self,
+        disk: &File,
+        cdb: &[u8],
+        buffer: &mut [u8],
+        timeout: Duration,
+    ) -> io::Result<Completion>;
+}
+
+/// Whose [`DeviceAccess`] the engine uses.
+#[derive(Debug, Clone, Default)]
+pub enum Devices {
+    /// This machine's kernel.
+    #[default]
+    Kernel,
+    /// Another.
+    Other(Arc<dyn DeviceAccess>),
+}
+
+impl Deref for Devices {
+    type Target = dyn DeviceAccess;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Kernel => &Kernel,
+            Self::Other(other) => &**other,
+        }
+    }
+}
+
+impl PartialEq for Devices {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Kernel, Self::Kernel) => true,
+            (Self::Other(one), Self::Other(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Devices {}
+
+#[derive(Debug)]
+struct Kernel;
+
+impl DeviceAccess for Kernel {
+    fn write_attribute(
+        &self,
+        attribute: &Path,
+        text: &str,
+        is_still_ours: &dyn Fn() -> bool,
+    ) -> io::Result<bool> {
+        let mut file = OpenOptions::new().write(true).open(attribute)?;
+        if !is_still_ours() {
+            return Ok(false);
+        }
+        match file.write(text.as_bytes())? {
+            written if written == text.len() => Ok(true),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)> {
+        let mut flags = OFlag::O_NONBLOCK;
+        flags.set(OFlag::O_EXCL, claim);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).custom_flags(flags.bits()).open(node)?;
+        let number = number_of(&file.metadata()?);
+        Ok((file, number))
+    }
+
+    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
+        let number = lunbd_sys::stat::block_number_at(path)?;
+        Ok(number.map(|(major, minor)| DevNo { major, minor }))
+    }
+
+    fn loop_backing(&self, node: &Path) -> io::Result<Option<DevNo>> {
+        let (file, _) = self.open(node, false)?;
+        let backing = lunbd_sys::loop_device::backing_device(&file)?;
+        Ok((backing != 0).then(|| devno_of(backing)))
+    }
+
+    fn disk_sequence(&self, disk: &File) -> io::Result<u64> {
+        Ok(lunbd_sys::block::disk_sequence(disk)?)
+    }
+
+    fn sync(&self, disk: &File) -> io::Result<()> {
+        disk.sync_all()
+    }
+
+    fn drop_pages(&self, disk: &File) -> io::Result<()> {
+        Ok(lunbd_sys::block::flush_buffers(disk)?)
+    }
+
+    fn scsi_read(
+        &self,
+        disk: &File,
+        cdb: &[u8],
+        buffer: &mut [u8],
+        timeout: Duration,
+    ) -> io::Result<Completion> {
+        Ok(lunbd_sys::sg::read_command(disk, cdb, buffer, timeout)?)
+    }
+}
+
+fn number_of(metadata: &Metadata) -> Option<DevNo> {
+    let is_block = metadata.file_type().is_block_device();
+    is_block.then(|| devno_of(metadata.rdev()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The kernel's, but for one path, which leads to a device of this number, and for
+    /// those that are named `denied`, which may not be looked at.
+    #[derive(Debug)]
+    pub(crate) struct Named(pub(crate) &'static str, pub(crate) DevNo);
+
+    impl DeviceAccess for Named {
+        fn write_attribute(
+            &self,
+            attribute: &Path,
+            text: &str,
+            is_still_ours: &dyn Fn() -> bool,
+        ) -> io::Result<bool> {
+            Kernel.write_attribute(attribute, text, is_still_ours)
+        }
+
+        fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)> {
+            Kernel.open(node, claim)
+        }
+
+        fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
+            if path == Path::new(self.0) {
+                return Ok(Some(self.1));
+            }
+            if path.ends_with("denied") {
+                return Err(nix::errno::Errno::EACCES.into());
+            }
+            Kernel.number_at(path)
+        }
+
+        fn disk_sequence(&self, disk: &File) -> io::Result<u64> {
+            Kernel.disk_sequence(disk)
+        }
+
+        fn sync(&self, disk: &File) -> io::Result<()> {
+            Kernel.sync(disk)
+        }
+
+        fn drop_pages(&self, disk: &File) -> io::Result<()> {
+            Kernel.drop_pages(disk)
+        }
+
+        fn scsi_read(
+            &self,
+            disk: &File,
+            cdb: &[u8],
+            buffer: &mut [u8],
+            timeout: Duration,
+        ) -> io::Result<Completion> {
+            Kernel.scsi_read(disk, cdb, buffer, timeout)
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Loop devices whose backing is a block device.
+
+use std::path::Path;
+
+use super::file_servers::FileServers;
+use super::{Roots, sysfs};
+use crate::error::Result;
+use crate::id::DevNo;
+
+/// What was found of loop devices.
+#[derive(Debug, Default)]
+pub(crate) struct Loops {
+    /// Their names, each with the device that backs it.
+    pub(crate) found: Vec<(String, DevNo)>,
+    /// Those of which it cannot be said.
+    pub(crate) unseen: Vec<String>,
+}
+
+/// The loop devices that one of `devices` backs. sysfs shows a path alone, which
+/// means what its user saw there; so the kernel is asked for the device's number.
+///
+/// **May block** while a server whose file backs one does not answer: call it on a
+/// worker. One whose path is on such a file system is passed over, since a file there
+/// is no disk of this machine.
+pub(crate) fn read_loops(roots: &Roots, devices: &[DevNo], servers: &FileServers) -> Result<Loops> {
+    let mut loops = Loops::default();
+    for name in sysfs::names(&roots.sysfs.join("block"))? {
+        if !name.starts_with("loop") {
+            continue;
+        }
+        let file = roots.sysfs.join("block").join(&name);
+        let file = file.join("loop/backing_file");
+        let Some(path) = sysfs::read_if_there(&file)? else {
+            continue;
+        };
+        let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path));
+        if servers.have(path) {
+            continue;
+        }
+        match backing(roots, &name, path) {
+            Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, name, "what backs it cannot be said");
+                loops.unseen.push(name);
+            }
+        }
+    }
+    Ok(loops)
+}
+
+/// What backs it; `None` where that is a file, or nothing any more. Where the node is
+/// not there or may not be opened, as in a container, the path has to do.
+fn backing(roots: &Roots, name: &str, path: &Path) -> std::io::Result<Option<DevNo>> {
+    match roots.devices.loop_backing(&roots.dev.join(name)) {
+        Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => Ok(None),
+        Err(_) => roots.devices.number_at(path),
+        found => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::kernel::Devices;
+    use crate::kernel::devices::tests::Named;
+
+    const SDA: DevNo = DevNo { major: 8, minor: 0 };
+
+    #[test]
+    fn a_loop_device_is_known_by_the_device_that_backs_it() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(Named("/dev/sda", SDA))),
+            ..Roots::below(root.path())
+        };
+        let file = root.path().join("image");
+        fs::write(&file, "").unwrap();
+        let backed = [
+            ("loop0", "/dev/sda"),
+            ("loop1", file.to_str().unwrap()),
+            ("loop2", "/srv/nfs/image"),
+            ("loop3", "/none/there (deleted)"),
+            ("sda", "/dev/sda"),
+        ];
+        for (name, path) in backed {
+            let directory = roots.sysfs.join("block").join(name).join("loop");
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("backing_file"), format!("{path}\n")).unwrap();
+        }
+        fs::create_dir_all(roots.sysfs.join("block/loop4")).unwrap();
+        let mounts = [("nfs4", PathBuf::from("/srv/nfs"))];
+        let servers = FileServers::among(mounts.into_iter());
+        let loops = read_loops(&roots, &[SDA], &servers).unwrap();
+        assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
+        // Its node is missing, and its path leads nowhere.
+        assert_eq!(loops.unseen, ["loop3"]);
+    }
+}

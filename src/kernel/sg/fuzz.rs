@@ -1,0 +1,70 @@
+//! The fuzz target of the answers to SCSI commands, whose parsers are private.
+
+use lunbd_sys::sg::{Completion, Info};
+
+use super::inquiry::{Page, page_in};
+use super::{LONGEST, capacity, failed, presence, report_luns, verdict};
+
+/// What a device answers, as data of each command and as sense data. Of the first
+/// four bytes three are the statuses, and the fourth is the code of a VPD page.
+/// Returns whether there is such a page.
+pub fn sg_reply(bytes: &[u8]) -> bool {
+    let Some(([status, host_status, driver_status, code], answer)) = bytes.split_first_chunk()
+    else {
+        return false;
+    };
+    let mut understood = false;
+    for allocation in [255, LONGEST] {
+        match page_in(answer, *code, allocation) {
+            Ok(Page::Whole(page)) => {
+                assert!(page.len() >= 4 && page.len() <= answer.len());
+                understood = true;
+            }
+            // Each try asks for more, so there is a last one.
+            Ok(Page::Needs(longer)) => assert!(longer > allocation && longer <= LONGEST),
+            Err(error) => assert!(!error.to_string().contains(char::is_control)),
+        }
+    }
+    if let Some(luns) = report_luns::whole_list(answer) {
+        assert_eq!(luns.len(), (answer.len() - 8).min(luns.len() * 8) / 8);
+    }
+    for size in [capacity::long_form(answer), capacity::short_form(answer)] {
+        assert!(size.is_none_or(|size| size > 0));
+    }
+    if let Some(first) = answer.first() {
+        let _ = presence::says_no_unit(*first);
+    }
+    for info in [Info::empty(), Info::CHECK] {
+        let done = Completion {
+            transferred: answer.len(),
+            status: *status,
+            host_status: u16::from(*host_status),
+            driver_status: u16::from(*driver_status),
+            info,
+            sense: answer.get(..64).unwrap_or(answer).to_vec(),
+        };
+        let _ = (verdict(&done), presence::is_refused(&done));
+        assert!(
+            !failed("INQUIRY", &done)
+                .to_string()
+                .contains(char::is_control)
+        );
+    }
+    understood
+}
+
+#[cfg(test)]
+#[path = "../../../tests/fuzz_seeds/mutate.rs"]
+#[allow(
+    clippy::print_stdout,
+    reason = "a test prints the seed of its random numbers"
+)]
+mod mutate;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_seed_and_no_change_of_one_breaks_the_answers_to_scsi_commands() {
+        super::mutate::run("sg_reply", super::sg_reply);
+    }
+}

@@ -1,0 +1,222 @@
+//! The threads of calls. One whose call has returned takes another for a moment: most
+//! calls are short, and the start and the end of a thread take twenty system calls.
+
+use std::cell::Cell;
+use std::ffi::CString;
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::prctl;
+use nix::sys::signal::SigSet;
+
+/// What a thread runs.
+pub(super) type Call = Box<dyn FnOnce() + Send>;
+
+/// Whose open files a thread has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Files {
+    /// The process's.
+    OfTheProcess,
+    /// Its own, which begin with none.
+    Apart,
+    /// Its own, and with a file that it was given. Such a thread takes no other call.
+    ApartWithOne,
+}
+
+/// How long a thread waits for another call. One attach has no longer pause.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// So many wait at most.
+const MOST: usize = 8;
+
+/// The threads that wait; the last that came is the first to be taken.
+static WAITING: Mutex<Waiting> = Mutex::new(Waiting {
+    next: 0,
+    threads: Vec::new(),
+});
+
+struct Waiting {
+    next: u64,
+    threads: Vec<Thread>,
+}
+
+struct Thread {
+    number: u64,
+    files: Files,
+    calls: SyncSender<Call>,
+}
+
+thread_local! {
+    static FILES: Cell<Files> = const { Cell::new(Files::OfTheProcess) };
+}
+
+/// Whose files the calling thread has.
+pub(super) fn files() -> Files {
+    FILES.get()
+}
+
+/// Notes what the calling thread has done to its files, for good.
+pub(super) fn have_files(files: Files) {
+    FILES.set(files);
+}
+
+/// Runs `call` on a thread that has this name for so long. A thread that has files
+/// apart is one whose earlier call has [left](have_files) those of the process: where
+/// none waits, `call` has to do that.
+///
+/// # Errors
+/// Where no thread waits and none can be started.
+pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
+    let call: Call = Box::new(move || {
+        if let Ok(name) = CString::new(name) {
+            let _only_for_people = prctl::set_name(&name);
+        }
+        call();
+    });
+    let call = match take(files) {
+        Some(thread) => match thread.calls.send(call) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::SendError(call)) => call,
+        },
+        None => call,
+    };
+    thread::Builder::new()
+        .spawn(move || run_all(call))
+        .map(drop)
+}
+
+fn take(files: Files) -> Option<Thread> {
+    let threads = &mut lock().threads;
+    let last = threads.iter().rposition(|thread| thread.files == files)?;
+    Some(threads.remove(last))
+}
+
+/// Runs a call and those that come while the thread waits. The thread takes no signal:
+/// those of the process are for the caller's own threads, and a write past a limit
+/// (`SIGXFSZ`) is an error of the call and not the end of the process.
+fn run_all(first: Call) {
+    let _stays_as_it_was = SigSet::all().thread_block();
+    let mut call = first;
+    loop {
+        call();
+        let Some((number, calls)) = wait() else {
+            return;
+        };
+        call = match calls.recv_timeout(PATIENCE) {
+            Ok(next) => next,
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let mut waiting = lock();
+                let before = waiting.threads.len();
+                waiting.threads.retain(|thread| thread.number != number);
+                let is_taken = waiting.threads.len() == before;
+                drop(waiting);
+                // Somebody has taken the thread, and sends the call.
+                match is_taken.then(|| calls.recv()) {
+                    Some(Ok(next)) => next,
+                    _ => return,
+                }
+            }
+        };
+    }
+}
+
+/// Has the calling thread wait among the others; `None` where enough wait, and where
+/// its files are of no use to another call.
+fn wait() -> Option<(u64, Receiver<Call>)> {
+    let files = files();
+    let mut waiting = lock();
+    if files == Files::ApartWithOne || waiting.threads.len() >= MOST {
+        return None;
+    }
+    // Room for one: who takes the thread never waits for it.
+    let (sender, calls) = mpsc::sync_channel(1);
+    let number = waiting.next;
+    waiting.next += 1;
+    waiting.threads.push(Thread {
+        number,
+        files,
+        calls: sender,
+    });
+    Some((number, calls))
+}
+
+fn lock() -> MutexGuard<'static, Waiting> {
+    // No code under this lock can leave it half changed.
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn on_a_thread<T: Send + 'static>(
+        files: Files,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let (done, result) = mpsc::sync_channel(1);
+        let call = Box::new(move || {
+            let _ = done.send(call());
+        });
+        run("lunbd-test".to_owned(), files, call).unwrap();
+        result.recv_timeout(LIMIT).unwrap()
+    }
+
+    #[test]
+    fn calls_one_after_the_other_share_threads_and_those_beside_each_other_do_not() {
+        let own = nix::unistd::gettid;
+        let next = move || on_a_thread(Files::OfTheProcess, own);
+        // Other tests take threads too.
+        let limit = Instant::now() + LIMIT;
+        while next() != next() {
+            assert!(Instant::now() < limit, "no thread is taken twice");
+        }
+        let (release, hang) = mpsc::channel::<()>();
+        let (begun, thread) = mpsc::channel();
+        let call = Box::new(move || {
+            begun.send(own()).unwrap();
+            let _ = hang.recv();
+        });
+        run("lunbd-test".to_owned(), Files::OfTheProcess, call).unwrap();
+        let thread = thread.recv_timeout(LIMIT).unwrap();
+        for _ in 0..20 {
+            assert_ne!(next(), thread);
+        }
+        drop(release);
+    }
+
+    #[test]
+    fn a_call_never_runs_on_a_thread_that_has_other_files_than_it_needs() {
+        for left in [Files::Apart, Files::ApartWithOne] {
+            for _ in 0..5 {
+                // In fact, since calls of other tests may take the thread.
+                on_a_thread(left, move || {
+                    lunbd_sys::files::leave_those_of_the_process().unwrap();
+                    have_files(left);
+                });
+                let found = on_a_thread(Files::OfTheProcess, files);
+                assert_eq!(found, Files::OfTheProcess);
+            }
+        }
+        let found = on_a_thread(Files::ApartWithOne, files);
+        assert_eq!(found, Files::OfTheProcess, "a new thread");
+        let found = on_a_thread(Files::Apart, files);
+        assert!(matches!(found, Files::Apart | Files::OfTheProcess));
+    }
+
+    #[test]
+    fn a_call_that_panics_ends_its_thread_and_no_other_call() {
+        let panics = Box::new(|| panic!("on purpose"));
+        run("lunbd-test".to_owned(), Files::OfTheProcess, panics).unwrap();
+        for number in 0..20 {
+            assert_eq!(on_a_thread(Files::OfTheProcess, move || number), number);
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Which device is connected under which backend id, without a look at each device
+//! for each question.
+//!
+//! A connect shows its `pid`, and the kernel sends a `change` event. Its `backend` comes
+//! after the event, or before its `pid` on newer kernels. A disconnect takes the size
+//! away, sends its event, and then takes `pid` and `backend` away (`drivers/block/nbd.c`,
+//! `nbd_genl_connect`, `nbd_config_put`). So a device that was free, or had an id, when it
+//! was read cannot stay connected under another id without an event since. One that has
+//! a `pid` and shows no id may get one without a further event, and is read at each
+//! question.
+
+use std::collections::BTreeMap;
+
+use super::device::NbdDevice;
+use crate::error::Result;
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::{Roots, sysfs};
+use crate::uevent::{Changed, Changes, Hub};
+
+/// The devices of the machine and their backend ids. Where no events come it looks at
+/// each device for each question.
+#[derive(Debug)]
+pub(crate) struct Backends {
+    changes: Option<Changes>,
+    known: Option<BTreeMap<NbdIndex, Seen>>,
+}
+
+/// What was read of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Seen {
+    /// It is not connected.
+    Free,
+    /// It has this id. A device whose disconnect has begun has it for a moment longer:
+    /// one that has a size is `settled`, since its disconnect sends an event.
+    Named { backend: String, settled: bool },
+    /// It has a `pid` and shows no id.
+    Unnamed,
+}
+
+impl Backends {
+    /// Listens from now on; reads nothing yet.
+    pub(crate) fn new(hub: &Hub) -> Self {
+        Self::of(hub.changes(device_in))
+    }
+
+    fn of(changes: Option<Changes>) -> Self {
+        let known = None;
+        Self { changes, known }
+    }
+
+    /// The connected devices with this id. There is one at most, unless somebody gave
+    /// an id twice: the kernel does not look.
+    pub(crate) fn of_backend(&mut self, roots: &Roots, id: &BackendId) -> Result<Vec<NbdDevice>> {
+        let known = self.read(roots, true)?;
+        let is_named =
+            |seen: &Seen| matches!(seen, Seen::Named { backend, .. } if backend == id.as_str());
+        let named: Vec<NbdIndex> = known
+            .iter()
+            .filter(|(_, seen)| is_named(seen))
+            .map(|(index, _)| *index)
+            .collect();
+        let mut devices = Vec::new();
+        for index in named {
+            // It may be on its way down since it was read.
+            if backend_of(roots, index)?.as_deref() == Some(id.as_str()) {
+                devices.extend(NbdDevice::find(roots, index)?);
+            } else if let Some(known) = &mut self.known {
+                look_at(roots, index, known)?;
+            }
+        }
+        Ok(devices)
+    }
+
+    /// The indexes to try, lowest first: those that nobody has connected, then the
+    /// next one, which the kernel makes a device of.
+    pub(crate) fn candidates(&mut self, roots: &Roots) -> Result<Vec<NbdIndex>> {
+        if self.changes.is_none() {
+            return NbdDevice::candidates(roots);
+        }
+        let known = self.read(roots, false)?;
+        let is_free = |seen: &Seen| matches!(seen, Seen::Free);
+        let free = known.iter().filter(|(_, seen)| is_free(seen));
+        let mut indexes: Vec<NbdIndex> = free.map(|(index, _)| *index).collect();
+        let last = known.keys().next_back();
+        indexes.extend(NbdIndex::new(
+            last.map_or(0, |last| last.get().saturating_add(1)),
+        ));
+        Ok(indexes)
+    }
+
+    /// Has the next question look at each device.
+    pub(crate) fn forget(&mut self) {
+        self.known = None;
+    }
+
+    /// What is known now. `settle` reads the sizes that the first look left out.
+    fn read(&mut self, roots: &Roots, settle: bool) -> Result<&mut BTreeMap<NbdIndex, Seen>> {
+        let changed = self
+            .changes
+            .as_mut()
+            .map_or(Changed::Unknown, Changes::take);
+        // An error on the way leaves nothing that could be out of date.
+        let known = match (changed, self.known.take()) {
+            (Changed::These(names), Some(mut known)) => {
+                for index in names.iter().filter_map(|name| NbdIndex::of_name(name)) {
+                    look_at(roots, index, &mut known)?;
+                }
+                let unsettled = known.iter().filter(|(_, seen)| match seen {
+                    Seen::Free => false,
+                    Seen::Named { settled, .. } => settle && !settled,
+                    Seen::Unnamed => true,
+                });
+                let unsettled: Vec<NbdIndex> = unsettled.map(|(index, _)| *index).collect();
+                for index in unsettled {
+                    look_at(roots, index, &mut known)?;
+                }
+                known
+            }
+            _ => each(roots)?,
+        };
+        Ok(self.known.insert(known))
+    }
+}
+
+/// The name of the NBD device in the path of its event, or of one of a partition's.
+fn device_in(devpath: &str) -> Option<&str> {
+    let mut names = devpath.split('/');
+    names.find(|name| NbdIndex::of_name(name).is_some())
+}
+
+/// One file of each device that is connected, for there may be a thousand.
+fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, Seen>> {
+    let mut known = BTreeMap::new();
+    for index in NbdDevice::indexes(roots)? {
+        let seen = match backend_of(roots, index)? {
+            Some(backend) => Seen::Named {
+                backend,
+                settled: false,
+            },
+            None if folder(roots, index).join("pid").exists() => Seen::Unnamed,
+            None => Seen::Free,
+        };
+        known.insert(index, seen);
+    }
+    Ok(known)
+}
+
+fn look_at(roots: &Roots, index: NbdIndex, known: &mut BTreeMap<NbdIndex, Seen>) -> Result<()> {
+    let folder = folder(roots, index);
+    let seen = if let Some(backend) = backend_of(roots, index)? {
+        let size = sysfs::read_if_there(&folder.join("size"))?;
+        let settled = size.is_some_and(|size| size != "0");
+        Some(Seen::Named { backend, settled })
+    } else if folder.join("pid").exists() {
+        Some(Seen::Unnamed)
+    } else {
+        folder.exists().then_some(Seen::Free)
+    };
+    match seen {
+        Some(seen) => known.insert(index, seen),
+        None => known.remove(&index),
+    };
+    Ok(())
+}
+
+fn folder(roots: &Roots, index: NbdIndex) -> std::path::PathBuf {
+    roots.sysfs.join("block").join(index.name())
+}
+
+/// Its id, which is empty where it was connected without one; `None` where the kernel
+/// shows none.
+fn backend_of(roots: &Roots, index: NbdIndex) -> Result<Option<String>> {
+    sysfs::read_if_there(&folder(roots, index).join("backend"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::uevent::Noted;
+
+    struct Machine {
+        _root: tempfile::TempDir,
+        roots: Roots,
+        noted: Arc<Noted>,
+        backends: Backends,
+    }
+
+    impl Machine {
+        /// With these devices, none of which is connected.
+        fn new(indexes: std::ops::Range<u32>) -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let roots = Roots::below(root.path());
+            fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+            let (changes, noted) = Changes::by_hand(device_in);
+            let machine = Self {
+                _root: root,
+                roots,
+                noted,
+                backends: Backends::of(Some(changes)),
+            };
+            for index in indexes {
+                machine.add(index);
+            }
+            machine
+        }
+
+        fn dir(&self, index: u32) -> PathBuf {
+            self.roots.sysfs.join(format!("block/nbd{index}"))
+        }
+
+        fn add(&self, index: u32) {
+            fs::create_dir_all(self.dir(index)).unwrap();
+            let files = [("dev", format!("43:{index}\n")), ("size", "0\n".to_owned())];
+            for (file, text) in files {
+                fs::write(self.dir(index).join(file), text).unwrap();
+            }
+        }
+
+        fn event(&self, index: u32) {
+            self.noted.event(&format!("/block/nbd{index}"));
+        }
+
+        /// Shows what the kernel shows of a connected device, without its event.
+        fn show(&self, index: u32, id: &str) {
+            for (file, text) in [("pid", "7\n"), ("size", "8\n"), ("backend", id)] {
+                fs::write(self.dir(index).join(file), text).unwrap();
+            }
+        }
+
+        fn connect(&self, index: u32, id: &str) {
+            self.show(index, id);
+            self.event(index);
+        }
+
+        fn disconnect(&self, index: u32) {
+            fs::write(self.dir(index).join("size"), "0\n").unwrap();
+            self.event(index);
+            for file in ["pid", "backend"] {
+                fs::remove_file(self.dir(index).join(file)).unwrap();
+            }
+        }
+
+        fn with(&mut self, id: &str) -> Vec<u32> {
+            let id = id.parse().unwrap();
+            let found = self.backends.of_backend(&self.roots, &id).unwrap();
+            found.iter().map(|device| device.index().get()).collect()
+        }
+
+        fn free(&mut self) -> Vec<u32> {
+            let free = self.backends.candidates(&self.roots).unwrap();
+            free.iter().map(|index| index.get()).collect()
+        }
+    }
+
+    #[test]
+    fn a_connect_and_a_disconnect_of_another_process_are_seen_by_their_events() {
+        let mut machine = Machine::new(0..3);
+        machine.connect(0, "first");
+        assert_eq!(machine.with("first"), [0]);
+        assert!(machine.with("second").is_empty());
+        assert_eq!(machine.free(), [1, 2, 3]);
+        machine.connect(2, "second");
+        assert_eq!(machine.with("second"), [2]);
+        assert_eq!(machine.free(), [1, 3]);
+        machine.disconnect(0);
+        assert!(machine.with("first").is_empty());
+        assert_eq!(machine.free(), [0, 1, 3]);
+        machine.connect(0, "third");
+        assert_eq!(machine.with("third"), [0]);
+        machine.add(3);
+        machine.event(3);
+        assert_eq!(machine.free(), [1, 3, 4]);
+    }
+
+    #[test]
+    fn the_id_that_a_connect_shows_after_its_event_is_found() {
+        let mut machine = Machine::new(0..1);
+        assert!(machine.with("late").is_empty());
+        fs::write(machine.dir(0).join("pid"), "7\n").unwrap();
+        machine.event(0);
+        assert!(machine.with("late").is_empty());
+        machine.show(0, "late");
+        assert_eq!(machine.with("late"), [0]);
+    }
+
+    #[test]
+    fn a_device_whose_disconnect_had_begun_when_it_was_read_is_free_in_the_end() {
+        for known_before in [true, false] {
+            let mut machine = Machine::new(0..1);
+            machine.connect(0, "going");
+            if known_before {
+                assert_eq!(machine.with("going"), [0]);
+            }
+            fs::write(machine.dir(0).join("size"), "0\n").unwrap();
+            machine.event(0);
+            // The id is there a moment longer than the event.
+            assert_eq!(machine.with("going"), [0]);
+            for file in ["pid", "backend"] {
+                fs::remove_file(machine.dir(0).join(file)).unwrap();
+            }
+            assert!(machine.with("going").is_empty());
+            assert_eq!(machine.free(), [0, 1]);
+        }
+    }
+
+    #[test]
+    fn a_device_without_an_event_is_not_read_again_until_events_are_lost() {
+        let mut machine = Machine::new(0..2);
+        machine.connect(0, "first");
+        assert_eq!(machine.with("first"), [0]);
+        // No kernel does this. It shows what is read.
+        machine.show(1, "unseen");
+        assert!(machine.with("unseen").is_empty());
+        machine.noted.lose();
+        assert_eq!(machine.with("unseen"), [1]);
+        machine.backends.forget();
+        machine.show(0, "other");
+        assert_eq!(machine.with("other"), [0]);
+    }
+
+    #[test]
+    fn an_id_is_read_again_on_the_device_before_it_is_believed() {
+        let mut machine = Machine::new(0..1);
+        machine.connect(0, "first");
+        assert_eq!(machine.with("first"), [0]);
+        machine.show(0, "other");
+        assert!(machine.with("first").is_empty());
+        assert_eq!(machine.with("other"), [0]);
+    }
+
+    #[test]
+    fn two_devices_with_one_id_are_both_found_and_one_that_was_removed_is_not() {
+        let mut machine = Machine::new(0..3);
+        machine.connect(0, "twice");
+        machine.connect(2, "twice");
+        assert_eq!(machine.with("twice"), [0, 2]);
+        fs::remove_dir_all(machine.dir(2)).unwrap();
+        machine.event(2);
+        assert_eq!(machine.with("twice"), [0]);
+        assert_eq!(machine.free(), [1, 2]);
+    }
+
+    #[test]
+    fn without_events_each_question_looks_at_each_device() {
+        let mut machine = Machine::new(0..2);
+        machine.backends = Backends::of(None);
+        machine.show(1, "first");
+        assert_eq!(machine.with("first"), [1]);
+        machine.show(0, "second");
+        assert_eq!(machine.with("second"), [0]);
+        assert_eq!(machine.free(), [2]);
+    }
+
+    /// How often this thread has read from a file.
+    fn reads() -> u64 {
+        let io = fs::read_to_string("/proc/thread-self/io").unwrap();
+        let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
+        count.unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn the_questions_of_one_more_device_read_as_much_beside_a_thousand_others_as_beside_ten() {
+        let read_beside = |others: u32| {
+            let mut machine = Machine::new(0..others + 1);
+            for index in 0..others {
+                machine.connect(index, &format!("v{index}"));
+            }
+            // The first reads the ids, and the second the sizes.
+            for _ in 0..2 {
+                assert!(machine.with("wanted").is_empty());
+            }
+            let before = reads();
+            assert!(machine.with("wanted").is_empty());
+            assert_eq!(machine.free(), [others, others + 1]);
+            machine.connect(others, "wanted");
+            assert_eq!(machine.with("wanted"), [others]);
+            reads() - before
+        };
+        let few = read_beside(10);
+        assert!(few > 0);
+        assert_eq!(read_beside(1000), few);
+    }
+}

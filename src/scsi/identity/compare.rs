@@ -1,0 +1,250 @@
+//! Whether two identities are of one unit: the one comparison that attach, detach,
+//! recover, reap, resize and the inventory make.
+
+use std::fmt;
+
+use super::Identity;
+use crate::id::{NameKind, Wwid};
+
+/// Whether two identities are of one logical unit.
+///
+/// The names of VPD page 83h that are of the unit itself (association 0), and what each
+/// proves:
+///
+/// | designator | where it is | who makes it unique | equal | different |
+/// |---|---|---|---|---|
+/// | NAA 2, IEEE Extended | SPC-5 7.7.6.6.2 | IEEE, by the company id | same unit | another unit |
+/// | NAA 5, IEEE Registered | SPC-5 7.7.6.6.4 | IEEE, by the company id | same unit | another unit |
+/// | NAA 6, IEEE Registered Extended | SPC-5 7.7.6.6.5 | IEEE, by the company id | same unit | another unit |
+/// | EUI-64 based | SPC-5 7.7.6.5 | IEEE, by the company id | same unit | another unit |
+/// | SCSI name string, `iqn.` | SPC-5 7.7.6.11, RFC 7143 4.2.7 | the owner of the domain | same unit | another unit |
+/// | UUID | SPC-5 7.7.6.12, RFC 4122 | the algorithm | same unit | another unit |
+/// | NAA 3, Locally Assigned | SPC-5 7.7.6.6.3 | nobody: an administrator | supports | another unit, weakly |
+/// | NAA 2, 5, 6, EUI-64 with company id 0 or `FFFFFFh`, UUID of zeros or ones | as above | nobody: the IEEE assigns no such id | supports | another unit, weakly |
+/// | NAA 2 with company id `000347h`, as SPDK gives | SPDK `lib/scsi/scsi_bdev.c`, `bdev_scsi_set_naa_ieee_extended` | nobody: it is made of parts of the bdev's name, the same for `Malloc0` and `Malloc1` | supports | another unit, weakly |
+/// | T10 vendor identification | SPC-5 7.7.6.4 | the vendor, where it appends a number | supports | another unit, weakly |
+/// | unit serial number, page 80h | SPC-5 7.7.14 | the vendor, for one product | supports | another unit, weakly |
+/// | vendor specific, and vendor, product and serial number | SPC-5 7.7.6.3 | nobody | supports where there is nothing else | another unit, weakly |
+///
+/// Names in a SCSI name string of `naa.` or `eui.` count as what they hold.
+///
+/// 1. A kind of unique name that both have and in which they share none: `Different`,
+///    whatever else they share.
+/// 2. A unique name that both have: `Same`, strongly. A T10 text that a new firmware
+///    spells otherwise changes nothing, and neither does another serial number alone.
+///    Where both have a T10 text and a serial number, and both differ: `Unknown`, since
+///    a target may give one name to two units.
+/// 3. Both have unique names, of different kinds: `Different`.
+/// 4. Only one has a unique name: `Different` where what both have beside it differs, or
+///    else `Unknown`.
+/// 5. Neither has one: what both have decides. All of it is equal, and a name is among
+///    it: `Same`, weakly. One kind shares nothing: `Different`, weakly. Else `Unknown`.
+///
+/// `Same` with [`Strength::Weak`] is no proof. Two targets may give their units the same
+/// locally assigned names: tgt makes its NAA 3 of the numbers of target and LUN. On such
+/// an equality alone nothing is taken away, and no two paths are put together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Comparison {
+    /// They are of one unit, as far as these names can say it.
+    Same(Strength),
+    /// They are of two units.
+    Different(Contradiction),
+    /// They have nothing in common that could be compared, or too little.
+    Unknown,
+}
+
+/// What an agreement or a contradiction rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Strength {
+    /// Names that others may have too.
+    Weak,
+    /// A name that a standard promises to no other unit.
+    Strong,
+}
+
+/// What two units differ in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Contradiction {
+    /// What it rests on.
+    pub strength: Strength,
+    /// What the first says.
+    pub ours: String,
+    /// What the second says of the same kind.
+    pub theirs: String,
+}
+
+impl Comparison {
+    /// Whether they are of one unit, be it weakly.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        matches!(self, Self::Same(_))
+    }
+
+    /// Whether they are of two units, be it weakly.
+    #[must_use]
+    pub fn is_different(&self) -> bool {
+        matches!(self, Self::Different(_))
+    }
+
+    /// Whether a unique name says that they are of one unit.
+    #[must_use]
+    pub fn is_proven_same(&self) -> bool {
+        matches!(self, Self::Same(Strength::Strong))
+    }
+
+    /// Whether unique names say that they are of two units.
+    #[must_use]
+    pub fn is_proven_different(&self) -> bool {
+        matches!(self, Self::Different(why) if why.strength == Strength::Strong)
+    }
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not {}", self.ours, self.theirs)
+    }
+}
+
+impl Identity {
+    /// Compares two identities, by the rules at [`Comparison`]. An identity with no name
+    /// is the same as none and different from none.
+    #[must_use]
+    pub fn compare(&self, other: &Self) -> Comparison {
+        if self.names.is_empty() || other.names.is_empty() {
+            return Comparison::Unknown;
+        }
+        let (ours, theirs) = (self.split(), other.split());
+        let unique = Side::compare(&ours.unique, &theirs.unique);
+        if let Some((ours, theirs)) = unique.differ {
+            return different(Strength::Strong, ours, theirs);
+        }
+        let both_unique = !ours.unique.is_empty() && !theirs.unique.is_empty();
+        if both_unique {
+            let share = ours.unique.iter().any(|name| theirs.unique.contains(name));
+            return match (share, ours.unique.first(), theirs.unique.first()) {
+                (false, Some(ours), Some(theirs)) => {
+                    different(Strength::Strong, ours.to_string(), theirs.to_string())
+                }
+                _ if self.differs_beside_its_names(other) => Comparison::Unknown,
+                _ => Comparison::Same(Strength::Strong),
+            };
+        }
+        let is_weak = ours.unique.is_empty() && theirs.unique.is_empty();
+        let mut support = Side::compare(&ours.support, &theirs.support);
+        if ours.support.is_empty() && theirs.support.is_empty() && is_weak {
+            support = Side::compare(&ours.made_up, &theirs.made_up);
+        }
+        if let Some((ours, theirs)) = support.differ {
+            return different(Strength::Weak, ours, theirs);
+        }
+        if let Some((ours, theirs)) = self.other_serial(other) {
+            let serial = |number| format!("serial number {number}");
+            return different(Strength::Weak, serial(ours), serial(theirs));
+        }
+        if is_weak && support.agree && !support.overlap {
+            return Comparison::Same(Strength::Weak);
+        }
+        Comparison::Unknown
+    }
+
+    /// Whether both have a T10 text and a serial number, and neither is the same.
+    pub(crate) fn differs_beside_its_names(&self, other: &Self) -> bool {
+        let texts = |identity: &Self| -> Vec<Wwid> {
+            let names = identity.names.iter();
+            let texts = names.filter(|name| name.kind() == NameKind::T10);
+            texts.cloned().collect()
+        };
+        let (ours, theirs) = (texts(self), texts(other));
+        let one_has_none = ours.is_empty() || theirs.is_empty();
+        let is_shared = |name| theirs.contains(name);
+        !one_has_none && !ours.iter().any(is_shared) && self.other_serial(other).is_some()
+    }
+
+    /// The serial numbers, where both have one and they differ.
+    fn other_serial<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str)> {
+        let (ours, theirs) = (self.serial.as_deref()?, other.serial.as_deref()?);
+        (ours != theirs).then_some((ours, theirs))
+    }
+
+    /// Whether it has names, and none that is [unique](Wwid::is_unique).
+    #[must_use]
+    pub fn is_weak(&self) -> bool {
+        !self.names.is_empty() && !self.names.iter().any(Wwid::is_unique)
+    }
+
+    fn split(&self) -> Split<'_> {
+        let mut split = Split::default();
+        for name in &self.names {
+            match name.kind() {
+                _ if name.is_unique() => &mut split.unique,
+                _ if name.is_made_up() => &mut split.made_up,
+                _ => &mut split.support,
+            }
+            .push(name);
+        }
+        split
+    }
+}
+
+fn different(strength: Strength, ours: String, theirs: String) -> Comparison {
+    Comparison::Different(Contradiction {
+        strength,
+        ours,
+        theirs,
+    })
+}
+
+/// The names of one unit, by what they prove.
+#[derive(Default)]
+struct Split<'a> {
+    unique: Vec<&'a Wwid>,
+    support: Vec<&'a Wwid>,
+    made_up: Vec<&'a Wwid>,
+}
+
+/// How names compare, kind by kind.
+#[derive(Default)]
+struct Side {
+    /// All names of some kind are the same.
+    agree: bool,
+    /// Of some kind some are the same and some are not.
+    overlap: bool,
+    /// The first names of a kind of which none is the same.
+    differ: Option<(String, String)>,
+}
+
+impl Side {
+    fn compare(ours: &[&Wwid], theirs: &[&Wwid]) -> Self {
+        let mut side = Self::default();
+        let mut kinds: Vec<NameKind> = ours.iter().map(|name| name.kind()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        for kind in kinds {
+            let of_kind = |names: &[&'_ Wwid]| -> Vec<Wwid> {
+                let names = names.iter().filter(|name| name.kind() == kind);
+                names.map(|name| (*name).clone()).collect()
+            };
+            let (ours, theirs) = (of_kind(ours), of_kind(theirs));
+            let [first, ..] = theirs.as_slice() else {
+                continue;
+            };
+            let is_shared = |name: &Wwid| theirs.contains(name);
+            if !ours.iter().any(is_shared) {
+                let ours = ours.first().map(ToString::to_string).unwrap_or_default();
+                side.differ.get_or_insert((ours, first.to_string()));
+            } else if ours.len() == theirs.len() && ours.iter().all(is_shared) {
+                side.agree = true;
+            } else {
+                side.overlap = true;
+            }
+        }
+        side
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Which devices of one kind have had an event of the kernel's since the last
+//! question: what an index of them has to read again, and when it has to be made
+//! again.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::dispatch::Dispatch;
+use super::kernel_reader::KernelReader;
+
+/// Which component of a device path names a device of the kind; `None` where the
+/// path is of another kind.
+pub(crate) type Naming = fn(&str) -> Option<&str>;
+
+/// More names than this between two questions cost more than a new index.
+const MOST_NAMES: usize = 1024;
+
+/// The answer to a question.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// These devices had an event, and no other one: every event that the kernel had
+    /// sent before the question is taken into account.
+    These(BTreeSet<String>),
+    /// Events are lost, or none come: any device may have changed.
+    Unknown,
+}
+
+/// A subscription to the names of the devices that have events. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    noted: Arc<Noted>,
+    /// The source of the events; `None` in a test that hands them out itself.
+    source: Option<(Arc<Dispatch>, Arc<Mutex<KernelReader>>)>,
+}
+
+impl Changes {
+    pub(super) fn new(
+        naming: Naming,
+        dispatch: &Arc<Dispatch>,
+        reader: &Arc<Mutex<KernelReader>>,
+    ) -> Self {
+        let noted = Noted::new(naming);
+        dispatch.note_changes(&noted);
+        let source = Some((Arc::clone(dispatch), Arc::clone(reader)));
+        Self { noted, source }
+    }
+
+    /// A subscription without a hub, and the end that its events go into.
+    #[cfg(test)]
+    pub(crate) fn by_hand(naming: Naming) -> (Self, Arc<Noted>) {
+        let noted = Noted::new(naming);
+        let changes = Self {
+            noted: Arc::clone(&noted),
+            source: None,
+        };
+        (changes, noted)
+    }
+
+    /// What has changed since the last call, or since the subscription. What the
+    /// kernel's socket holds is read first, so that no event that was sent before the
+    /// call is missing. Until the first event has come it is not known that any come: a
+    /// network namespace of another user namespace gets none.
+    pub(crate) fn take(&mut self) -> Changed {
+        let has_all = self.source.as_ref().is_none_or(|(dispatch, reader)| {
+            KernelReader::lock(reader).catch_up(dispatch) && dispatch.counts().has_events()
+        });
+        let taken = self.noted.take();
+        if has_all { taken } else { Changed::Unknown }
+    }
+}
+
+/// What a subscription has noted, which the hub's thread and those who ask share.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    naming: Naming,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    names: BTreeSet<String>,
+    lost: bool,
+}
+
+impl Noted {
+    fn new(naming: Naming) -> Arc<Self> {
+        Arc::new(Self {
+            naming,
+            inner: Mutex::default(),
+        })
+    }
+
+    /// Takes in an event of this device path.
+    pub(crate) fn event(&self, devpath: &str) {
+        let Some(name) = (self.naming)(devpath) else {
+            return;
+        };
+        let mut inner = self.lock();
+        if inner.names.len() >= MOST_NAMES && !inner.names.contains(name) {
+            inner.lost = true;
+        } else if !inner.names.contains(name) {
+            inner.names.insert(name.to_owned());
+        }
+    }
+
+    /// Takes in that events are lost.
+    pub(crate) fn lose(&self) {
+        self.lock().lost = true;
+    }
+
+    fn take(&self) -> Changed {
+        let inner = std::mem::take(&mut *self.lock());
+        if inner.lost {
+            Changed::Unknown
+        } else {
+            Changed::These(inner.names)
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code under this lock can leave it half changed.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::tests::event;
+    use super::*;
+
+    fn disk(devpath: &str) -> Option<&str> {
+        devpath.split('/').find(|name| name.starts_with("nbd"))
+    }
+
+    fn these(names: &[&str]) -> Changed {
+        Changed::These(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn a_question_is_answered_with_the_devices_of_the_kind_that_had_events_since_the_last_one() {
+        let (mut changes, noted) = Changes::by_hand(disk);
+        assert_eq!(changes.take(), these(&[]));
+        for path in [
+            "/block/nbd3",
+            "/block/sda",
+            "/block/nbd3/nbd3p1",
+            "/block/nbd7",
+        ] {
+            noted.event(path);
+        }
+        assert_eq!(changes.take(), these(&["nbd3", "nbd7"]));
+        assert_eq!(changes.take(), these(&[]));
+    }
+
+    #[test]
+    fn a_loss_of_events_makes_the_next_answer_unknown_and_no_later_one() {
+        let (mut changes, noted) = Changes::by_hand(disk);
+        noted.event("/block/nbd3");
+        noted.lose();
+        noted.event("/block/nbd4");
+        assert_eq!(changes.take(), Changed::Unknown);
+        assert_eq!(changes.take(), these(&[]));
+    }
+
+    #[test]
+    fn more_names_than_are_kept_make_the_answer_unknown() {
+        let (mut changes, noted) = Changes::by_hand(disk);
+        for number in 0..=MOST_NAMES {
+            noted.event(&format!("/block/nbd{number}"));
+        }
+        assert_eq!(changes.take(), Changed::Unknown);
+    }
+
+    #[test]
+    fn an_overrun_of_the_hub_and_its_end_are_losses_of_each_subscription() {
+        let dispatch = Dispatch::default();
+        let noted = Noted::new(disk);
+        dispatch.note_changes(&noted);
+        dispatch.deliver_of_kernel(&event("/block/nbd3").devpath, || false, || None);
+        assert_eq!(noted.take(), these(&["nbd3"]));
+        dispatch.resync();
+        assert_eq!(noted.take(), Changed::Unknown);
+        dispatch.close();
+        assert_eq!(noted.take(), Changed::Unknown);
+    }
+
+    #[test]
+    fn a_subscription_that_was_dropped_is_noted_for_no_more() {
+        let dispatch = Dispatch::default();
+        drop({
+            let noted = Noted::new(disk);
+            dispatch.note_changes(&noted);
+            noted
+        });
+        dispatch.deliver_of_kernel("/block/nbd3", || false, || None);
+        assert_eq!(dispatch.count_of_noted(), 0);
+    }
+}

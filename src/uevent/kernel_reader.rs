@@ -1,0 +1,86 @@
+//! The kernel's socket, which the hub's thread reads, and whoever has to know at
+//! once what it holds.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::dispatch::Dispatch;
+use super::event::{Event, Origin};
+use super::message::Message;
+use super::socket::{DropCount, KernelSocket, Received};
+use crate::error::Result;
+
+pub(super) struct KernelReader {
+    socket: KernelSocket,
+    drops: DropCount,
+}
+
+impl std::fmt::Debug for KernelReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("KernelReader")
+    }
+}
+
+impl KernelReader {
+    pub(super) fn open(receive_buffer: usize) -> Result<Self> {
+        let socket = KernelSocket::open(receive_buffer)?;
+        // The first look counts what was lost so far.
+        let drops = DropCount::default();
+        Ok(Self { socket, drops })
+    }
+
+    /// The lock's holder delivers the events, so they keep their order.
+    pub(super) fn lock(reader: &Mutex<Self>) -> MutexGuard<'_, Self> {
+        reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands out what the socket holds, and no more than `most` datagrams. Whether it
+    /// was all, with nothing lost that was not told.
+    pub(super) fn read(&mut self, most: usize, dispatch: &Dispatch) -> bool {
+        let mut is_empty = false;
+        for _ in 0..most {
+            match self.socket.receive() {
+                Received::Datagram(datagram) => match Message::parse(datagram) {
+                    Ok(message) => feed(dispatch, &message),
+                    Err(malformed) => {
+                        tracing::debug!(%malformed, "a datagram that is no uevent");
+                        dispatch.counts().stranger();
+                    }
+                },
+                Received::Stranger => dispatch.counts().stranger(),
+                // Counted below.
+                Received::Overrun => {}
+                Received::Nothing => {
+                    is_empty = true;
+                    break;
+                }
+            }
+        }
+        let rose = self.drops.rose(&self.socket);
+        if rose == Some(true) {
+            dispatch.resync();
+        }
+        is_empty && rose.is_some()
+    }
+
+    /// Hands out all that the kernel had sent before the call. `false` where that is
+    /// not certain: more comes than is read.
+    pub(super) fn catch_up(&mut self, dispatch: &Dispatch) -> bool {
+        /// Above what the socket's buffer holds.
+        const MOST: usize = 1 << 16;
+        self.read(MOST, dispatch)
+    }
+}
+
+impl AsFd for KernelReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Hands an event of the kernel's out.
+pub(super) fn feed(dispatch: &Dispatch, message: &Message<'_>) {
+    let is_news = || message.action == "change" && message.property("SDEV_UA").is_some();
+    let event = || Some(Event::of(Origin::Kernel, message));
+    dispatch.deliver_of_kernel(message.devpath, is_news, event);
+}

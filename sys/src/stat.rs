@@ -1,0 +1,54 @@
+//! Which block device a path leads to, without asking a file server.
+
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use nix::errno::Errno;
+
+/// The major and minor number of the block device that `path` leads to, links
+/// followed; `None` where it is something else.
+///
+/// `AT_STATX_DONT_SYNC` and `AT_NO_AUTOMOUNT`: a network or FUSE file system answers
+/// from what the kernel has of it, and nothing is mounted. The walk of the path up to
+/// its last component can still wait for a server.
+///
+/// # Errors
+/// The errno of `statx` (Linux 4.11); `InvalidInput` for a path with a zero byte.
+#[doc(alias = "statx")]
+pub fn block_number_at(path: &Path) -> io::Result<Option<(u32, u32)>> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut found = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path ends with a zero byte and lives through the call, and the
+    // kernel writes no more than one `struct statx` to the buffer of that type.
+    let result = unsafe {
+        libc::statx(
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT,
+            libc::STATX_TYPE,
+            found.as_mut_ptr(),
+        )
+    };
+    Errno::result(result)?;
+    // SAFETY: zeroes are a valid `struct statx`, which has only integers.
+    let found = unsafe { found.assume_init() };
+    let kind = libc::mode_t::from(found.stx_mode) & libc::S_IFMT;
+    Ok((kind == libc::S_IFBLK).then_some((found.stx_rdev_major, found.stx_rdev_minor)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_no_block_device_and_what_is_missing_is_an_error() {
+        for path in ["/dev/null", "/proc/self/exe", "/"] {
+            assert_eq!(block_number_at(Path::new(path)).unwrap(), None, "{path}");
+        }
+        let missing = block_number_at(Path::new("/none/there")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,108 @@
+//! What the engine does with SCSI volumes, as one suite for two machines.
+//!
+//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of
+//! `tests/fake_kernel`; `vm-tests/tests/guest/behaviours.rs` runs the same source on real
+//! kernels with `scsi_debug` and a real udevd. So the fake kernel is held to what the
+//! real ones do. A test here is true on both; what only one of them has belongs
+//! elsewhere.
+
+pub(crate) mod attach;
+pub(crate) mod detach;
+pub(crate) mod hung;
+pub(crate) mod lost;
+pub(crate) mod machine;
+pub(crate) mod minimum;
+pub(crate) mod reconcile;
+pub(crate) mod recovery;
+pub(crate) mod replaced;
+pub(crate) mod resize;
+pub(crate) mod uevents;
+pub(crate) mod volumes;
+
+/// Makes a `#[test]` of each behaviour, on the machine that is named. A behaviour
+/// that is not listed here is dead code, which the compiler refuses.
+#[macro_export]
+macro_rules! behaviours {
+    ($machine:ident) => {
+        $crate::behaviours! { $machine:
+            attach {
+                one_of_many_luns_is_attached_and_no_other_device_appears,
+                what_is_attached_already_comes_back_unchanged_and_proven_again,
+                the_expected_unit_is_attached_by_any_of_its_names,
+                a_wrong_expectation_leaves_nothing_behind,
+                a_wrong_expectation_leaves_what_somebody_else_attached,
+                a_lun_that_is_not_there_is_not_found_within_a_second_and_leaves_nothing,
+                a_host_that_is_not_there_is_named_with_those_that_are,
+                a_channel_beyond_the_hosts_limits_is_refused_by_the_kernel,
+                a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behind,
+                two_attaches_at_once_bring_one_device_and_both_get_it,
+                an_offline_device_is_not_handed_out_and_stays,
+                an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_on_with_its_device,
+            }
+            uevents {
+                an_attach_and_a_detach_cause_only_the_kernels_own_minimum_of_uevents_in_its_order,
+            }
+            detach {
+                a_detached_disk_is_gone_from_sysfs_from_dev_and_from_udev,
+                the_receipt_names_what_was_read_back,
+                what_is_gone_already_is_detached_and_unchanged,
+                a_disk_that_somebody_else_deleted_is_detached_and_unchanged,
+                a_disk_is_detached_by_its_node_and_by_a_link_to_it,
+                a_disk_of_another_unit_than_the_expected_one_is_left,
+                a_disk_that_a_process_has_claimed_is_refused_and_the_process_is_named,
+                a_process_that_has_a_disk_open_for_writing_is_refused_and_named,
+                a_process_that_only_reads_does_not_hold_a_detach_up,
+                a_mounted_disk_is_refused_with_its_mounts_path,
+                an_offline_disk_that_nobody_has_open_is_detached_and_said_to_be_unflushed,
+                a_flush_that_fails_ends_the_detach_and_is_told_until_it_is_given_up,
+            }
+            replaced {
+                a_device_of_another_unit_that_nobody_uses_is_replaced_and_its_links_are_the_new_units,
+                a_device_of_another_unit_that_is_mounted_is_refused_and_left,
+            }
+            lost {
+                a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_in_nothing,
+                a_device_deleted_at_any_stage_of_its_detach_is_gone,
+                a_device_put_offline_at_any_stage_of_its_attach_is_taken_away_again,
+                a_device_replaced_at_any_stage_of_its_attach_is_not_taken_for_the_next_nor_the_next_taken_away,
+                a_device_replaced_by_another_unit_at_any_stage_of_its_detach_is_not_taken_down_for_it,
+                a_device_put_offline_at_any_stage_of_its_detach_is_never_said_to_be_flushed,
+            }
+            hung {
+                a_scan_that_hangs_quarantines_its_host_until_it_returns_while_another_host_attaches,
+                a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_its_host,
+            }
+            resize {
+                a_unit_that_grew_is_seen_at_its_new_size_once_it_is_resized,
+                a_unit_that_has_not_grown_as_far_as_it_was_to_is_not_ready,
+                an_offline_path_is_not_resized_and_named,
+            }
+            volumes {
+                a_volume_is_attached_found_by_a_recovery_and_detached_without_a_record,
+                a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_again,
+                a_volume_that_somebody_deleted_is_attached_again_by_a_repeated_attach,
+                an_attach_of_a_volume_that_fails_leaves_no_record,
+                a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stays_complete,
+            }
+            recovery {
+                a_unit_that_is_another_device_now_is_changed_and_left_alone,
+                a_unit_whose_paths_are_silent_is_left_alone_until_they_answer,
+                a_resize_is_written_down_and_one_that_was_begun_is_finished,
+                a_second_volume_whose_path_leads_to_the_first_ones_unit_is_taken_down_again,
+            }
+            reconcile {
+                what_is_wanted_is_attached_what_is_lost_comes_back_and_the_rest_is_detached,
+                a_path_that_is_lost_and_comes_back_is_taken_in_again,
+                a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody,
+            }
+        }
+    };
+    ($machine:ident: $($module:ident { $($name:ident,)* })*) => {
+        $(mod $module {
+            $(#[test]
+            fn $name() {
+                super::behaviour::$module::$name::<super::$machine>();
+            })*
+        })*
+    };
+}

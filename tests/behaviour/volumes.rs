@@ -1,0 +1,154 @@
+//! Volumes of a journal.
+
+use lunbd::engine::{Action, Condition, DetachVolume, Journal};
+use lunbd::error::Stage;
+use lunbd::id::VolumeId;
+use lunbd::{AttachRequest, Engine, ErrorKind, Source};
+
+use super::machine::{Machine, delete, detach, devices, soon, unit};
+
+const NONE: [&str; 0] = [];
+
+fn id(text: &str) -> VolumeId {
+    text.parse().unwrap()
+}
+
+fn open(machine: &impl Machine, engine: &Engine) -> Journal {
+    engine.open_journal_at(&machine.journal(), soon()).unwrap()
+}
+
+fn request(source: &Source) -> AttachRequest {
+    AttachRequest::new(source.clone())
+}
+
+/// A recovery in another engine, as after a restart: the one volume's condition and
+/// what was done about it.
+fn recover<M: Machine>(machine: &M) -> Option<(Condition, Action)> {
+    let engine = machine.engine();
+    let mut recovery = engine.recover(&open(machine, &engine), soon()).unwrap();
+    assert!(recovery.problems.is_empty(), "{recovery:?}");
+    assert!(recovery.volumes.len() <= 1, "{recovery:?}");
+    let volume = recovery.volumes.pop()?;
+    Some((volume.condition, volume.action))
+}
+
+pub(crate) fn a_volume_is_attached_found_by_a_recovery_and_detached_without_a_record<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let attached = engine.attach_volume(&journal, &volume, &request(&source), soon());
+    assert!(attached.unwrap().changed);
+    drop(journal);
+    let found = recover(&*machine);
+    assert!(
+        matches!(found, Some((Condition::Complete, Action::Nothing))),
+        "{found:?}"
+    );
+    let journal = open(&*machine, &engine);
+    let detached = engine.detach_volume(&journal, &volume, &DetachVolume::default(), soon());
+    assert!(detached.unwrap().safe_to_unmap);
+    assert_eq!(journal.records(), []);
+    drop(journal);
+    assert!(recover(&*machine).is_none());
+    assert_eq!(devices(&*machine, &engine), NONE);
+}
+
+pub(crate) fn a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_again<M: Machine>() {
+    let machine = M::with(2, 4);
+    let (engine, hosts) = (machine.engine(), machine.hosts());
+    let journal = open(&*machine, &engine);
+    let first = unit(hosts[0], 1);
+    let attached = engine.attach_volume(&journal, &id("pvc-1"), &request(&first), soon());
+    let name = attached
+        .unwrap()
+        .identity()
+        .unwrap()
+        .wwid()
+        .unwrap()
+        .clone();
+    // The same source.
+    let again = engine.attach_volume(&journal, &id("pvc-2"), &request(&first), soon());
+    let error = again.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(error.to_string().contains("pvc-1"), "{error}");
+    // Another source, with the unit's name. Where another unit may have that too, the one
+    // that answers there is asked first.
+    let second = request(&unit(hosts[0], 2)).expect(name.clone());
+    let again = engine.attach_volume(&journal, &id("pvc-2"), &second, soon());
+    let error = again.unwrap_err();
+    if name.is_unique() {
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains("pvc-1"), "{error}");
+    } else {
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    }
+    assert_eq!(journal.records().len(), 1);
+    assert_eq!(devices(&*machine, &engine).len(), 1);
+    let how = DetachVolume::default();
+    engine
+        .detach_volume(&journal, &id("pvc-1"), &how, soon())
+        .unwrap();
+}
+
+pub(crate) fn a_volume_that_somebody_deleted_is_attached_again_by_a_repeated_attach<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let attach_it = || engine.attach_volume(&journal, &volume, &request(&source), soon());
+    let first = attach_it().unwrap();
+    machine.settle();
+    delete(&engine, &source);
+    let second = attach_it().unwrap();
+    assert!(second.changed);
+    assert_eq!(second.identity(), first.identity());
+    assert_eq!(journal.records().len(), 1);
+    drop(journal);
+    let found = recover(&*machine);
+    assert!(
+        matches!(found, Some((Condition::Complete, Action::Nothing))),
+        "{found:?}"
+    );
+    detach(&engine, &source).unwrap();
+}
+
+pub(crate) fn an_attach_of_a_volume_that_fails_leaves_no_record<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, absent) = (machine.engine(), unit(machine.hosts()[0], 9));
+    let journal = open(&*machine, &engine);
+    let failed = engine.attach_volume(&journal, &id("pvc-1"), &request(&absent), soon());
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(journal.records(), []);
+    assert_eq!(devices(&*machine, &engine), NONE);
+}
+
+pub(crate) fn a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stays_complete<
+    M: Machine,
+>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let attached = engine.attach_volume(&journal, &volume, &request(&source), soon());
+    let node = attached.unwrap().node;
+    machine.settle();
+    let holder = machine.open(&node, true);
+    let how = DetachVolume::default();
+    let refused = engine.detach_volume(&journal, &volume, &how, soon());
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InUse);
+    assert_eq!(refused.stage(), Some(Stage::Claim));
+    drop(journal);
+    let found = recover(&*machine);
+    assert!(
+        matches!(found, Some((Condition::Complete, Action::Nothing))),
+        "{found:?}"
+    );
+    drop(holder);
+    let journal = open(&*machine, &engine);
+    engine
+        .detach_volume(&journal, &volume, &how, soon())
+        .unwrap();
+    assert_eq!(journal.records(), []);
+}

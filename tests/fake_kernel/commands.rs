@@ -1,0 +1,202 @@
+//! What a node answers: opens, flushes and SCSI commands.
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::array::Address;
+use super::{Kernel, State};
+
+const INQUIRY: u8 = 0x12;
+const TEST_UNIT_READY: u8 = 0x00;
+const READ_CAPACITY_10: u8 = 0x25;
+const SERVICE_ACTION_IN_16: u8 = 0x9e;
+const REPORT_LUNS: u8 = 0xa0;
+
+const CHECK_CONDITION: u8 = 0x02;
+/// `DID_NO_CONNECT` and `DID_TIME_OUT` of the kernel.
+const NO_CONNECTION: u16 = 0x01;
+const TIMED_OUT: u16 = 0x03;
+
+/// How a command ended.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) data: Vec<u8>,
+    pub(crate) status: u8,
+    pub(crate) host_status: u16,
+    pub(crate) sense: Vec<u8>,
+}
+
+impl Answer {
+    fn good(data: Vec<u8>) -> Self {
+        Self {
+            data,
+            ..Self::default()
+        }
+    }
+
+    /// ILLEGAL REQUEST with this additional sense code, in fixed format.
+    fn refused(code: u8) -> Self {
+        let mut sense = vec![0; 18];
+        (sense[0], sense[2], sense[7], sense[12]) = (0x70, 0x05, 10, code);
+        Self {
+            status: CHECK_CONDITION,
+            sense,
+            ..Self::default()
+        }
+    }
+
+    fn lost(host_status: u16) -> Self {
+        Self {
+            host_status,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn is_good(&self) -> bool {
+        self.status == 0 && self.host_status == 0
+    }
+}
+
+const LOGICAL_UNIT_NOT_SUPPORTED: u8 = 0x25;
+const INVALID_FIELD: u8 = 0x24;
+const INVALID_COMMAND: u8 = 0x20;
+
+impl Kernel {
+    /// The disk's address, by the number of its life.
+    fn disk_of_life(state: &State, life: u64) -> Result<Address, Errno> {
+        let is_it = |device: &super::Device| device.disk.as_ref().is_some_and(|it| it.life == life);
+        let mut devices = state.devices.iter();
+        let found = devices.find_map(|(address, device)| is_it(device).then_some(*address));
+        found.ok_or(Errno::ENXIO)
+    }
+
+    /// An open of a node (`drivers/scsi/sd.c`, `sd_open`): an offline device takes
+    /// none.
+    pub(super) fn open(&self, life: u64) -> Result<(), Errno> {
+        let state = self.state();
+        let address = Self::disk_of_life(&state, life)?;
+        match &*state.devices[&address].state {
+            "running" => Ok(()),
+            _ => Err(Errno::ENXIO),
+        }
+    }
+
+    /// `fsync` of a node: dirty pages, and then SYNCHRONIZE CACHE.
+    pub(super) fn sync(&self, life: u64) -> Result<(), Errno> {
+        let state = self.state();
+        let address = Self::disk_of_life(&state, life).map_err(|_| Errno::EIO)?;
+        let (mut state, answered) = self.is_answered(state);
+        state.acts.push(format!("flush {address}"));
+        let runs = state
+            .devices
+            .get(&address)
+            .is_some_and(|device| device.state == "running");
+        let unit = state.units.get_mut(&address);
+        let fails = unit.is_none_or(|unit| {
+            let was_dirty = std::mem::take(&mut unit.is_dirty);
+            was_dirty && unit.fails_writes
+        });
+        drop(state);
+        if fails || !runs || !answered {
+            self.count_error(address);
+            return Err(Errno::EIO);
+        }
+        Ok(())
+    }
+
+    /// A write to a node, which its page cache keeps.
+    pub(crate) fn write_to(&self, node: &std::path::Path) {
+        self.change(|state| {
+            let is_it = |device: &super::Device| {
+                let disk = device.disk.as_ref();
+                disk.is_some_and(|disk| node.ends_with(disk.name()))
+            };
+            let mut devices = state.devices.iter();
+            let (address, _) = devices.find(|(_, device)| is_it(device)).unwrap();
+            let address = *address;
+            state.units.get_mut(&address).unwrap().is_dirty = true;
+        });
+    }
+
+    /// `BLKFLSBUF`.
+    pub(super) fn drop_pages(&self, life: u64) -> Result<(), Errno> {
+        Self::disk_of_life(&self.state(), life).map(drop)
+    }
+
+    /// `SG_IO` of a command that reads.
+    pub(super) fn command(&self, life: u64, cdb: &[u8], length: usize) -> Result<Answer, Errno> {
+        let state = self.state();
+        let address = Self::disk_of_life(&state, life)?;
+        let (state, answered) = self.is_answered(state);
+        let runs = state
+            .devices
+            .get(&address)
+            .is_some_and(|device| device.state == "running");
+        let mut answer = if !answered {
+            Answer::lost(TIMED_OUT)
+        } else if runs {
+            answer(&state, address, cdb)
+        } else {
+            Answer::lost(NO_CONNECTION)
+        };
+        drop(state);
+        answer.data.truncate(length);
+        if !answer.is_good() {
+            self.count_error(address);
+        }
+        Ok(answer)
+    }
+}
+
+/// What the target says.
+fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
+    let at = |index: usize| cdb.get(index).copied().unwrap_or_default();
+    let unit = state.units.get(&address);
+    match (at(0), unit) {
+        (REPORT_LUNS, _) => report_luns(state, address),
+        // A target answers for LUNs as well that it does not have.
+        (INQUIRY, None) => Answer::good([vec![0x7f], vec![0; 35]].concat()),
+        (_, None) => Answer::refused(LOGICAL_UNIT_NOT_SUPPORTED),
+        (INQUIRY, Some(unit)) if at(1) & 1 == 0 => {
+            let mut data = vec![unit.kind, 0, 6, 2, 31, 0, 0, 0];
+            data.extend(format!("lunbd   {:<16}0001", unit.product).into_bytes());
+            Answer::good(data)
+        }
+        (INQUIRY, Some(unit)) => match at(2) {
+            0x83 => Answer::good(unit.page_83()),
+            0x80 => Answer::good(unit.page_80()),
+            _ => Answer::refused(INVALID_FIELD),
+        },
+        (TEST_UNIT_READY, Some(_)) => Answer::default(),
+        (SERVICE_ACTION_IN_16, Some(unit)) => {
+            let mut data = (unit.bytes / 512 - 1).to_be_bytes().to_vec();
+            data.extend(512_u32.to_be_bytes());
+            data.resize(32, 0);
+            Answer::good(data)
+        }
+        (READ_CAPACITY_10, Some(unit)) => {
+            let last = u32::try_from(unit.bytes / 512 - 1).unwrap_or(u32::MAX);
+            Answer::good([last.to_be_bytes(), 512_u32.to_be_bytes()].concat())
+        }
+        _ => Answer::refused(INVALID_COMMAND),
+    }
+}
+
+fn report_luns(state: &State, address: Address) -> Answer {
+    let of_target = |other: &&Address| {
+        (other.host, other.channel, other.target) == (address.host, address.channel, address.target)
+    };
+    let luns: Vec<u8> = state
+        .units
+        .keys()
+        .filter(of_target)
+        .flat_map(|address| {
+            // The kernel's number has the first two bytes in its low ones.
+            let number = u16::try_from(address.lun).unwrap_or(u16::MAX);
+            let [high, low] = number.to_be_bytes();
+            [high, low, 0, 0, 0, 0, 0, 0]
+        })
+        .collect();
+    let length = u32::try_from(luns.len()).unwrap().to_be_bytes();
+    Answer::good([length.to_vec(), vec![0; 4], luns].concat())
+}

@@ -1,0 +1,69 @@
+//! Who uses a disk: mounts, and processes that have it open, as `/proc` shows them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::{Kernel, write};
+
+/// What `/proc` says.
+#[derive(Debug, Default)]
+pub(super) struct ProcessTable {
+    /// Where a disk is mounted, by its number.
+    mounts: BTreeMap<String, String>,
+    descriptors: u32,
+}
+
+impl Kernel {
+    /// Enters a mount; its file system's claim is the caller's to take.
+    pub(crate) fn enter_mount(&self, devno: &str, place: &str) {
+        self.change(|state| {
+            let mounts = &mut state.process_table.mounts;
+            mounts.insert(devno.to_owned(), place.to_owned());
+            self.write_mounts(mounts);
+        });
+    }
+
+    /// Takes it away again.
+    pub(crate) fn leave_mount(&self, devno: &str) {
+        self.change(|state| {
+            let mounts = &mut state.process_table.mounts;
+            mounts.remove(devno);
+            self.write_mounts(mounts);
+        });
+    }
+
+    fn write_mounts(&self, mounts: &BTreeMap<String, String>) {
+        let mut text = String::new();
+        for (devno, place) in mounts {
+            writeln!(text, "36 35 {devno} / {place} rw - ext4 /dev/x rw").unwrap();
+        }
+        super::replace(&self.path("proc/self/mountinfo"), &text);
+    }
+
+    /// Shows that this process has `node` open, and whether for writing. Returns its
+    /// descriptor's number.
+    pub(crate) fn enter_opener(&self, node: &Path, writes: bool) -> u32 {
+        let number = self.change(|state| {
+            state.process_table.descriptors += 1;
+            state.process_table.descriptors
+        });
+        let process = self.path(&format!("proc/{}", std::process::id()));
+        let command = fs::read_to_string("/proc/self/comm").unwrap();
+        write(&process.join("comm"), command);
+        fs::create_dir_all(process.join("fd")).unwrap();
+        let flags = if writes { "0100002" } else { "0100000" };
+        let info = format!("pos:\t0\nflags:\t{flags}\nmnt_id:\t1\n");
+        write(&process.join(format!("fdinfo/{number}")), info);
+        symlink(node, process.join(format!("fd/{number}"))).unwrap();
+        number
+    }
+
+    /// Shows it no more.
+    pub(crate) fn leave_opener(&self, number: u32) {
+        let process = self.path(&format!("proc/{}", std::process::id()));
+        fs::remove_file(process.join(format!("fd/{number}"))).unwrap();
+    }
+}

@@ -1,0 +1,73 @@
+//! A death that the emulator is to blame for.
+//!
+//! A kernel that replaces an instruction writes `int3` over it first (`text_poke_bp`,
+//! `arch/x86/kernel/alternative.c`). An emulated processor may run its translation of
+//! that `int3` when the kernel is done and does not expect it any more; then the kernel
+//! dies of it. Its memory has the new instruction there. Where memory has an `int3`,
+//! the kernel has jumped to where no instruction is, and that is a defect.
+
+/// Whether the console's first oops is of that kind: later ones are of its end.
+pub(crate) fn killed(console: &str) -> bool {
+    console
+        .split_once("int3: 0000 [#1]")
+        .and_then(|(_, oops)| oops.lines().find_map(|line| line.split_once("Code: ")))
+        .is_some_and(|(_, code)| shows_what_a_kernel_writes(code))
+}
+
+/// `48 89 df e9 <05> 00 00 00 c3`: the marked byte is the one behind the `int3`, so
+/// the byte before it is the first of what was run as `int3`.
+fn shows_what_a_kernel_writes(code: &str) -> bool {
+    let bytes: Vec<&str> = code.split_whitespace().collect();
+    let Some(marked) = bytes.iter().position(|byte| byte.starts_with('<')) else {
+        return false;
+    };
+    let Some(first) = marked.checked_sub(1).map(|at| bytes[at]) else {
+        return false;
+    };
+    match (first, bytes[marked].trim_matches(['<', '>'])) {
+        // A call, a long and a short jump.
+        ("e8" | "e9" | "eb", _) => true,
+        // The instructions of five and of two bytes that do nothing.
+        (first, second) => [("0f", "1f"), ("66", "90")].contains(&(first, second)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn console(oops: &str, code: &str) -> String {
+        format!(
+            "[ 36.7] {oops}\n[ 36.7] CPU: 1 PID: 77 Comm: iscsid\n[ 36.7] Code: {code}\n\
+             [ 36.7] RSP: 0018:ffffb1\n"
+        )
+    }
+
+    #[test]
+    fn a_kernel_that_dies_of_its_own_patch_is_told_from_one_that_dies_of_anything_else() {
+        let int3 = "Oops: int3: 0000 [#1] SMP NOPTI";
+        for code in [
+            "48 89 df e9 <05> 00 00 00 c3",
+            "48 89 df e8 <05> 00 00 00 c3",
+            "48 89 df 0f <1f> 44 00 00 c3",
+            "48 89 df 66 <90> c3",
+            "48 89 df eb <1c> c3",
+        ] {
+            assert!(killed(&console(int3, code)), "{code}");
+            assert!(killed(&console("int3: 0000 [#1] PREEMPT SMP", code)));
+            assert!(!killed(&console("Oops: 0000 [#1] PREEMPT SMP", code)));
+            assert!(!killed(&console("Oops: int3: 0000 [#2] SMP", code)));
+        }
+        for code in [
+            // An int3 that is there: what fills the room between two functions.
+            "cc cc cc cc <cc> cc cc 48 89",
+            "48 89 df cc <05> 00 00 00 c3",
+            "48 89 df 0f <0b> c3",
+            "Unable to access opcode bytes at RIP 0x5.",
+            "<05> 00",
+        ] {
+            assert!(!killed(&console(int3, code)), "{code}");
+        }
+        assert!(!killed("[ 36.7] Oops: int3: 0000 [#1] SMP NOPTI"));
+    }
+}

@@ -1,0 +1,234 @@
+//! Each kind of user that a disk can have.
+
+use std::any::Any;
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::lio::Store;
+use super::md::Array;
+
+/// Where what is mounted is mounted.
+const PLACE: &str = "/tmp/used";
+const MAP: &str = "on-top";
+
+/// A disk with the content of [`partitioned`](super::partitioned).
+#[derive(Debug, Clone)]
+pub struct Nodes {
+    /// The disk.
+    pub disk: PathBuf,
+    /// Its partition with a file system.
+    pub first: PathBuf,
+    /// Its partition with a swap area.
+    pub second: PathBuf,
+}
+
+/// A kind of user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskUser {
+    /// A mount of a partition.
+    Mount,
+    /// The same in another mount namespace.
+    MountElsewhere,
+    /// The swap area in a partition.
+    Swap,
+    /// A device-mapper device on the disk.
+    Dm,
+    /// The same on a partition, as an LVM volume is.
+    DmOnPartition,
+    /// An array of md's with the disk.
+    Md,
+    /// A loop device on the disk.
+    Loop,
+    /// A mounted loop device on a partition.
+    LoopOnPartition,
+    /// A process that has the disk open for writing.
+    Writer,
+    /// The same with a partition.
+    WriterOfPartition,
+    /// A volume of the kernel's target, which claims the disk.
+    LioIblock,
+    /// The same, which opens it as a file.
+    LioFileio,
+    /// A process that reads the disk.
+    Reader,
+}
+
+impl DiskUser {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Mount,
+        Self::MountElsewhere,
+        Self::Swap,
+        Self::Dm,
+        Self::DmOnPartition,
+        Self::Md,
+        Self::Loop,
+        Self::LoopOnPartition,
+        Self::Writer,
+        Self::WriterOfPartition,
+        Self::LioIblock,
+        Self::LioFileio,
+        Self::Reader,
+    ];
+
+    /// Whether it uses a partition.
+    #[must_use]
+    pub fn uses_partition(self) -> bool {
+        matches!(
+            self,
+            Self::Mount
+                | Self::MountElsewhere
+                | Self::Swap
+                | Self::DmOnPartition
+                | Self::LoopOnPartition
+                | Self::WriterOfPartition
+        )
+    }
+
+    /// How a refusal names it.
+    #[must_use]
+    pub fn named(self) -> &'static str {
+        match self {
+            Self::Mount => "mounted on /tmp/used",
+            Self::MountElsewhere => "mounted on /tmp/used in the mount namespace of process",
+            Self::Swap => "swapped on",
+            Self::Dm | Self::DmOnPartition => "held by dm-",
+            Self::Md => "held by md127",
+            Self::Loop | Self::LoopOnPartition => "the backing file of loop",
+            Self::Writer | Self::WriterOfPartition => "open for writing in process",
+            Self::LioIblock => "exported by the kernel's target as iblock_",
+            Self::LioFileio => "exported by the kernel's target as fileio_",
+            Self::Reader => "open in process",
+        }
+    }
+
+    /// Begins to use it, until what is returned is dropped.
+    #[must_use]
+    pub fn begin(self, nodes: &Nodes) -> Box<dyn Any> {
+        let Nodes {
+            disk,
+            first,
+            second,
+        } = nodes;
+        let linear = |node: &Path| format!("0 2048 linear {} 0", node.display());
+        match self {
+            Self::Mount => Box::new(Mounted::on(first)),
+            Self::MountElsewhere => Box::new(Elsewhere::mount(first)),
+            Self::Swap => {
+                let area = second.display().to_string();
+                super::run(&["swapon", &area]);
+                Box::new(Undo(vec![vec!["swapoff".to_owned(), area]]))
+            }
+            Self::Dm | Self::DmOnPartition => {
+                let node = if self == Self::Dm { disk } else { first };
+                super::create_map(MAP, None, &linear(node));
+                let remove = ["dmsetup", "remove", "--noudevsync", "--retry", MAP];
+                Box::new(Undo(vec![remove.map(str::to_owned).to_vec()]))
+            }
+            Self::Md => Box::new(Array::with(disk)),
+            Self::Loop => Box::new(LoopDevice::on(disk)),
+            Self::LoopOnPartition => {
+                let device = LoopDevice::on(first);
+                Box::new((Mounted::on(&device.0), device))
+            }
+            Self::Writer | Self::WriterOfPartition => {
+                let node = if self == Self::Writer { disk } else { first };
+                Box::new(OpenOptions::new().write(true).open(node).expect("a writer"))
+            }
+            Self::LioIblock => Box::new(Store::iblock_on("1b", disk)),
+            Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
+            Self::Reader => Box::new(File::open(disk).expect("a reader")),
+        }
+    }
+}
+
+/// Commands that undo something.
+struct Undo(Vec<Vec<String>>);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        for command in &self.0 {
+            let (program, arguments) = command.split_first().expect("a command");
+            let ended = Command::new(program).args(arguments).status();
+            if !ended.as_ref().is_ok_and(std::process::ExitStatus::success) {
+                eprintln!("{command:?}: {ended:?}");
+            }
+        }
+    }
+}
+
+struct Mounted;
+
+impl Mounted {
+    fn on(node: &Path) -> Self {
+        fs::create_dir_all(PLACE).expect("a mount point");
+        super::run(&["mount", "-t", "ext4", &node.display().to_string(), PLACE]);
+        Self
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _said = Command::new("umount").arg(PLACE).status();
+        let _ = fs::remove_dir(PLACE);
+    }
+}
+
+/// A process in a mount namespace of its own.
+struct Elsewhere(Child);
+
+impl Elsewhere {
+    fn mount(node: &Path) -> Self {
+        fs::create_dir_all(PLACE).expect("a mount point");
+        let node = node.display();
+        let script = format!("mount -t ext4 {node} {PLACE} && echo mounted && read line");
+        let mut child = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut said = [0; 7];
+        let output = child.stdout.as_mut().expect("its output");
+        output.read_exact(&mut said).expect("a mount");
+        Self(child)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ended = self.0.wait();
+        let _ = fs::remove_dir(PLACE);
+    }
+}
+
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn on(node: &Path) -> Self {
+        super::need_module("loop");
+        let node = node.display().to_string();
+        let device = super::run(&["losetup", "--find", "--show", &node]);
+        Self(PathBuf::from(device.trim()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _told = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+        let name = self.0.file_name().expect("a name").to_string_lossy();
+        let bound = Path::new("/sys/block").join(&*name).join("loop");
+        super::wait_until("the loop device to be free", LIMIT, || {
+            (!bound.exists()).then_some(())
+        });
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,237 @@
+//! A sweep of kills: which steps of an operation this run kills an agent at, what a
+//! recovery finds after each kill, and the tally.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use lunbd::engine::{Action, Condition, Recovered};
+
+use super::agent::{engine, soon};
+use super::crash::{Ended, Place, Run, points};
+use super::rotation::Part;
+
+/// The tally of a sweep over all steps of this run's part.
+#[derive(Debug)]
+pub struct KillSweep {
+    what: &'static str,
+    part: Part,
+    begun: Instant,
+    /// How many steps the operations have, of this part and of the others.
+    steps: usize,
+    /// The steps that had their kill, by operation.
+    killed: BTreeMap<String, Vec<String>>,
+    passed_by: Vec<String>,
+    found: BTreeMap<String, usize>,
+    /// What kills left of the journal, by the last step of its own before.
+    left: BTreeMap<String, (Vec<String>, usize)>,
+}
+
+impl KillSweep {
+    /// Nothing is killed yet.
+    #[must_use]
+    pub fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            part: Part::of_this_run(),
+            begun: Instant::now(),
+            steps: 0,
+            killed: BTreeMap::new(),
+            passed_by: Vec::new(),
+            found: BTreeMap::new(),
+            left: BTreeMap::new(),
+        }
+    }
+
+    /// Those steps of an operation at which this run kills.
+    pub fn select(&mut self, operation: &str, steps: &[String]) -> Vec<String> {
+        self.select_with(operation, steps, |_| false)
+    }
+
+    /// The same with steps that are killed rarely: another sweep has them too.
+    pub fn select_with(
+        &mut self,
+        operation: &str,
+        steps: &[String],
+        is_rare: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        println!("steps of {operation}: {steps:?}");
+        self.steps += steps.len();
+        let mine = steps.iter().filter(|step| {
+            let point = format!("{operation} {step}");
+            if is_rare(step) {
+                self.part.has_rarely(&point)
+            } else {
+                self.part.has(&point)
+            }
+        });
+        mine.cloned().collect()
+    }
+
+    /// Runs one operation to its step, or to its end.
+    #[track_caller]
+    pub fn run(
+        &mut self,
+        place: &Place,
+        operation: &str,
+        sources: &[String],
+        step: Option<&str>,
+    ) -> Ended {
+        let ended = Run::start(place, operation, sources, step).end();
+        self.count(operation, step, &ended);
+        let status = ended.status;
+        assert!(
+            ended.killed || status.success(),
+            "{operation} at {step:?}: {status}"
+        );
+        // Of an opening what is left is what was planted.
+        if operation != "open" {
+            self.compare_what_is_left(place, operation, &ended);
+        }
+        ended
+    }
+
+    /// Requires that kills after one step of the journal leave the same journal,
+    /// whatever was done meanwhile: so a reset of the machine needs to be tried at that
+    /// step alone.
+    #[track_caller]
+    pub fn compare_what_is_left(&mut self, place: &Place, operation: &str, ended: &Ended) {
+        if !ended.killed {
+            return;
+        }
+        let last = ended.steps.iter().rev().find(|step| changes_journal(step));
+        let since = last.map_or("its begin", String::as_str);
+        let since = format!("{operation}, {since}");
+        let state = place.state();
+        let (before, times) = self.left.entry(since.clone()).or_insert((state.clone(), 0));
+        *times += 1;
+        let at = ended.steps.last();
+        assert_eq!(*before, state, "{since}: another at {at:?}");
+    }
+
+    /// Counts a run.
+    pub fn count(&mut self, operation: &str, step: Option<&str>, ended: &Ended) {
+        let Some(step) = step else {
+            return;
+        };
+        if ended.killed {
+            let killed = self.killed.entry(operation.to_owned()).or_default();
+            killed.push(step.to_owned());
+        } else {
+            // How often udev is asked, say, is not the same in every run.
+            self.passed_by.push(format!("{operation} {step}"));
+        }
+    }
+
+    /// Recovers with an engine that knows nothing of what was before; what is
+    /// left of the volume is whole. `None` where the journal does not know it.
+    #[track_caller]
+    pub fn recover(&mut self, place: &Place, when: &str) -> Option<Recovered> {
+        let engine = engine();
+        let begun = Instant::now();
+        let journal = place.open(&engine);
+        let recovery = engine.recover(&journal, soon());
+        let mut recovery = recovery.unwrap_or_else(|error| panic!("{when}: {error:#}"));
+        // A server that is back answers within seconds, or it is asked again.
+        let is_dead = |one: &Recovered| one.condition == Condition::LinkDead && !one.is_whole();
+        while recovery.volumes.iter().any(is_dead) && begun.elapsed() < Duration::from_secs(60) {
+            println!("{when}: {recovery:?}");
+            recovery = engine.recover(&journal, soon()).expect("sysfs");
+        }
+        assert!(recovery.is_whole(), "{when}: {recovery:#?}");
+        assert!(recovery.problems.is_empty(), "{when}: {recovery:#?}");
+        assert!(recovery.foreign.is_empty(), "{when}: {recovery:#?}");
+        let took = begun.elapsed();
+        let mut volumes = recovery.volumes;
+        assert!(volumes.len() <= 1, "{when}: {volumes:#?}");
+        let recovered = volumes.pop();
+        let found = match &recovered {
+            Some(recovered) => {
+                let action = match recovered.action {
+                    Action::Nothing => "nothing to do",
+                    Action::Finished => "finished",
+                    Action::Undone => "undone",
+                    Action::Healed => "healed",
+                    _ => "failed",
+                };
+                format!("{:?}, {action}", recovered.condition)
+            }
+            None => "never begun, or over".to_owned(),
+        };
+        println!("{when}: {found} ({} ms)", took.as_millis());
+        *self.found.entry(found).or_default() += 1;
+        recovered
+    }
+
+    /// Prints the tally. A whole sweep has killed at each point of `kinds`.
+    #[track_caller]
+    pub fn conclude(self, kinds: &[&str]) {
+        let kills: usize = self.killed.values().map(Vec::len).sum();
+        let killed = self.killed.values().flatten();
+        let met: BTreeSet<&str> = killed.filter_map(|step| step.split(':').next()).collect();
+        let all: BTreeSet<String> = kinds.iter().flat_map(|kind| points(kind)).collect();
+        let missed = || all.iter().filter(|point| !met.contains(point.as_str()));
+        let points = format!(
+            "{} of the {} points of {}",
+            all.len() - missed().count(),
+            all.len(),
+            kinds.join(", ")
+        );
+        let steps = self.killed.iter().map(|(operation, steps)| {
+            let steps = steps.join(" ");
+            format!("{operation} {steps}")
+        });
+        let steps: Vec<String> = steps.collect();
+        super::tell(&format!(
+            "{} kills: {kills} of {} steps this run ({}), {points}, in {} s, {} did not come \
+             again: {}",
+            self.what,
+            self.steps,
+            self.part,
+            self.begun.elapsed().as_secs(),
+            self.passed_by.len(),
+            steps.join("; "),
+        ));
+        println!("did not come again: {:?}", self.passed_by);
+        for (found, times) in &self.found {
+            super::tell(&format!("{times:4} x {found}"));
+        }
+        for (since, (state, times)) in &self.left {
+            println!("  {times:4} kills since {since} left {state:?}");
+        }
+        assert!(kills > 0, "nothing was killed");
+        assert!(
+            self.passed_by.len() * 5 <= kills,
+            "too many steps did not come again"
+        );
+        if !super::sweeps_are_whole() {
+            return;
+        }
+        let missed: Vec<&String> = missed().collect();
+        assert!(missed.is_empty(), "no kill at {missed:?}");
+        super::tell_whole_sweep(
+            &format!("kills, {}", self.what),
+            format!("{kills} kills"),
+            points,
+            self.begun.elapsed(),
+        );
+    }
+}
+
+/// Whether the step may leave something else of the journal's records on the
+/// disk than the one before it.
+#[must_use]
+pub fn changes_journal(step: &str) -> bool {
+    let own = step.strip_prefix("journal.");
+    let looks = ["to-", "made", "locked"];
+    own.is_some_and(|step| !looks.iter().any(|name| step.starts_with(name)))
+}
+
+/// Whether a kill at this step comes before the operation is written down.
+#[must_use]
+pub fn is_before_intent(steps: &[String], step: &str) -> bool {
+    let position = |wanted: &str| steps.iter().position(|step| step == wanted);
+    match (position(step), position("journal.renamed:1")) {
+        (Some(step), Some(renamed)) => step < renamed,
+        _ => false,
+    }
+}

@@ -1,0 +1,88 @@
+//! A multipath map that queues and that no multipathd looks after, as on a machine
+//! whose multipathd was killed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The map; dropping it takes it down.
+#[derive(Debug)]
+pub struct QueueingMap {
+    paths: Vec<String>,
+}
+
+const NAME: &str = "queueing";
+
+impl QueueingMap {
+    /// The map of a unit over its disks, with the uuid that multipathd would give it.
+    /// udevd is to be held: what it does with a new map makes paths of `scsi_debug`
+    /// fail.
+    #[must_use]
+    pub fn over(disks: &[PathBuf]) -> Self {
+        super::need_module("dm_multipath");
+        super::need_module("dm_round_robin");
+        let first = disks.first().expect("a path");
+        let paths: Vec<_> = disks.iter().map(|disk| attribute(disk, "dev")).collect();
+        let members: Vec<_> = paths.iter().map(|path| format!("{path} 1000")).collect();
+        let table = format!(
+            "0 {} multipath 1 queue_if_no_path 0 1 1 round-robin 0 {} 1 {}",
+            attribute(first, "size"),
+            paths.len(),
+            members.join(" ")
+        );
+        let wwid = attribute(first, "device/wwid");
+        let name = wwid.strip_prefix("naa.").expect("a registered name");
+        super::create_map(NAME, Some(&format!("mpath-3{name}")), &table);
+        Self { paths }
+    }
+
+    /// Has all of its paths be failed, or active again.
+    pub fn set_paths(&self, active: bool) {
+        let word = if active {
+            "reinstate_path"
+        } else {
+            "fail_path"
+        };
+        for path in &self.paths {
+            tell(&format!("{word} {path}"));
+        }
+    }
+
+    /// Has I/O that finds no path fail.
+    pub fn fail_if_no_path(&self) {
+        tell("fail_if_no_path");
+    }
+
+    /// `/dev/dm-N`.
+    #[must_use]
+    pub fn node(&self) -> PathBuf {
+        super::node_of_map(NAME)
+    }
+
+    /// Whether it keeps I/O that finds no path.
+    #[must_use]
+    pub fn queues(&self) -> bool {
+        super::multipathd::queues(NAME)
+    }
+}
+
+fn tell(message: &str) {
+    super::run(&["dmsetup", "message", NAME, "0", message]);
+}
+
+fn attribute(disk: &Path, name: &str) -> String {
+    let block = Path::new("/sys/block").join(disk.file_name().expect("a node"));
+    let text = fs::read_to_string(block.join(name)).expect("an attribute");
+    text.trim().to_owned()
+}
+
+impl Drop for QueueingMap {
+    fn drop(&mut self) {
+        for arguments in [
+            ["message", NAME, "0", "fail_if_no_path"].as_slice(),
+            &["remove", "--noudevsync", "--retry", NAME],
+        ] {
+            let _gone_already = Command::new("dmsetup").args(arguments).output();
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which points of a sweep one run takes: a fifth, and another one with each seed.
+//!
+//! Runs whose seeds follow one another take all parts in turn, so any five of them
+//! take every point. A point's part follows from its name and not from its place in a
+//! list: kernels differ in what a list holds, and one more point must not move the
+//! others. Five is odd, so that a lab that chooses a test's kernel by the seed's parity
+//! takes each point on both kernels within ten runs.
+
+use std::fmt;
+
+/// A sweep has this many parts.
+pub const PARTS: u64 = 5;
+
+/// The part of a sweep that a run takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The seed, as far as it matters; `None` takes every point.
+    seed: Option<u64>,
+}
+
+impl Part {
+    /// The part of this run.
+    #[must_use]
+    pub fn of_this_run() -> Self {
+        if super::sweeps_are_whole() {
+            return Self { seed: None };
+        }
+        Self::of_seed(super::seed())
+    }
+
+    /// The part of a run with this seed.
+    #[must_use]
+    pub fn of_seed(seed: u64) -> Self {
+        Self {
+            seed: Some(seed % (PARTS * PARTS)),
+        }
+    }
+
+    /// Whether a point is in this part. `journal.synced:2` is in the part after the
+    /// one of `journal.synced:1`.
+    #[must_use]
+    pub fn has(self, point: &str) -> bool {
+        self.seed
+            .is_none_or(|seed| place(point) % PARTS == seed % PARTS)
+    }
+
+    /// Whether this run takes this one of a point's five variants: a part that has the
+    /// point takes one of them, and any 25 consecutive seeds take each once.
+    #[must_use]
+    pub fn has_variant(self, point: &str, variant: u64) -> bool {
+        let is_turn = |seed| (place(point) + seed / PARTS) % PARTS == variant % PARTS;
+        self.has(point) && self.seed.is_none_or(is_turn)
+    }
+
+    /// Whether a point that another sweep has too is in a fifth of this part: any 25
+    /// consecutive seeds take it once.
+    #[must_use]
+    pub fn has_rarely(self, point: &str) -> bool {
+        self.has_variant(point, 0)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seed {
+            Some(seed) => write!(formatter, "part {} of {PARTS}", seed % PARTS + 1),
+            None => formatter.write_str("all parts"),
+        }
+    }
+}
+
+/// A number that follows from the point's name (FNV-1a) and grows by one with the number
+/// after its last colon.
+fn place(point: &str) -> u64 {
+    let parts = point.rsplit_once(':');
+    let numbered = parts.and_then(|(name, count)| Some((name, count.parse().ok()?)));
+    let (name, count): (&str, u64) = numbered.unwrap_or((point, 0));
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash >> 32) + count
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const POINTS: [&str; 6] = [
+        "attach journal.synced:1",
+        "attach journal.synced:2",
+        "detach journal.synced:1",
+        "attach nbd.connected:1",
+        "detach write delete:1",
+        "no number",
+    ];
+
+    #[test]
+    fn any_five_consecutive_seeds_take_each_point_once() {
+        for first in [0, 1, 7, u64::MAX - 9, 1_795_418_939] {
+            for point in POINTS {
+                let seeds = first..first + PARTS;
+                let times = seeds.filter(|&seed| Part::of_seed(seed).has(point));
+                assert_eq!(times.count(), 1, "{point} from seed {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_25_consecutive_seeds_take_each_variant_once_and_each_rare_point_once() {
+        for point in POINTS {
+            for variant in 0..PARTS {
+                let takes = |seed: &u64| Part::of_seed(*seed).has_variant(point, variant);
+                let seeds: Vec<u64> = (31..56).filter(takes).collect();
+                assert_eq!(seeds.len(), 1, "{point} {variant}");
+                assert!(Part::of_seed(seeds[0]).has(point));
+            }
+            let rarely = |seed: &u64| Part::of_seed(*seed).has_rarely(point);
+            assert_eq!((31..56).filter(rarely).count(), 1, "{point}");
+        }
+    }
+
+    #[test]
+    fn five_passes_of_a_point_are_in_five_parts_and_a_part_takes_one_variant_of_each() {
+        let passes = (1..=PARTS).map(|pass| format!("attach ioctl SG_IO:{pass}"));
+        let part_of = |point: &str| (0..PARTS).find(|&seed| Part::of_seed(seed).has(point));
+        let parts: BTreeSet<_> = passes.map(|act| part_of(&act)).collect();
+        assert_eq!(parts.len(), 5);
+        for seed in 0..PARTS * PARTS {
+            let part = Part::of_seed(seed);
+            let variants = (0..PARTS).filter(|&variant| part.has_variant("fsync:1", variant));
+            assert_eq!(variants.count(), usize::from(part.has("fsync:1")));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_chosen_by_the_seeds_parity_is_met_with_each_point_in_ten_runs() {
+        for point in POINTS {
+            let taken = (0..10).filter(|&seed| Part::of_seed(seed).has(point));
+            let kernels: BTreeSet<u64> = taken.map(|seed| seed % 2).collect();
+            assert_eq!(kernels.len(), 2, "{point}");
+        }
+    }
+
+    #[test]
+    fn a_point_that_another_kernel_lacks_does_not_move_the_others() {
+        let part = Part::of_seed(3);
+        let of = |points: &[&'static str]| -> BTreeSet<&str> {
+            points
+                .iter()
+                .copied()
+                .filter(|point| part.has(point))
+                .collect()
+        };
+        let all = of(&POINTS);
+        let mut fewer = of(&POINTS[1..]);
+        if part.has(POINTS[0]) {
+            fewer.insert(POINTS[0]);
+        }
+        assert_eq!(all, fewer);
+    }
+}

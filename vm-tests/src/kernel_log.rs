@@ -1,0 +1,71 @@
+//! What a kernel's log must not say.
+
+/// A line with one of these tells of a defect: of the kernel's, or of what was asked
+/// of it.
+const SIGNS: &[&str] = &[
+    "WARNING: ",
+    "BUG: ",
+    // SLUB's, which has its cache's name behind it.
+    "BUG kmalloc",
+    "Objects remaining in ",
+    // RCU's.
+    "detected stall",
+    "kernel BUG at ",
+    "Oops: ",
+    "Kernel panic",
+    "general protection fault",
+    // A hung task.
+    "blocked for more than",
+    // lockdep, where a kernel calls it no warning.
+    "INFO: possible ",
+    // sysfs: a name that is there twice.
+    "cannot create duplicate",
+    "UBSAN: ",
+    "KASAN: ",
+    // NBD: two receivers read one connection, or a reply came over another one than
+    // the request went out on.
+    "Unexpected reply from different sock",
+    "Wrong magic (",
+];
+
+/// The lines of a log that tell of a defect.
+pub fn alarms(log: &str) -> impl Iterator<Item = &str> {
+    let is_alarm = |line: &&str| SIGNS.iter().any(|sign| line.contains(sign));
+    log.lines().filter(is_alarm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defects_are_told_from_what_a_kernel_says_of_a_test() {
+        let defects = [
+            "[   10.1] WARNING: CPU: 1 PID: 77 at fs/sysfs/group.c:280 sysfs_remove_group+0x76",
+            "[   10.1] WARNING: possible circular locking dependency detected",
+            "[   10.1] INFO: possible recursive locking detected",
+            "[   10.1] INFO: task nbd:12 blocked for more than 120 seconds.",
+            "[   10.1] sysfs: cannot create duplicate filename '/devices/virtual/bdi/43:0'",
+            "[   10.1] BUG: kernel NULL pointer dereference, address: 0000000000000008",
+            "[   10.1] watchdog: BUG: soft lockup - CPU#0 stuck for 22s!",
+            "[   10.1] block nbd0: Wrong magic (0x6f6e6d6c)",
+            "[   10.1] block nbd0: Unexpected reply from different sock 1 (expected 0)",
+            "[   10.1] BUG kmalloc-64 (Not tainted): Right Redzone overwritten",
+            "[   10.1] rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "[   10.1] Oops: 0000 [#1] PREEMPT SMP",
+            "[   10.1] Kernel panic - not syncing: Fatal exception",
+        ];
+        let ordinary = [
+            "[    0.0] Kernel command line: panic=-1 oops=panic",
+            "[   10.1] sd 2:0:0:1: [sdb] Attached SCSI disk",
+            "[   10.1] block nbd0: Connection timed out",
+            "[   10.1] I/O error, dev nbd0, sector 0 op 0x0:(READ) flags 0x0",
+            "[   10.1] potentially unexpected fatal signal 6.",
+            "[   10.1] device-mapper: multipath: 254:0: Failing path 8:16.",
+        ];
+        for line in defects {
+            assert_eq!(alarms(line).collect::<Vec<_>>(), [line]);
+        }
+        assert_eq!(alarms(&ordinary.join("\n")).count(), 0);
+    }
+}

@@ -1,0 +1,140 @@
+//! Attach, as an agent links it.
+
+use std::fs;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lunbd::engine::{Finding, StageObserver};
+use lunbd::error::Stage;
+use lunbd::id::Lun;
+use lunbd::uevent::{HubOptions, Mode, Settled};
+use lunbd::{AttachRequest, Deadline, Engine, Roots};
+use vm_tests::guest::agent::{at, engine, soon, unit};
+use vm_tests::guest::{self, ScsiDebug};
+
+/// For what follows a flood, which udevd handles in its order: a few seconds, and
+/// minutes were seen on a machine that was shared by twenty.
+const LIMIT: Duration = Duration::from_mins(10);
+
+#[test]
+fn flat_luns_300_and_16000_are_attached_and_found() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(16_383));
+    for number in [300, 16_000] {
+        let hctl = at(&target, Lun::flat(number).unwrap());
+        let attachment = engine.attach(&AttachRequest::new(hctl), soon()).unwrap();
+        assert_eq!(attachment.hctl(), Some(hctl));
+        let kernel = u64::from(0x4000 | number);
+        assert_eq!(
+            target.disk(kernel).as_deref(),
+            attachment.node.file_name().unwrap().to_str()
+        );
+        let by_command = guest::lunbd(&[
+            "attach",
+            &format!("scsi:{}:0:0:flat-{number}", target.host()),
+            "--json",
+        ]);
+        let again: serde_json::Value = serde_json::from_slice(&by_command.stdout).unwrap();
+        assert_eq!(again["changed"], false);
+        assert_eq!(again["paths"][0]["hctl"], hctl.to_string());
+    }
+}
+
+#[test]
+fn without_privileges_the_kernels_refusal_is_passed_on() {
+    let (_engine, target) = (engine(), ScsiDebug::with_luns(1));
+    let source = format!("scsi:{}:0:0:0", target.host());
+    let output = std::process::Command::new("setpriv")
+        .args([
+            "--reuid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ])
+        .args(["lunbd", "attach", &source, "--json"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let error: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(error["kind"], "not_permitted");
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn thousands_of_foreign_uevents_during_an_attach_lose_nothing() {
+    guest::time_limit(2 * LIMIT);
+    let (engine, target) = (engine(), ScsiDebug::with_luns(2));
+    let request = AttachRequest::new(unit(&target, 1));
+    let attachment = std::thread::scope(|scope| {
+        scope.spawn(|| flood(3_000));
+        engine.attach(&request, Deadline::after(LIMIT)).unwrap()
+    });
+    assert_eq!(attachment.settled, Settled::UdevEvent);
+    assert!(!attachment.links.is_empty());
+    // The hub may be behind.
+    guest::wait_until("the hub to have read all", LIMIT, || {
+        (engine.hub().counters().events > 3_000).then_some(())
+    });
+    guest::udevd::settle();
+    assert_eq!(engine.hub().counters().overruns, 0);
+}
+
+#[test]
+fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
+    guest::time_limit(2 * LIMIT);
+    let _engine = engine();
+    let target = ScsiDebug::with_luns(2);
+    // The smallest that the kernel gives: a few events.
+    let options = HubOptions::default().receive_buffer(1);
+    let engine = Arc::new(Engine::with_options(Roots::default(), &options).unwrap());
+    let (scans, flood_from) = mpsc::channel();
+    let its = Arc::clone(&engine);
+    let observer = StageObserver::new(move |stage| {
+        // Its watch is there, and is told before the scan.
+        if stage == Stage::Scan {
+            scans.send(()).unwrap();
+            guest::wait_until("a resync", LIMIT, || {
+                let counters = its.hub().counters();
+                (counters.overruns > 0 && counters.resyncs > 0).then_some(())
+            });
+        }
+    });
+    let request = AttachRequest::new(unit(&target, 1)).observe(observer);
+    let attachment = std::thread::scope(|scope| {
+        let hub = engine.hub();
+        scope.spawn(move || {
+            flood_from.recv().unwrap();
+            while hub.counters().resyncs == 0 {
+                flood(10);
+            }
+            flood(3_000);
+        });
+        let attached = engine.attach(&request, Deadline::after(LIMIT));
+        // With it goes the observer, which the flood waits for.
+        drop(request);
+        attached.unwrap()
+    });
+    guest::udevd::settle();
+    assert!(!attachment.links.is_empty());
+}
+
+/// Events of a device that nobody here waits for.
+fn flood(events: usize) {
+    for _ in 0..events {
+        fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
+    }
+}
+
+#[test]
+fn doctor_finds_nothing_missing_in_the_guest_and_gets_udevs_answer() {
+    let engine = engine();
+    guest::modprobe("loop", &[]);
+    let checks = engine.preflight(soon());
+    let missing: Vec<_> = checks
+        .iter()
+        .filter(|check| check.finding == Finding::Missing)
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert_eq!(engine.hub().mode(), Mode::Udev);
+    let udev = checks.iter().find(|check| check.name == "udev").unwrap();
+    assert!(udev.seen.contains("answered"), "{udev:?}");
+}

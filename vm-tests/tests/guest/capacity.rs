@@ -1,0 +1,100 @@
+//! What an orchestrator asks of a volume: how large it is, and how full.
+
+use std::fs;
+use std::path::Path;
+
+use lunbd::ErrorKind;
+use lunbd::engine::FileSystem;
+use serde_json::Value;
+use vm_tests::guest::agent::{attach, detach, engine, soon};
+use vm_tests::guest::{self, ScsiDebug};
+
+const MIB: u64 = 1 << 20;
+
+/// What coreutils' stat says of it: blocks, free, available, their size, inodes
+/// and free ones.
+fn stat(path: &str) -> [u64; 6] {
+    let words = guest::run(&["stat", "-f", "-c", "%b %f %a %S %c %d", path]);
+    let words: Vec<u64> = words
+        .split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect();
+    words.try_into().unwrap()
+}
+
+#[test]
+fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
+    const MOUNT: &str = "/tmp/capacity";
+    let (engine, target) = (engine(), ScsiDebug::options().luns(2).size_mib(16).load());
+    let attached = attach(&engine, &target, 1);
+    let node = attached.node.to_str().unwrap();
+    let bare = engine.capacity(&attached.node, soon()).unwrap();
+    assert_eq!((bare.bytes, bare.file_systems.len()), (16 * MIB, 0));
+
+    guest::run(&["mkfs.ext4", "-q", "-F", node]);
+    fs::create_dir_all(MOUNT).unwrap();
+    guest::run(&["mount", node, MOUNT]);
+    fs::write(format!("{MOUNT}/file"), vec![7; 3 << 20]).unwrap();
+    guest::run(&["sync"]);
+    let link = attached.links.first().unwrap_or(&attached.node);
+    let full = engine.capacity(link, soon()).unwrap();
+    println!("{full:?}");
+    let [
+        FileSystem {
+            device,
+            path,
+            usage: Some(usage),
+            error: None,
+            ..
+        },
+    ] = &*full.file_systems
+    else {
+        panic!("{full:?}");
+    };
+    assert_eq!((full.bytes, *device), (16 * MIB, attached.devno));
+    assert_eq!(path.to_str(), Some(MOUNT));
+    let [blocks, free, available, size, inodes, free_inodes] = stat(MOUNT);
+    assert_eq!(usage.total_bytes, blocks * size);
+    assert_eq!(usage.used_bytes, (blocks - free) * size);
+    assert_eq!(usage.available_bytes, available * size);
+    assert_eq!(
+        (usage.total_inodes, usage.free_inodes),
+        (inodes, free_inodes)
+    );
+    assert!(usage.used_bytes >= 3 * MIB && usage.used_inodes > 0);
+
+    let listed = guest::lunbd(&["list", "--json"]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let shown = &listed["units"][0]["file_systems"][0]["usage"];
+    assert_eq!(shown["used_bytes"], usage.used_bytes);
+    let table = String::from_utf8(guest::lunbd(&["list"]).stdout).unwrap();
+    println!("{table}");
+    assert!(table.contains("USED") && table.contains('%'), "{table}");
+    guest::run(&["umount", MOUNT]);
+    fs::remove_dir(MOUNT).unwrap();
+    let bare = engine.capacity(&attached.node, soon()).unwrap();
+    assert_eq!(bare.file_systems.len(), 0);
+
+    // Of a partition's file system the volume says it too, by either node.
+    fs::write("/tmp/layout", "start=2048, size=16384\n").unwrap();
+    guest::run(&["sh", "-c", &format!("sfdisk -q {node} < /tmp/layout")]);
+    let partition = format!("{node}1");
+    guest::udevd::settle();
+    guest::run(&["mkfs.ext4", "-q", "-F", &partition]);
+    fs::create_dir_all(MOUNT).unwrap();
+    guest::run(&["mount", &partition, MOUNT]);
+    for asked in [node, &partition] {
+        let full = engine.capacity(Path::new(asked), soon()).unwrap();
+        let usage = full.file_systems[0].usage.as_ref().unwrap();
+        assert_eq!((full.bytes, full.file_systems.len()), (16 * MIB, 1));
+        assert!(
+            (6 * MIB..=8 * MIB).contains(&usage.total_bytes),
+            "{usage:?}"
+        );
+    }
+    guest::run(&["umount", MOUNT]);
+    fs::remove_dir(MOUNT).unwrap();
+    detach(&engine, &target, 1).unwrap();
+    let gone = engine.capacity(&attached.node, soon()).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+}

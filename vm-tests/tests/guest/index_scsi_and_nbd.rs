@@ -1,0 +1,241 @@
+//! An engine that knows the devices of the machine from their events: what other
+//! processes do to them must not escape it.
+
+use std::fs;
+use std::time::Duration;
+
+use lunbd::uevent::HubOptions;
+use lunbd::{AttachRequest, Engine, Roots, Source};
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
+use vm_tests::guest::system_calls::SystemCalls;
+use vm_tests::guest::{self, ScsiDebug};
+
+/// More questions than an engine answers by looking at each device.
+const WARMING: usize = 3;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn attach(engine: &Engine, source: &Source) -> lunbd::Attachment {
+    let request = AttachRequest::new(source.clone());
+    engine.attach(&request, soon()).unwrap()
+}
+
+fn warm(engine: &Engine, source: &Source) {
+    for _ in 0..WARMING {
+        assert!(attach(engine, source).changed);
+        assert!(engine.detach(source.clone(), soon()).unwrap().changed);
+    }
+}
+
+/// An export, one to warm an engine with, and the server.
+fn exports() -> (NbdModule, NbdServer, [Source; 2]) {
+    let module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "1M"]);
+    let sources = ["one", "warming"].map(|name| server.uri(name).parse().unwrap());
+    (module, server, sources)
+}
+
+#[test]
+fn what_another_process_connects_or_disconnects_is_known_at_the_next_call() {
+    let (_module, _server, [one, warming]) = exports();
+    let engine = engine();
+    warm(&engine, &warming);
+    let uri = one.to_string();
+    for _ in 0..3 {
+        guest::run(&["lunbd", "attach", &uri]);
+        let again = attach(&engine, &one);
+        assert!(!again.changed, "{again:?}");
+        let other = attach(&engine, &warming);
+        assert!(other.changed);
+        assert_ne!(other.nbd_index(), again.nbd_index());
+        guest::run(&["lunbd", "detach", &uri]);
+        assert!(!engine.detach(one.clone(), soon()).unwrap().changed);
+        // The index that has come free is used before a new one is made.
+        let new = attach(&engine, &one);
+        assert!(new.changed);
+        assert_eq!(new.nbd_index(), again.nbd_index());
+        for source in [&one, &warming] {
+            assert!(engine.detach(source.clone(), soon()).unwrap().changed);
+        }
+    }
+}
+
+#[test]
+fn what_another_process_connects_while_events_are_lost_is_known_at_the_next_call() {
+    let (_module, _server, [one, warming]) = exports();
+    // The kernel gives no less than about two events.
+    let options = HubOptions::default().receive_buffer(1);
+    let engine = Engine::with_options(Roots::default(), &options).unwrap();
+    warm(&engine, &warming);
+    let before = engine.hub().counters().overruns;
+    guest::wait_until("events to be lost", LIMIT, || {
+        for _ in 0..200 {
+            fs::write("/sys/class/mem/null/uevent", "change").unwrap();
+        }
+        (engine.hub().counters().overruns > before).then_some(())
+    });
+    let uri = one.to_string();
+    for _ in 0..3 {
+        guest::run(&["lunbd", "attach", &uri]);
+        assert!(!attach(&engine, &one).changed);
+        guest::run(&["lunbd", "detach", &uri]);
+        assert!(!engine.detach(one.clone(), soon()).unwrap().changed);
+    }
+}
+
+#[test]
+fn a_device_that_a_rescan_has_made_a_path_of_the_unit_is_seen_and_left_where_no_name_is_unique() {
+    let target = ScsiDebug::options().luns(4).hosts(2).size_mib(16).load();
+    let at = |host: usize, lun: u32| -> Source {
+        let source = format!("scsi:{}:0:0:{lun}", target.hosts()[host]);
+        source.parse().unwrap()
+    };
+    let engine = engine();
+    target.set("vpd_use_hostno", 1);
+    warm(&engine, &at(0, 1));
+    attach(&engine, &at(1, 3));
+    // From here on both hosts lead to one unit, which the kernel has read on the
+    // first alone.
+    target.set("vpd_use_hostno", 0);
+    assert!(attach(&engine, &at(0, 3)).changed);
+    assert_eq!(target.devices().len(), 2);
+    let second = format!("{}:0:0:3", target.hosts()[1]);
+    // No event tells of it.
+    fs::write(format!("/sys/bus/scsi/devices/{second}/rescan"), "1").unwrap();
+    let detachment = engine.detach(at(0, 3), soon()).unwrap();
+    assert!(!detachment.safe_to_unmap);
+    let receipt = detachment.receipt.unwrap();
+    assert_eq!(receipt.paths.len(), 1, "{receipt:?}");
+    let seen = receipt.notes.iter().any(|note| note.contains(&second));
+    assert!(seen, "{receipt:?}");
+    assert_eq!(target.devices(), [second]);
+}
+
+#[test]
+fn what_another_process_scans_or_deletes_is_known_at_the_next_call() {
+    // Each unit has the same UUID, which is a unique name.
+    let options = ScsiDebug::options().paths(2).luns(4);
+    let target = options.parameter("uuid_ctl", 2).load();
+    let at = |host: usize, lun: u32| -> Source {
+        let source = format!("scsi:{}:0:0:{lun}", target.hosts()[host]);
+        source.parse().unwrap()
+    };
+    let engine = engine();
+    warm(&engine, &at(0, 1));
+    for _ in 0..3 {
+        assert!(attach(&engine, &at(0, 2)).changed);
+        // The unit's other path.
+        let other = target.hosts()[1];
+        ScsiDebug::scan_on(other, "0 0 2");
+        guest::wait_until("the other path's disk", LIMIT, || {
+            ScsiDebug::disk_on(other, 2)
+        });
+        guest::udevd::settle();
+        let detachment = engine.detach(at(0, 2), soon()).unwrap();
+        let receipt = detachment.receipt.unwrap();
+        assert_eq!(receipt.paths.len(), 2, "{receipt:?}");
+        assert!(target.devices().is_empty(), "{:?}", target.devices());
+
+        assert!(attach(&engine, &at(0, 2)).changed);
+        guest::udevd::settle();
+        fs::write(target.device_dir(2).join("delete"), "1").unwrap();
+        let detachment = engine.detach(at(0, 2), soon()).unwrap();
+        assert!(!detachment.changed, "{detachment:?}");
+    }
+}
+
+/// The fewest calls that an attach took of several, and those of a detach.
+fn calls_of(engine: &Engine, source: &Source) -> [u64; 2] {
+    let calls = SystemCalls::of_this_process();
+    let mut fewest = [u64::MAX; 2];
+    for _ in 0..4 {
+        let before = calls.count();
+        attach(engine, source);
+        fewest[0] = fewest[0].min(calls.count() - before);
+        guest::udevd::settle();
+        let before = calls.count();
+        engine.detach(source.clone(), soon()).unwrap();
+        fewest[1] = fewest[1].min(calls.count() - before);
+        guest::udevd::settle();
+    }
+    fewest
+}
+
+fn tell_calls(kind: &str, alone: [u64; 2], others: u32, beside: [u64; 2]) {
+    guest::tell(&format!(
+        "{kind}: system calls of an attach and a detach: {alone:?} alone, {beside:?} beside {others}"
+    ));
+}
+
+#[track_caller]
+fn is_flat(alone: u64, beside: u64) {
+    assert!(
+        beside * 10 <= alone * 11,
+        "{alone} alone, {beside} beside others"
+    );
+}
+
+/// The look for users reads what each process has open, and udevd keeps its workers for
+/// some seconds.
+fn wait_for_the_workers_end() {
+    guest::wait_until("udevd's workers to end", Duration::from_secs(60), || {
+        let is_worker = |pid: &String| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.contains("udev-worker"))
+        };
+        let left = guest::entries("/proc").iter().any(is_worker);
+        (!left).then_some(())
+    });
+}
+
+#[test]
+fn an_nbd_attach_and_detach_take_as_many_system_calls_beside_150_others_as_alone() {
+    const OTHERS: u32 = 150;
+    guest::time_limit(Duration::from_secs(600));
+    let (_module, server, [one, warming]) = exports();
+    let engine = engine();
+    warm(&engine, &warming);
+    let alone = calls_of(&engine, &one);
+    let other = |number: u32| -> Source { server.uri(&format!("v{number}")).parse().unwrap() };
+    // It has ended before the calls are counted.
+    {
+        let another = Engine::start(Roots::default()).unwrap();
+        for number in 0..OTHERS {
+            attach(&another, &other(number));
+        }
+    }
+    guest::udevd::settle();
+    // The look for users meets the kernel's thread of each device once.
+    warm(&engine, &warming);
+    wait_for_the_workers_end();
+    let beside = calls_of(&engine, &one);
+    for number in 0..OTHERS {
+        engine.detach(other(number), soon()).unwrap();
+    }
+    tell_calls("NBD", alone, OTHERS, beside);
+    is_flat(alone.iter().sum(), beside.iter().sum());
+}
+
+#[test]
+fn a_scsi_attach_takes_as_many_system_calls_beside_100_others_as_alone_and_a_detach_looks_at_each()
+{
+    const OTHERS: u32 = 100;
+    guest::time_limit(Duration::from_secs(600));
+    let target = ScsiDebug::with_luns(OTHERS + 2);
+    let one = guest::agent::unit(&target, u64::from(OTHERS + 1));
+    let engine = engine();
+    warm(&engine, &one);
+    let alone = calls_of(&engine, &one);
+    for lun in 0..OTHERS {
+        target.scan(&format!("0 0 {lun}"));
+        target.wait_for_disk(u64::from(lun));
+    }
+    guest::udevd::settle();
+    wait_for_the_workers_end();
+    let beside = calls_of(&engine, &one);
+    tell_calls("SCSI", alone, OTHERS, beside);
+    is_flat(alone[0], beside[0]);
+    // One walk: a link and a page of each.
+    let walk = 6 * u64::from(OTHERS);
+    assert!(beside[1] <= alone[1] + walk, "{alone:?} {beside:?}");
+}

@@ -1,0 +1,402 @@
+//! Units behind iSCSI sessions: many paths, and addresses that change hands.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lunbd::engine::{Flush, Multipath, StageObserver};
+use lunbd::error::Stage;
+use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
+use vm_tests::guest::iscsid::{Iscsid, Timeouts};
+use vm_tests::guest::lio::Store;
+use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
+
+const IQN: &str = "iqn.2026-01.example:paths";
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn over(portals: &[usize], lun: u64) -> Source {
+    let portals: Vec<&str> = portals.iter().map(|&at| PORTALS[at]).collect();
+    let uri = format!("iscsi://{}/{IQN}/{lun}", portals.join(","));
+    uri.parse().unwrap()
+}
+
+fn fill(node: &Path, byte: u8, length: usize) {
+    let mut disk = OpenOptions::new().write(true).open(node).unwrap();
+    disk.write_all(&vec![byte; length]).unwrap();
+    disk.sync_all().unwrap();
+}
+
+fn first_byte(node: &Path) -> u8 {
+    let mut byte = [0];
+    File::open(node).unwrap().read_exact(&mut byte).unwrap();
+    byte[0]
+}
+
+fn scsi_disks() -> Vec<String> {
+    let names = guest::entries("/sys/bus/scsi/devices");
+    names
+        .into_iter()
+        .filter(|name| name.matches(':').count() == 3)
+        .collect()
+}
+
+#[test]
+fn two_sessions_are_two_paths_of_one_map_and_all_is_gone_after_the_detach() {
+    let engine = engine();
+    let store = Store::file("a1", 16 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(3, &store);
+    let iscsid = Iscsid::start();
+    let multipathd = Multipathd::start(NoPath::Fail);
+    let _sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
+
+    let request = AttachRequest::new(over(&[0, 1], 3))
+        .expect(store.wwid().parse().unwrap())
+        .min_paths(2)
+        .multipath(Multipath::Require);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    assert_eq!(attachment.paths().len(), 2);
+    assert!(
+        attachment.node.to_str().unwrap().starts_with("/dev/dm-"),
+        "{attachment:?}"
+    );
+    assert_eq!(attachment.size, 16 * MIB);
+    assert!(attachment.changed);
+    assert!(!attachment.links.is_empty());
+    for link in &attachment.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
+    }
+    let again = engine.attach(&request, soon()).unwrap();
+    assert!(!again.changed);
+    assert_eq!(again.node, attachment.node);
+
+    let mut disk = OpenOptions::new()
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    disk.write_all(&vec![0x5a; 1 << 20]).unwrap();
+    drop(disk);
+    let detachment = engine.detach(over(&[0, 1], 3), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    let receipt = detachment.receipt.unwrap();
+    let map = receipt.map.unwrap();
+    assert!(map.gone && map.flush == Some(Flush::Done) && !map.told_to_fail);
+    assert_eq!(receipt.paths.len(), 2);
+    for path in &receipt.paths {
+        assert!(path.gone && path.forgotten == Some(true), "{path:?}");
+    }
+    assert_eq!(multipathd::maps(), [] as [&str; 0]);
+    assert_eq!(scsi_disks(), [] as [&str; 0]);
+    for path in attachment.paths() {
+        let name = path.node.file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(!multipathd.knows(&name));
+    }
+    let data = fs::read(store.path().unwrap()).unwrap();
+    assert!(data[..1 << 20].iter().all(|&byte| byte == 0x5a));
+}
+
+#[test]
+fn a_detach_finds_a_path_that_came_later_and_was_never_attached_by_us() {
+    let engine = engine();
+    let store = Store::ramdisk("a2", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    let iscsid = Iscsid::start();
+    let [_first, second] = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
+    let attachment = engine
+        .attach(&AttachRequest::new(over(&[0], 1)), soon())
+        .unwrap();
+    second.scanned_disk(1);
+    let detachment = engine
+        .detach(DetachTarget::Device(attachment.node.clone()), soon())
+        .unwrap();
+    assert_eq!(detachment.receipt.as_ref().unwrap().paths.len(), 2);
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(scsi_disks(), [] as [&str; 0]);
+
+    // Nothing is left of it, and its name proves that.
+    let name = format!("unit:{}", store.wwid());
+    let again = engine
+        .detach(name.parse::<DetachTarget>().unwrap(), soon())
+        .unwrap();
+    assert!(!again.changed);
+    assert!(again.safe_to_unmap, "{again:?}");
+    // Without a name "it is gone" is said of the address alone.
+    let again = engine.detach(over(&[0], 1), soon()).unwrap();
+    assert!(!again.changed && !again.safe_to_unmap);
+}
+
+#[test]
+fn a_portal_without_a_session_is_a_missing_path_and_the_caller_says_how_many_must_be_there() {
+    let engine = engine();
+    let store = Store::ramdisk("a3", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(0, &store);
+    let iscsid = Iscsid::start();
+    let _session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let request = AttachRequest::new(over(&[0, 1], 0));
+    let error = engine
+        .attach(&request.clone().min_paths(2), soon())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooFewPaths);
+    assert!(error.to_string().contains("127.0.0.2:3260"), "{error}");
+    assert_eq!(scsi_disks(), [] as [&str; 0]);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let lunbd::engine::Unit::Scsi { paths, missing, .. } = &attachment.unit else {
+        panic!("{attachment:?}");
+    };
+    assert_eq!((paths.len(), missing.len()), (1, 1));
+    engine.detach(over(&[0, 1], 0), soon()).unwrap();
+}
+
+#[test]
+fn a_session_that_fails_before_the_scan_is_a_missing_path_and_no_missing_lun() {
+    let engine = engine();
+    let store = Store::ramdisk("a4", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(2, &store);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let target = Arc::new(target);
+    let request = AttachRequest::new(over(&[0], 2)).observe(StageObserver::new({
+        let (target, session) = (Arc::clone(&target), session.clone());
+        move |stage| {
+            if stage == Stage::Scan {
+                target.portal_down(0);
+                session.wait_for_state("FAILED", LIMIT);
+            }
+        }
+    }));
+    let patient = Deadline::after(3 * LIMIT);
+    let error = engine.attach(&request, patient).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooFewPaths, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Scan));
+    let why = format!("session {} to {} is FAILED", session.id, PORTALS[0]);
+    assert!(error.to_string().contains(&why), "{error}");
+    target.portal_up(0);
+    session.wait_for_state("LOGGED_IN", LIMIT);
+    engine
+        .attach(&AttachRequest::new(over(&[0], 2)), soon())
+        .unwrap();
+    engine.detach(over(&[0], 2), soon()).unwrap();
+}
+
+/// A LUN number that was given to another volume while the kernel still has the
+/// old one's device.
+fn reused(rescan: bool, expect: bool) -> (Attachment, String) {
+    if rescan && guest::kernel() < (5, 15) {
+        guest::skip("nothing says what a disk was born as before diskseq");
+    }
+    let engine = engine();
+    let (old, new) = (Store::file("b1", 8 * MIB), Store::file("c2", 8 * MIB));
+    let mut target = IscsiTarget::new(IQN);
+    target.map(5, &old);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let first = engine
+        .attach(&AttachRequest::new(over(&[0], 5)), soon())
+        .unwrap();
+    fill(&first.node, 0xaa, 4096);
+    guest::udevd::settle();
+    target.remap(5, &new);
+    if rescan {
+        fs::write(session.device_dir(5).join("rescan"), "1").unwrap();
+    }
+    let mut request = AttachRequest::new(over(&[0], 5));
+    if expect {
+        request = request.expect(new.wwid().parse().unwrap());
+    }
+    let second = engine.attach(&request, soon()).unwrap();
+    assert!(second.changed, "{second:?}");
+    assert!(second.identity().unwrap().is(&new.wwid().parse().unwrap()));
+    if guest::kernel() >= (5, 15) {
+        assert_ne!(second.diskseq, first.diskseq);
+    }
+    assert_eq!(first_byte(&second.node), 0, "the old volume's data");
+    fill(&second.node, 0xbb, 4096);
+    for link in &second.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), second.node);
+    }
+    let links = format!("{:?}", second.links);
+    assert!(!links.contains(&old.wwid()["naa.".len()..]), "{links}");
+    let detachment = engine.detach(over(&[0], 5), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    let data = fs::read(old.path().unwrap()).unwrap();
+    assert!(data[..4096].iter().all(|&byte| byte == 0xaa));
+    let data = fs::read(new.path().unwrap()).unwrap();
+    assert!(data[..4096].iter().all(|&byte| byte == 0xbb));
+    (second, new.wwid())
+}
+
+#[test]
+fn a_lun_that_was_given_to_another_volume_is_scanned_anew() {
+    reused(false, false);
+}
+
+#[test]
+fn a_lun_that_was_given_to_another_volume_is_scanned_anew_and_is_the_expected_one() {
+    reused(false, true);
+}
+
+#[test]
+fn a_lun_that_was_given_to_another_volume_and_rescanned_since_is_scanned_anew() {
+    reused(true, false);
+}
+
+#[test]
+fn a_lun_that_was_given_to_another_volume_and_rescanned_since_is_the_expected_one() {
+    reused(true, true);
+}
+
+#[test]
+fn a_stale_disk_that_somebody_has_open_is_neither_handed_out_nor_taken_away_nor_written_to() {
+    let engine = engine();
+    let (old, new) = (Store::file("d1", 8 * MIB), Store::file("e2", 8 * MIB));
+    let mut target = IscsiTarget::new(IQN);
+    target.map(2, &old);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let first = engine
+        .attach(&AttachRequest::new(over(&[0], 2)), soon())
+        .unwrap();
+    let mut holder = OpenOptions::new().write(true).open(&first.node).unwrap();
+    // Dirty pages of the old volume, which must never reach the new one.
+    holder.write_all(&vec![0xdd; 4096]).unwrap();
+    target.remap(2, &new);
+
+    let error = engine
+        .attach(&AttachRequest::new(over(&[0], 2)), soon())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    let text = error.to_string();
+    assert!(
+        text.contains(&old.wwid()) && text.contains(&new.wwid()),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    let failure = engine.detach(over(&[0], 2), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse);
+    assert!(session.disk(2).is_some());
+}
+
+#[test]
+fn a_detach_that_expects_another_unit_leaves_the_one_that_is_there() {
+    let engine = engine();
+    let store = Store::ramdisk("f1", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    engine
+        .attach(&AttachRequest::new(over(&[0], 1)), soon())
+        .unwrap();
+    let other = "naa.60014050000000000000000000000000".parse().unwrap();
+    let request = DetachRequest::new(over(&[0], 1)).expect(other);
+    let failure = engine.detach(request, soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::IdentityMismatch);
+    assert!(session.disk(1).is_some());
+    engine.detach(over(&[0], 1), soon()).unwrap();
+}
+
+fn has_open(pid: u32, node: &Path) -> bool {
+    let folder = format!("/proc/{pid}/fd");
+    let open = guest::entries(&folder).into_iter();
+    let mut open = open.map(|fd| fs::read_link(Path::new(&folder).join(fd)));
+    open.any(|file| file.is_ok_and(|file| file == node))
+}
+
+/// Both paths go down under what was written.
+fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
+    let engine = engine();
+    let store = Store::file("a7", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(4, &store);
+    let iscsid = Iscsid::start();
+    let multipathd = Multipathd::start(NoPath::Queue);
+    let sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
+    let request = AttachRequest::new(over(&[0, 1], 4)).multipath(Multipath::Require);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let mut disk = OpenOptions::new()
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    target.portal_down(0);
+    target.portal_down(1);
+    for session in &sessions {
+        session.wait_until_lost(LIMIT);
+    }
+    disk.write_all(&vec![0x77; 4096]).unwrap();
+    // Its close writes back, which waits for a path: so it stays open in a
+    // thread that is let go with the guest's end of the test.
+    let closer = std::thread::spawn(move || drop(disk));
+
+    if multipathd_hangs {
+        multipathd.hold();
+    }
+    let limit = Duration::from_secs(40);
+    let deadline = Deadline::after(limit);
+    let failure = engine.detach(DetachTarget::Device(attachment.node.clone()), deadline);
+    let failure = failure.unwrap_err();
+    assert!(deadline.elapsed() < limit + Duration::from_secs(10));
+    assert!(!failure.receipt.safe_to_unmap);
+    assert!(
+        failure.receipt.paths.iter().all(|path| !path.gone),
+        "{failure:?}"
+    );
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    let map = failure.receipt.map.as_ref().unwrap();
+    assert!(map.told_to_fail && !map.gone, "{failure:?}");
+    closer.join().unwrap();
+    if multipathd_hangs {
+        multipathd.go_on();
+        let map = failure.receipt.map.as_ref().unwrap();
+        guest::wait_until("multipathd to have the map queue again", LIMIT, || {
+            multipathd::queues(&map.name).then_some(())
+        });
+    }
+    // The kernel tells of it once; a flush that succeeds now proves nothing.
+    let failure = engine.detach(over(&[0, 1], 4), soon()).unwrap_err();
+    assert!(
+        failure.to_string().contains("an earlier flush"),
+        "{failure}"
+    );
+    // As udev does: it reads the map for as long as that queues.
+    let mut looker = multipathd_hangs.then(|| {
+        let mut blkid = Command::new("blkid");
+        blkid.arg("-p").arg(&attachment.node).spawn().unwrap()
+    });
+    if let Some(looker) = &looker {
+        guest::wait_until("blkid to wait in its read", LIMIT, || {
+            has_open(looker.id(), &attachment.node.canonicalize().unwrap()).then_some(())
+        });
+    }
+    let abandon = DetachRequest::new(over(&[0, 1], 4)).abandon_unwritten();
+    let detachment = engine.detach(abandon, soon()).unwrap();
+    assert!(!detachment.safe_to_unmap);
+    assert_eq!(multipathd::maps(), [] as [&str; 0]);
+    assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
+    if let Some(looker) = &mut looker {
+        assert!(!looker.wait().unwrap().success());
+    }
+    drop(multipathd);
+}
+
+#[test]
+fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
+    detach_where_the_map_queues_for_ever(false);
+}
+
+#[test]
+fn a_map_that_queues_is_told_to_fail_by_the_kernel_alone_where_multipathd_hangs() {
+    detach_where_the_map_queues_for_ever(true);
+}

@@ -1,0 +1,211 @@
+//! Sessions of ours whose target speaks by itself, is misheard or falls silent, and
+//! those that are had by another way than the plain one.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use lunbd::iscsi::SessionOptions;
+use lunbd::{AttachRequest, Attachment, Engine, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, session_of, soon};
+use vm_tests::guest::iscsi_proxy::{IscsiProxy, Part};
+use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
+use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
+use vm_tests::guest::iscsid::{INITIATOR, sessions};
+use vm_tests::guest::keeping::Keeping;
+use vm_tests::guest::lio::Store;
+use vm_tests::guest::served::Served;
+use vm_tests::guest::tgt::Tgt;
+use vm_tests::guest::writer::{Writer, first_block};
+
+const IQN: &str = "iqn.2026-01.example:proxied";
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+/// Where a proxy listens, for the target at the first of [`PORTALS`].
+const PROXY: &str = "127.0.0.9:3260";
+
+/// LUN 1 over a proxy or a portal.
+fn source(portal: &str) -> Source {
+    format!("iscsi://{portal}/{IQN}/1").parse().unwrap()
+}
+
+fn options() -> SessionOptions {
+    SessionOptions::new(INITIATOR.parse().unwrap())
+}
+
+fn attach(engine: &Engine, portal: &str, options: SessionOptions) -> Attachment {
+    let request = AttachRequest::new(source(portal)).log_in(options);
+    engine.attach(&request, soon()).unwrap()
+}
+
+fn detach(engine: &Engine, portal: &str, session: u32) {
+    let detachment = engine.detach(source(portal), soon()).unwrap();
+    let ended: Vec<u32> = detachment.logged_out.iter().map(|id| id.0).collect();
+    assert_eq!(ended, [session], "{detachment:?}");
+}
+
+#[test]
+fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
+    speaks_by_itself::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
+    speaks_by_itself::<Tgt>();
+}
+
+fn speaks_by_itself<T: Served>() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = T::serve(IQN, &[1], 16 * MIB);
+    let proxy = IscsiProxy::start(PROXY, PORTALS[0]);
+    let attachment = attach(&engine, PROXY, options());
+    let session = session_of(&attachment);
+    let keeping = Keeping::start(&engine);
+    let writer = Writer::start(&attachment.node);
+    // A logout within 5 s, and new parameters within 5 s.
+    for event in [1, 4] {
+        writer.goes_on();
+        let (before, logouts) = (keeping.recovered(), proxy.logouts());
+        proxy.says_by_itself(event, [0, 0, 5]);
+        keeping.wait_until_recovered(before + 1);
+        assert_eq!(proxy.logouts(), logouts + 1, "event {event}");
+        writer.goes_on();
+    }
+    // The one connection is dropped, or all of them are, and it is not to be dialled
+    // for 3 s.
+    for event in [2, 3] {
+        let (before, logouts) = (keeping.recovered(), proxy.logouts());
+        let start = Instant::now();
+        proxy.says_by_itself(event, [0, 3, 0]);
+        proxy.cut();
+        keeping.wait_until_recovered(before + 1);
+        let took = start.elapsed();
+        assert!(took >= Duration::from_secs(3), "event {event}: {took:?}");
+        assert_eq!(proxy.logouts(), logouts, "event {event}");
+        writer.goes_on();
+    }
+    writer.end();
+    keeping.end();
+    detach(&engine, PROXY, session);
+    drop(proxy);
+    drop(target);
+    nothing_is_left();
+}
+
+#[test]
+fn a_header_or_data_that_does_not_match_its_digest_costs_a_connection_and_reaches_nobody() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    let store = Store::file("e8", 16 * MIB);
+    fs::write(store.path().unwrap(), vec![0x5a; 16 << 20]).unwrap();
+    target.map(1, &store);
+    let proxy = IscsiProxy::with_digests(PROXY, PORTALS[0]);
+    let attachment = attach(&engine, PROXY, options().digests(true, true));
+    let session = session_of(&attachment);
+    let keeping = Keeping::start(&engine);
+    for (times, part) in (1..).zip([Part::Data, Part::Header, Part::Data, Part::Header]) {
+        proxy.break_a_read(part);
+        let block = first_block(&attachment.node).unwrap();
+        assert!(!proxy.is_to_break(), "{part:?}");
+        assert!(block.iter().all(|&byte| byte == 0x5a), "{:x?}", &block[..8]);
+        keeping.wait_until_recovered(times);
+    }
+    keeping.end();
+    detach(&engine, PROXY, session);
+    drop(proxy);
+    nothing_is_left();
+}
+
+#[test]
+fn a_target_that_falls_silent_is_missed_and_logged_in_to_again_without_an_error() {
+    silent::<IscsiTarget>();
+}
+
+#[test]
+fn of_tgt_a_target_that_falls_silent_is_missed_and_logged_in_to_again_without_an_error() {
+    silent::<Tgt>();
+}
+
+fn silent<T: Served>() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = T::serve(IQN, &[1], 16 * MIB);
+    let proxy = IscsiProxy::start(PROXY, PORTALS[0]);
+    let attachment = attach(&engine, PROXY, options());
+    let session = session_of(&attachment);
+    let keeping = Keeping::start(&engine);
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    // With I/O under way, and with none.
+    proxy.fall_silent();
+    keeping.wait_until_recovered(1);
+    writer.goes_on();
+    writer.end();
+    proxy.fall_silent();
+    keeping.wait_until_recovered(2);
+    first_block(&attachment.node).unwrap();
+    keeping.end();
+    detach(&engine, PROXY, session);
+    drop(proxy);
+    drop(target);
+    nothing_is_left();
+}
+
+#[test]
+fn a_lost_session_over_ipv6_is_logged_in_to_again_and_the_doctor_says_what_it_waits_for() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::serve(IQN, &[1], 16 * MIB);
+    let attachment = attach(&engine, PORTALS[2], options());
+    let session = session_of(&attachment);
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    Served::portal_down(&mut target, 2);
+    guest::wait_until("the loss", LIMIT, || {
+        (attribute(session, "state") == "FAILED").then_some(())
+    });
+    let doctor = String::from_utf8(guest::lunbd(&["doctor"]).stdout).unwrap();
+    let words = format!("session {session} of ours is lost and its I/O waits");
+    assert!(doctor.contains(&words), "{doctor}");
+    assert!(doctor.contains("lunbd heal --watch"), "{doctor}");
+    let keeping = Keeping::start(&engine);
+    Served::portal_up(&mut target, 2);
+    keeping.wait_until_recovered(1);
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    let doctor = String::from_utf8(guest::lunbd(&["doctor"]).stdout).unwrap();
+    assert!(!doctor.contains("lost"), "{doctor}");
+    detach(&engine, PORTALS[2], session);
+    nothing_is_left();
+}
+
+#[test]
+fn a_lost_session_that_was_sent_on_is_logged_in_to_again_by_the_portal_that_sends_on() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let sends_on = Tgt::start("0", PORTALS[0], IQN, 16 * MIB);
+    let takes = Tgt::with("1", &[PORTALS[1]], IQN, &[1], 16 * MIB);
+    sends_on.redirect("127.0.0.2", "3260");
+    let attachment = attach(&engine, PORTALS[0], options());
+    let session = session_of(&attachment);
+    let keeping = Keeping::start(&engine);
+    let writer = Writer::start(&attachment.node);
+    for times in 1..=2 {
+        writer.goes_on();
+        takes.cut(1);
+        keeping.wait_until_recovered(times);
+        assert_eq!(attribute(session, "address"), "127.0.0.2");
+        assert_eq!(attribute(session, "persistent_address"), "127.0.0.1");
+    }
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    assert_eq!((sends_on.connections(), takes.connections()), (0, 1));
+    detach(&engine, PORTALS[0], session);
+    assert!(sessions().is_empty());
+    drop((sends_on, takes));
+    nothing_is_left();
+}

@@ -1,0 +1,76 @@
+//! Every VM test, in one program: the lab carries it into the guest, and pid 1
+//! there runs one test of it at a time.
+//!
+//! `vm-tests/README.md` shows how to add one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test panics to fail, and prints what it saw"
+)]
+
+mod apply_scsi_and_nbd;
+mod attach;
+mod behaviours;
+mod capacity;
+mod command;
+mod command_flags_iscsi_nbd;
+mod detach;
+mod fc_lab;
+mod fc_multipath;
+mod fc_paths;
+mod fc_routes;
+mod hub;
+mod index_scsi_and_nbd;
+mod iscsi_aliases;
+mod iscsi_attach;
+mod iscsi_crash;
+mod iscsi_detach;
+mod iscsi_discovery;
+mod iscsi_faults;
+mod iscsi_identity;
+mod iscsi_in_use;
+mod iscsi_inventory;
+mod iscsi_lab;
+mod iscsi_log_in;
+mod iscsi_paths;
+mod iscsi_proxied;
+mod iscsi_reap;
+mod iscsi_reconcile;
+mod iscsi_recovery;
+mod iscsi_resize;
+mod iscsi_routes;
+mod iscsi_sessions;
+mod iscsi_shared_session;
+mod iscsi_tgt;
+mod iscsi_unusable;
+mod lab;
+mod mpath_defaults;
+mod mpath_map;
+mod nbd;
+mod nbd_heal;
+mod nbd_images;
+mod nbd_kernel;
+mod nbd_links;
+mod nbd_rounds;
+mod own_boot_crash_mpath_nbd;
+mod own_boot_faults_mpath;
+mod own_boot_faults_nbd;
+mod own_boot_reset_mpath_nbd;
+mod own_boot_sg3_rules;
+mod own_boot_systemd_lvm;
+mod own_boot_systemd_nbd;
+mod reconcile_nbd_under_kills;
+mod reconcile_scsi_and_nbd;
+mod recover_broken_scsi_and_nbd;
+mod recover_scsi_and_nbd;
+mod scsi_locks;
+mod scsi_reap;
+mod scsi_settle;
+mod scsi_storm;
+mod udevd;
+mod usage_matrix_scsi_and_nbd;
+mod usage_scsi;

@@ -1,0 +1,432 @@
+//! NBD devices whose server dies, hangs, and comes back.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lunbd::engine::{HealOutcome, Healing, NbdOptions};
+use lunbd::nbd::Difference;
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::writer::Writer;
+
+const MIB: u64 = 1 << 20;
+
+/// The driver, where it keeps backend ids.
+fn module(devices: u32) -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    NbdModule::load(devices)
+}
+
+fn source(uri: &str) -> Source {
+    uri.parse().expect("a source")
+}
+
+fn attach(engine: &Engine, uri: &str, options: &NbdOptions) -> Attachment {
+    let request = AttachRequest::new(source(uri)).nbd(options.clone());
+    engine.attach(&request, soon()).expect("an attach")
+}
+
+fn detach(engine: &Engine, uri: &str) {
+    assert!(engine.detach(source(uri), soon()).unwrap().changed);
+}
+
+/// A request that was in flight when the link died is sent again when it has
+/// timed out. A server that lives answers sooner than that, on a busy machine too:
+/// nobody heals a link that dies where none was killed.
+fn patient() -> NbdOptions {
+    NbdOptions::default()
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(60))
+}
+
+fn healed(healings: Vec<Healing>) -> Healing {
+    let [healing] = <[Healing; 1]>::try_from(healings).expect("one device");
+    assert!(
+        matches!(healing.outcome, HealOutcome::Adopted(_)),
+        "{healing:?}"
+    );
+    healing
+}
+
+#[test]
+fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing() {
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri, &patient());
+    let writer = Writer::start(&attachment.node);
+    for round in 0..10 {
+        writer.goes_on();
+        server.kill();
+        server.start();
+        let healing = healed(engine.heal(soon()).unwrap());
+        assert_eq!(healing.index, attachment.nbd_index().unwrap(), "{round}");
+        writer.goes_on();
+    }
+    writer.end();
+    detach(&engine, &uri);
+}
+
+#[test]
+fn the_healer_heals_as_links_die_over_unix_sockets_too() {
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::nbdkit(At::unix(), &["file", store.path().to_str().unwrap()]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let attachment = attach(&engine, &uri, &patient());
+    let mut healer = engine.healer(soon()).unwrap();
+    let writer = Writer::start(&attachment.node);
+    for _ in 0..3 {
+        writer.goes_on();
+        server.kill();
+        let news = healer.next(soon()).unwrap();
+        assert!(
+            news.iter().all(|healing| !healing.outcome.serves()),
+            "{news:?}"
+        );
+        assert!(news[0].budget_left.unwrap() > Duration::from_secs(30));
+        server.start();
+        guest::wait_until("the healer to heal", Duration::from_secs(60), || {
+            let news = healer
+                .next(Deadline::after(Duration::from_secs(5)))
+                .unwrap();
+            news.iter()
+                .any(|healing| healing.outcome.serves())
+                .then_some(())
+        });
+        writer.goes_on();
+    }
+    writer.end();
+    drop(healer);
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_it_serves() {
+    const LOOK: Duration = Duration::from_secs(4);
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri, &patient());
+    let mut healer = engine.healer(soon()).unwrap();
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    server.kill();
+    // It speaks, and not NBD.
+    let At::Tcp(address) = server.at() else {
+        unreachable!("a TCP server");
+    };
+    let stranger = TcpListener::bind(address).unwrap();
+    let (asked, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for client in stranger.incoming() {
+                if ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                asked.fetch_add(1, Ordering::Relaxed);
+                let _gone_already = client
+                    .unwrap()
+                    .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let look = Deadline::after(LOOK);
+        while !look.has_passed() {
+            let news = healer.next(look).unwrap();
+            assert!(
+                news.iter().all(|healing| !healing.outcome.serves()),
+                "{news:?}"
+            );
+        }
+        ends.store(true, Ordering::Relaxed);
+        let _wakes_it = TcpStream::connect(address);
+    });
+    // From 20 ms each pause is twice as long as the last, up to 2 s.
+    let asked = asked.into_inner();
+    assert!((2..=24).contains(&asked), "{asked} times in {LOOK:?}");
+    drop(stranger);
+    server.start();
+    guest::wait_until("the healer to heal", Duration::from_secs(60), || {
+        let news = healer.next(Deadline::after(Duration::from_secs(5)));
+        let mut news = news.unwrap().into_iter();
+        news.any(|healing| healing.outcome.serves()).then_some(())
+    });
+    writer.goes_on();
+    writer.end();
+    drop(healer);
+    detach(&engine, &uri);
+}
+
+/// In the kernel's ticks, as `nbd.c` shows it in debugfs.
+fn io_timeout_of(node: &Path) -> u64 {
+    let name = node.file_name().unwrap();
+    let path = Path::new("/sys/kernel/debug/nbd")
+        .join(name)
+        .join("timeout");
+    let ticks: u64 = fs::read_to_string(path).unwrap().trim().parse().unwrap();
+    assert!(ticks > 0);
+    ticks
+}
+
+struct Agent(Child);
+
+impl Agent {
+    /// An agent of another process: it heals as links die.
+    fn start() -> Self {
+        let child = Command::new("lunbd")
+            .args(["heal", "--watch", "--json"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+}
+
+impl Agent {
+    /// Kills it. It has ended when it is dropped and not before: the kernel may
+    /// hold a read of its until the device has a server again.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let uri = server.uri("disk");
+    let attached = guest::lunbd(&[
+        "attach",
+        &uri,
+        "--json",
+        "--dead-timeout",
+        "60s",
+        "--io-timeout",
+        "5s",
+    ]);
+    let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
+    let node = PathBuf::from(attached["node"].as_str().unwrap());
+    let io_timeout = io_timeout_of(&node);
+    let writer = Writer::start(&node);
+    for _ in 0..2 {
+        let mut agent = Agent::start();
+        writer.goes_on();
+        server.kill();
+        agent.kill();
+        server.start();
+        let output = guest::lunbd(&["heal", "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["devices"][0]["outcome"], "adopted", "{report}");
+        drop(agent);
+        writer.goes_on();
+        // Nobody but who attached it knew: it was left to the kernel.
+        assert_eq!(io_timeout_of(&node), io_timeout);
+    }
+    writer.end();
+    detach(&engine(), &uri);
+}
+
+#[test]
+fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri, &patient());
+    let writer = Writer::start(&attachment.node);
+    let mut healer = engine.healer(soon()).unwrap();
+    writer.goes_on();
+    server.stop();
+    // The kernel takes the link for dead when a request has timed out.
+    let news = healer.next(soon()).unwrap();
+    assert!(!news.is_empty());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Both turns are longer than a request's time.
+            std::thread::sleep(Duration::from_secs(4));
+            server.cont();
+        });
+        guest::wait_until("the device to serve again", Duration::from_secs(60), || {
+            let news = healer
+                .next(Deadline::after(Duration::from_secs(5)))
+                .unwrap();
+            news.iter()
+                .any(|healing| healing.outcome.serves())
+                .then_some(())
+        });
+    });
+    writer.goes_on();
+    writer.end();
+    drop(healer);
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_healthy_device_is_left_as_it_is() {
+    let _module = module(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    attach(&engine, &uri, &patient());
+    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    assert!(
+        matches!(healing.outcome, HealOutcome::Healthy),
+        "{healing:?}"
+    );
+    assert_eq!(healing.dials, 0);
+    detach(&engine, &uri);
+}
+
+/// Attaches a store, brings another server to its place and heals.
+fn healed_by_another(
+    first: &[&str],
+    second: &[&str],
+) -> (Healing, NbdServer, Engine, Attachment, String) {
+    let at = At::tcp();
+    let mut server = NbdServer::nbdkit(at.clone(), first);
+    let (engine, uri) = (engine(), server.uri(""));
+    let attachment = attach(&engine, &uri, &patient());
+    server.kill();
+    drop(server);
+    let server = NbdServer::nbdkit(at, second);
+    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    (healing, server, engine, attachment, uri)
+}
+
+#[test]
+fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
+    let _module = module(2);
+    let store = Store::filled(4 << 20, 7);
+    let path = store.path().to_str().unwrap();
+    let is_untouched = || {
+        let bytes = fs::read(store.path()).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 7));
+    };
+    for second in [&["file", path][..], &["--readonly", "memory", "8M"]] {
+        let (healing, server, engine, _, uri) = healed_by_another(&["memory", "8M"], second);
+        let HealOutcome::GeometryChanged(differences) = &healing.outcome else {
+            panic!("{healing:?}");
+        };
+        let expected = |difference: &Difference| {
+            matches!(
+                difference,
+                Difference::Shrunk { .. } | Difference::BecameReadOnly
+            )
+        };
+        assert!(differences.iter().any(expected), "{differences:?}");
+        assert!(healing.budget_left.is_some());
+        is_untouched();
+        // What was right before is right again.
+        let at = server.at().clone();
+        drop(server);
+        let _right = NbdServer::nbdkit(at, &["memory", "8M"]);
+        healed(engine.heal(soon()).unwrap());
+        detach(&engine, &uri);
+    }
+}
+
+#[test]
+fn an_export_that_has_grown_is_healed_and_said_to_have() {
+    let _module = module(2);
+    let (healing, _server, engine, attachment, uri) =
+        healed_by_another(&["memory", "8M"], &["memory", "16M"]);
+    let HealOutcome::Adopted(differences) = &healing.outcome else {
+        panic!("{healing:?}");
+    };
+    assert!(matches!(differences[..], [Difference::Grown { .. }]));
+    assert_eq!(
+        engine.inventory().unwrap().units[0].size,
+        Some(attachment.size)
+    );
+    detach(&engine, &uri);
+}
+
+#[test]
+fn an_export_that_is_gone_from_its_server_is_said_to_be() {
+    let _module = module(2);
+    let (one, other) = (Store::sparse(MIB), Store::sparse(MIB));
+    let at = At::tcp();
+    let server = NbdServer::qemu_nbd(at.clone(), "one", one.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("one"));
+    attach(&engine, &uri, &patient());
+    drop(server);
+    let server = NbdServer::qemu_nbd(at.clone(), "other", other.path(), &[]);
+    let limit = Deadline::after(Duration::from_secs(10));
+    let [healing] = <[Healing; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
+    let HealOutcome::Failed(error) = &healing.outcome else {
+        panic!("{healing:?}");
+    };
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    drop(server);
+    let _right = NbdServer::qemu_nbd(at, "one", one.path(), &[]);
+    healed(engine.heal(soon()).unwrap());
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device() {
+    let _module = module(2);
+    let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    // What is sent before the kernel knows that the link is dead has to time out
+    // first.
+    let options = patient().dead_connection_timeout(Duration::from_secs(2));
+    let attachment = attach(&engine, &uri, &options);
+    server.kill();
+    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    assert!(
+        matches!(healing.outcome, HealOutcome::BudgetSpent),
+        "{healing:?}"
+    );
+    let read = File::open(&attachment.node).and_then(|mut disk| {
+        disk.seek(SeekFrom::Start(MIB))?;
+        disk.read_exact(&mut [0; 512])
+    });
+    assert_eq!(read.unwrap_err().raw_os_error(), Some(nix::libc::EIO));
+    server.start();
+    healed(engine.heal(soon()).unwrap());
+    let mut disk = File::open(&attachment.node).unwrap();
+    disk.seek(SeekFrom::Start(2 * MIB)).unwrap();
+    disk.read_exact(&mut [0; 512]).unwrap();
+    drop(disk);
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
+    let _module = module(2);
+    let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let attachment = attach(&engine, &uri, &patient());
+    server.kill();
+    let limit = Deadline::after(Duration::from_secs(3));
+    let error = engine.detach(source(&uri), limit).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let request = lunbd::DetachRequest::new(source(&uri)).abandon_unwritten();
+    let detachment = engine.detach(request, soon()).unwrap();
+    assert!(matches!(
+        detachment.flush,
+        Some(lunbd::engine::Flush::Abandoned(_))
+    ));
+    let name = attachment.node.file_name().unwrap().to_str().unwrap();
+    assert!(!Path::new(&format!("/sys/block/{name}/pid")).exists());
+}

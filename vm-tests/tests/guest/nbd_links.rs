@@ -1,0 +1,407 @@
+//! The connections of one NBD device: which of them are dead, and what takes their place.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::num::NonZeroU16;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lunbd::engine::{HealOutcome, Healing, NbdOptions};
+use lunbd::error::Stage;
+use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+const MIB: usize = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+/// More than the guest has processors, so that the kernel has slots that `mq/` does not
+/// show.
+const CONNECTIONS: usize = 4;
+
+fn source(uri: &str) -> Source {
+    uri.parse().expect("a source")
+}
+
+/// What was in flight on a link that died is sent again after this time.
+const IO_TIMEOUT: Duration = Duration::from_secs(3);
+
+fn options() -> NbdOptions {
+    let connections = u16::try_from(CONNECTIONS).ok().and_then(NonZeroU16::new);
+    NbdOptions::default()
+        .connections(connections.unwrap())
+        .io_timeout(IO_TIMEOUT)
+        .dead_connection_timeout(Duration::from_secs(120))
+}
+
+fn attach(engine: &Engine, uri: &str, options: &NbdOptions) -> Attachment {
+    let request = AttachRequest::new(source(uri)).nbd(options.clone());
+    engine.attach(&request, soon()).expect("an attach")
+}
+
+fn detach(engine: &Engine, uri: &str) {
+    assert!(engine.detach(source(uri), soon()).unwrap().changed);
+}
+
+fn heal(engine: &Engine) -> Healing {
+    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
+    healing
+}
+
+fn is_adopted(healing: &Healing) -> bool {
+    matches!(healing.outcome, HealOutcome::Adopted(_))
+}
+
+/// Bytes of which each eight tell their own offset.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).step_by(8).flat_map(usize::to_le_bytes).collect()
+}
+
+/// Readers past the page cache, which compare what they get with the pattern.
+struct Readers {
+    ends: AtomicBool,
+    done: [AtomicUsize; 8],
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Readers {
+    fn new() -> Self {
+        Self {
+            ends: AtomicBool::new(false),
+            done: Default::default(),
+            wrong: Mutex::default(),
+        }
+    }
+
+    fn read(&self, reader: usize, node: &Path, pattern: &[u8]) {
+        const LENGTH: usize = 32 << 10;
+        let disk = OpenOptions::new()
+            .read(true)
+            .custom_flags(nix::libc::O_DIRECT)
+            .open(node)
+            .unwrap();
+        let mut page = memmap2::MmapMut::map_anon(LENGTH).unwrap();
+        let places = pattern.len() / LENGTH;
+        let mut place = reader;
+        while !self.ends.load(Ordering::Relaxed) {
+            place = (place * 13 + 5) % places;
+            let offset = place * LENGTH;
+            let read = disk.read_exact_at(&mut page, offset as u64);
+            let expected = &pattern[offset..offset + LENGTH];
+            let told = match read {
+                Err(error) => Some(format!("reader {reader} at {offset}: {error}")),
+                Ok(()) if page[..] != *expected => {
+                    let first = page.iter().zip(expected).position(|(a, b)| a != b);
+                    let first = first.unwrap_or_default() / 8 * 8;
+                    let found = usize::from_le_bytes(page[first..first + 8].try_into().unwrap());
+                    let at = offset + first;
+                    Some(format!(
+                        "reader {reader} got the bytes of {found:#x} at {at:#x}"
+                    ))
+                }
+                Ok(()) => None,
+            };
+            self.wrong.lock().unwrap().extend(told);
+            self.done[reader].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn assert_right(&self) {
+        let wrong = self.wrong.lock().unwrap();
+        assert!(wrong.is_empty(), "{} wrong: {:?}", wrong.len(), wrong[0]);
+    }
+
+    /// Waits until each has read some more.
+    fn go_on(&self) {
+        let count = |reader: &AtomicUsize| reader.load(Ordering::Relaxed);
+        let before: Vec<usize> = self.done.iter().map(count).collect();
+        guest::wait_until("every reader to go on", LIMIT, || {
+            self.assert_right();
+            let mut each = self.done.iter().zip(&before);
+            each.all(|(reader, before)| count(reader) > before + 2)
+                .then_some(())
+        });
+    }
+}
+
+/// Restarts `server` under readers; `store` is what it serves.
+fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
+    let restarts = if guest::sweeps_are_whole() { 20 } else { 4 };
+    let (engine, uri) = (engine(), server.uri(export));
+    let attachment = attach(&engine, &uri, &options());
+    assert_eq!(server.connections(), CONNECTIONS);
+    let readers = Readers::new();
+    std::thread::scope(|scope| {
+        for reader in 0..readers.done.len() {
+            let (readers, node) = (&readers, &attachment.node);
+            scope.spawn(move || readers.read(reader, node, pattern));
+        }
+        // Whatever fails here, the readers end.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for restart in 0..restarts {
+                readers.go_on();
+                server.kill();
+                server.start();
+                let healing = heal(&engine);
+                assert!(is_adopted(&healing), "{restart}: {healing:?}");
+                readers.go_on();
+                assert_eq!(server.connections(), CONNECTIONS, "{restart}");
+            }
+        }));
+        readers.ends.store(true, Ordering::Relaxed);
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    readers.assert_right();
+    detach(&engine, &uri);
+}
+
+fn filled(pattern: &[u8]) -> Store {
+    let store = Store::sparse(0);
+    File::create(store.path())
+        .and_then(|mut file| file.write_all(pattern))
+        .unwrap();
+    store
+}
+
+#[test]
+fn no_read_is_wrong_when_nbdkit_restarts_under_readers_of_four_connections() {
+    let _module = NbdModule::with_backend_ids(2);
+    let pattern = pattern(8 * MIB);
+    let store = filled(&pattern);
+    let file = store.path().to_str().unwrap();
+    let slowly = ["--filter=delay", "file", file, "rdelay=60ms"];
+    restart_under_readers(NbdServer::nbdkit(At::tcp(), &slowly), "", &pattern);
+}
+
+#[test]
+fn no_read_is_wrong_when_qemu_nbd_restarts_under_readers_of_four_connections() {
+    let _module = NbdModule::with_backend_ids(2);
+    let pattern = pattern(8 * MIB);
+    let store = filled(&pattern);
+    let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
+    restart_under_readers(server, "disk", &pattern);
+}
+
+#[test]
+fn of_four_links_the_dead_one_alone_is_replaced() {
+    let _module = NbdModule::with_backend_ids(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, uri) = (engine(), server.uri(""));
+    let before_the_attach = server.tcp_clients();
+    assert!(before_the_attach.is_empty(), "{before_the_attach:?}");
+    attach(&ours, &uri, &options().io_timeout(Duration::from_secs(30)));
+    let mut healer = ours.healer(soon()).unwrap();
+    assert!(healer.next(soon()).unwrap()[0].outcome.serves());
+    let another = engine();
+    let mut by_watching = || {
+        guest::wait_until("the healer to replace the link", LIMIT, || {
+            let news = healer.next(Deadline::after(Duration::from_secs(5)));
+            news.unwrap().iter().any(is_adopted).then_some(())
+        });
+    };
+    let healers: [(&str, &mut dyn FnMut()); 3] = [
+        ("the process that attached it", &mut || {
+            let healing = heal(&ours);
+            assert!(is_adopted(&healing), "{healing:?}");
+        }),
+        ("another process", &mut || {
+            let healing = heal(&another);
+            assert!(is_adopted(&healing), "{healing:?}");
+        }),
+        ("the watch", &mut by_watching),
+    ];
+    for (who, heals) in healers {
+        let before = server.tcp_clients();
+        assert_eq!(before.len(), CONNECTIONS, "{who}");
+        server.cut(before[1]);
+        let start = Instant::now();
+        heals();
+        assert!(start.elapsed() < Duration::from_secs(20), "{who}");
+        guest::wait_until("four connections again", LIMIT, || {
+            (server.connections() == CONNECTIONS).then_some(())
+        });
+        let kept = server.tcp_clients();
+        let kept = before.iter().filter(|client| kept.contains(client));
+        assert_eq!(kept.count(), CONNECTIONS - 1, "{who} ended links that live");
+    }
+    drop(healer);
+    detach(&ours, &uri);
+}
+
+#[test]
+fn a_server_that_dies_before_it_has_answered_the_heal_is_followed_by_the_next() {
+    let _module = NbdModule::with_backend_ids(2);
+    let mut first = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), first.uri(""));
+    attach(&engine, &uri, &options());
+    first.kill();
+    // It takes connections and answers no read in time.
+    let never = ["--filter=delay", "memory", "8M", "rdelay=600"];
+    let mut second = NbdServer::nbdkit(first.at().clone(), &never);
+    let healing = std::thread::scope(|scope| {
+        let healing = scope.spawn(|| heal(&engine));
+        guest::wait_until("the second server to be dialled", LIMIT, || {
+            (second.connections() > 0).then_some(())
+        });
+        // By then it was handed over.
+        std::thread::sleep(Duration::from_secs(1));
+        second.kill();
+        first.start();
+        healing.join().unwrap()
+    });
+    assert!(is_adopted(&healing), "{healing:?}");
+    detach(&engine, &uri);
+}
+
+fn assert_is_left_to_go(healing: &Healing) {
+    let HealOutcome::Failed(error) = &healing.outcome else {
+        panic!("{healing:?}");
+    };
+    assert_eq!(error.kind(), ErrorKind::Vanished, "{error}");
+    assert_eq!(healing.dials, 0, "{error}");
+}
+
+#[test]
+fn a_device_that_is_being_disconnected_is_left_to_go() {
+    let _module = NbdModule::with_backend_ids(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, uri) = (engine(), server.uri(""));
+    let attachment = attach(&ours, &uri, &options());
+    let mut healer = ours.healer(soon()).unwrap();
+    assert!(healer.next(soon()).unwrap()[0].outcome.serves());
+    // It stands until the last close.
+    let opener = File::open(&attachment.node).unwrap();
+    let limit = Deadline::after(Duration::from_secs(3));
+    let error = ours.detach(source(&uri), limit).unwrap_err();
+    assert_eq!(error.stage(), Some(Stage::Confirm), "{error}");
+    for engine in [&ours, &engine()] {
+        let limit = Deadline::after(Duration::from_secs(5));
+        let [healing] = <[Healing; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
+        assert_is_left_to_go(&healing);
+    }
+    let news = healer
+        .next(Deadline::after(Duration::from_secs(1)))
+        .unwrap();
+    news.iter().for_each(assert_is_left_to_go);
+    assert_eq!(server.connections(), 0);
+    drop((healer, opener));
+    guest::wait_until("the device to be free", LIMIT, || {
+        let name = attachment.node.file_name().unwrap().to_str().unwrap();
+        let pid = Path::new("/sys/block").join(name).join("pid");
+        (!pid.exists()).then_some(())
+    });
+    // The next life of the volume is healed as any other.
+    attach(&ours, &uri, &options());
+    detach(&ours, &uri);
+}
+
+#[test]
+fn the_right_server_is_taken_in_after_one_of_another_size_was_there() {
+    let _module = NbdModule::with_backend_ids(2);
+    let mut right = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (agent, watcher, uri) = (engine(), engine(), right.uri(""));
+    attach(&agent, &uri, &options());
+    let mut healer = watcher.healer(soon()).unwrap();
+    assert!(healer.next(soon()).unwrap()[0].outcome.serves());
+    right.kill();
+    let wrong = NbdServer::nbdkit(right.at().clone(), &["memory", "4M"]);
+    let mut until = |what: &str, is_it: fn(&HealOutcome) -> bool| {
+        guest::wait_until(what, Duration::from_secs(30), || {
+            let news = healer.next(Deadline::after(Duration::from_secs(5)));
+            let mut news = news.unwrap().into_iter();
+            news.any(|healing| is_it(&healing.outcome)).then_some(())
+        });
+    };
+    until("the wrong server to be refused", |outcome| {
+        matches!(outcome, HealOutcome::GeometryChanged(_))
+    });
+    drop(wrong);
+    right.start();
+    until("the right server to be taken in", HealOutcome::serves);
+    drop(healer);
+    detach(&agent, &uri);
+}
+
+#[test]
+fn without_an_io_timeout_connections_are_replaced_too() {
+    let _module = NbdModule::with_backend_ids(2);
+    let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, uri) = (engine(), server.uri(""));
+    attach(&ours, &uri, &options().io_timeout(Duration::ZERO));
+    for engine in [&ours, &engine()] {
+        guest::udevd::settle();
+        server.kill();
+        server.start();
+        let healing = heal(engine);
+        assert!(is_adopted(&healing), "{healing:?}");
+        if std::ptr::eq(engine, &raw const ours) {
+            assert_eq!(server.connections(), CONNECTIONS);
+        }
+    }
+    detach(&ours, &uri);
+}
+
+#[test]
+fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
+    let _module = NbdModule::with_backend_ids(2);
+    // With none the kernel's events alone settle it, and nobody reads it.
+    let _absent = guest::udevd::absent();
+    let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, another, uri) = (engine(), engine(), server.uri(""));
+    let options = options().backend("volume".parse().unwrap());
+    let node = attach(&ours, &uri, &options).node;
+    let refusal = |engine: &Engine, uri: &str, limit| {
+        let request = AttachRequest::new(source(uri)).nbd(options.clone());
+        let limit = Deadline::after(Duration::from_secs(limit));
+        engine.attach(&request, limit).unwrap_err()
+    };
+    let error = refusal(&ours, "nbd://192.0.2.1/other", 10);
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    server.kill();
+    let error = refusal(&ours, &uri, 10);
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert!(
+        error.to_string().contains("connections have ended"),
+        "{error}"
+    );
+    let error = refusal(&another, &uri, 3);
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Probe), "{error}");
+    server.start();
+    let healing = ours.heal_source(&source(&uri), &options, soon()).unwrap();
+    assert!(is_adopted(&healing), "{healing:?}");
+    assert!(!attach(&ours, &uri, &options).changed);
+    assert!(
+        ours.detach(DetachTarget::Device(node), soon())
+            .unwrap()
+            .changed
+    );
+}
+
+#[test]
+fn a_uri_that_is_too_long_for_the_kernel_is_attached_under_an_id_alone() {
+    let _module = NbdModule::with_backend_ids(2);
+    let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, uri) = (engine(), server.uri(&"x".repeat(300)));
+    let error = ours
+        .attach(&AttachRequest::new(source(&uri)), soon())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains("255 at most"), "{error}");
+    let options = options().backend("long".parse().unwrap());
+    let node = attach(&ours, &uri, &options).node;
+    server.kill();
+    server.start();
+    let another = engine();
+    let healing = another
+        .heal_source(&source(&uri), &options, soon())
+        .unwrap();
+    assert!(is_adopted(&healing), "{healing:?}");
+    let detached = another.detach(DetachTarget::Device(node), soon());
+    assert!(detached.unwrap().changed);
+}

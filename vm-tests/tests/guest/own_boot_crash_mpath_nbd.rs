@@ -1,0 +1,567 @@
+//! An agent that is killed at the steps of its work, one step a process: the next agent
+//! finishes or undoes what was begun, the data is what was written, and nothing is left
+//! behind.
+//!
+//! `src/crash.rs` of the engine lists the steps. A first process passes all of them and
+//! writes them down. Then each step of this run's part has its kill, every pass of it;
+//! five runs with consecutive seeds kill at every step: see `guest::rotation`.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use lunbd::engine::{Action, Condition, DetachVolume, Recovered, Unit};
+use lunbd::error::Stage;
+use lunbd::{Attachment, ErrorKind};
+use vm_tests::guest::agent::{engine, soon, unit};
+use vm_tests::guest::crash::{Data, Place, Run, request, volume};
+use vm_tests::guest::kills::{KillSweep, is_before_intent};
+use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::{self, ScsiDebug};
+
+/// A volume and what is below it.
+struct Rig {
+    place: Place,
+    sources: Vec<String>,
+    /// Of the unit, once it is known.
+    name: Option<String>,
+    data: Data,
+    target: ScsiDebug,
+    gigabytes: u64,
+    multipathd: Option<Multipathd>,
+    /// Whether another sweep kills at the step too.
+    is_rare: fn(&str) -> bool,
+}
+
+/// The steps of each operation.
+#[derive(Default, Clone)]
+struct Steps {
+    attach: Vec<String>,
+    /// Of an attach that takes a lost path in again.
+    retake: Vec<String>,
+    resize: Vec<String>,
+    detach: Vec<String>,
+}
+
+impl Rig {
+    /// Writes the first data, and learns the unit's name.
+    fn begin(&mut self) {
+        let attached = self.attach();
+        let Unit::Scsi { identity, .. } = &attached.unit else {
+            panic!("{attached:?}");
+        };
+        self.name = identity.wwid().map(ToString::to_string);
+        assert!(self.name.is_some(), "{attached:?}");
+        let disk = self.data.write_anew(&attached.node);
+        disk.sync_all().unwrap();
+        drop(disk);
+        self.detach(&DetachVolume::default());
+    }
+
+    /// What an agent is given: each source, and the unit that is expected there.
+    fn wanted(&self) -> Vec<String> {
+        self.sources.iter().chain(&self.name).cloned().collect()
+    }
+
+    fn attach(&self) -> Attachment {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let request = request(&self.wanted());
+        let attached = engine.attach_volume(&journal, &volume(), &request, soon());
+        attached.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    fn resize(&self) -> u64 {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let resized = engine.resize_volume(&journal, &volume(), None, soon());
+        resized.unwrap_or_else(|error| panic!("{error:#}")).size
+    }
+
+    fn detach(&self, how: &DetachVolume) {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        match engine.detach_volume(&journal, &volume(), how, soon()) {
+            Ok(_) => {}
+            Err(failure) if failure.kind() == ErrorKind::NotFound => {}
+            Err(failure) => panic!("{failure:#}"),
+        }
+    }
+
+    #[track_caller]
+    fn require_gone(&self, when: &str) {
+        assert_eq!(self.target.devices(), [] as [&str; 0], "{when}");
+        assert_eq!(multipathd::maps(), [] as [&str; 0], "{when}");
+        self.place.require_clean(when);
+    }
+
+    fn grow(&mut self) -> u64 {
+        self.gigabytes += 1;
+        self.target.set("virtual_gb", self.gigabytes);
+        self.gigabytes << 30
+    }
+
+    /// An attach, one more that takes a lost path in again, a resize and a detach,
+    /// each killed at its step. A resize that is `alone` has no multipathd.
+    fn turn(
+        &mut self,
+        sweep: &mut KillSweep,
+        all: &Steps,
+        at: &[Option<&String>; 4],
+        alone: bool,
+    ) -> Steps {
+        let [attach, retake, resize, detach] = at.map(|step| step.map(String::as_str));
+        let mut passed = Steps {
+            attach: self.attach_killed_at(sweep, attach),
+            ..Steps::default()
+        };
+        let node = self.attach().node;
+        self.data.compare(&node, "attached");
+        let mut written = Some(self.data.write_anew(&node));
+        if self.multipathd.is_some() {
+            // A map that is open cannot be removed.
+            written.take().unwrap().sync_all().unwrap();
+        }
+        if let Some(lost) = self.sources.get(1).cloned() {
+            passed.retake = self.retake_killed_at(sweep, &lost, &node, retake);
+        }
+        if let Some(multipathd) = self.multipathd.as_mut().filter(|_| alone) {
+            multipathd.stop();
+        }
+        passed.resize = self.resize_killed_at(sweep, &all.resize, resize);
+        if let Some(multipathd) = self.multipathd.as_mut().filter(|_| alone) {
+            multipathd.start_again();
+        }
+        self.data.compare(&node, "resized");
+        if self.multipathd.is_some() {
+            multipathd::make_a_partition(&node);
+        }
+        passed.detach = self.detach_killed_at(sweep, &all.detach, detach);
+        drop(written);
+        passed
+    }
+
+    fn attach_killed_at(&mut self, sweep: &mut KillSweep, step: Option<&str>) -> Vec<String> {
+        let when = format!("attach at {}", step.unwrap_or("no step"));
+        let ended = sweep.run(&self.place, "attach", &self.wanted(), step);
+        if ended.killed {
+            match sweep.recover(&self.place, &when).and_then(|one| one.node) {
+                Some(node) => self.data.compare(&node, &when),
+                None => self.require_gone(&when),
+            }
+        }
+        ended.steps
+    }
+
+    fn retake_killed_at(
+        &mut self,
+        sweep: &mut KillSweep,
+        lost: &str,
+        node: &Path,
+        step: Option<&str>,
+    ) -> Vec<String> {
+        let when = format!("retake at {}", step.unwrap_or("no step"));
+        let hctl = lost.strip_prefix("scsi:").unwrap();
+        fs::write(format!("/sys/bus/scsi/devices/{hctl}/delete"), "1").unwrap();
+        let ended = sweep.run(&self.place, "retake", &self.wanted(), step);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when).expect("the volume");
+            assert_eq!(recovered.node.as_deref(), Some(node), "{when}");
+            self.data.compare(node, &when);
+        }
+        assert_eq!(self.attach().node, node, "{when}");
+        assert_eq!(self.target.devices().len(), 2, "{when}");
+        self.data.compare(node, &when);
+        ended.steps
+    }
+
+    fn resize_killed_at(
+        &mut self,
+        sweep: &mut KillSweep,
+        all: &[String],
+        step: Option<&str>,
+    ) -> Vec<String> {
+        let when = format!("resize at {}", step.unwrap_or("no step"));
+        let size = self.grow();
+        let ended = sweep.run(&self.place, "resize", &[], step);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when).expect("the volume");
+            let node = recovered.node.expect("its node");
+            if !is_before_intent(all, step.unwrap_or_default()) {
+                assert_eq!(size_of(&node), size, "{when}");
+            }
+        }
+        assert_eq!(self.resize(), size, "{when}");
+        ended.steps
+    }
+
+    fn detach_killed_at(
+        &mut self,
+        sweep: &mut KillSweep,
+        all: &[String],
+        step: Option<&str>,
+    ) -> Vec<String> {
+        let when = format!("detach at {}", step.unwrap_or("no step"));
+        let ended = sweep.run(&self.place, "detach", &[], step);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when);
+            if is_before_intent(all, step.unwrap_or_default()) {
+                let recovered = recovered.expect("the volume");
+                assert_eq!(recovered.condition, Condition::Complete, "{when}");
+                self.detach(&DetachVolume::default());
+            }
+        }
+        self.require_gone(&when);
+        ended.steps
+    }
+
+    /// A turn without a kill, then as many as it takes.
+    fn sweep(&mut self, sweep: &mut KillSweep) {
+        let all = self.turn(sweep, &Steps::default(), &[None; 4], false);
+        let mut alone = Steps::default();
+        if self.multipathd.is_some() {
+            alone = self.turn(sweep, &alone, &[None; 4], true);
+        }
+        let is_rare = self.is_rare;
+        let mut select =
+            |operation: &str, steps: &[String]| sweep.select_with(operation, steps, is_rare);
+        let attach = select("attach", &all.attach);
+        let retake = select("retake", &all.retake);
+        let resize = select("resize", &all.resize);
+        let resize_alone = select("resize without multipathd", &alone.resize);
+        let detach = select("detach", &all.detach);
+        let resizes = resize.len() + resize_alone.len();
+        let most = [attach.len(), retake.len(), resizes, detach.len()];
+        for turn in 0..most.into_iter().max().unwrap_or_default() {
+            let (attach, detach) = (attach.get(turn), detach.get(turn));
+            let retake = retake.get(turn);
+            let alone_at = turn.checked_sub(resize.len());
+            if let Some(at) = alone_at.and_then(|at| resize_alone.get(at)) {
+                self.turn(sweep, &alone, &[attach, retake, Some(at), detach], true);
+            } else {
+                let at = [attach, retake, resize.get(turn), detach];
+                self.turn(sweep, &all, &at, false);
+            }
+        }
+    }
+}
+
+fn size_of(node: &Path) -> u64 {
+    let name = node.canonicalize().unwrap();
+    let name = name.file_name().unwrap().to_str().unwrap().to_owned();
+    let sectors = fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
+    sectors.trim().parse::<u64>().unwrap() * 512
+}
+
+/// The journal's own steps, on a new directory and on one with files that are no
+/// records.
+fn sweep_the_opening(sweep: &mut KillSweep) {
+    let place = Place::new();
+    let directory = place.path();
+    let plant = |with_files: bool| {
+        let _not_there = fs::remove_dir_all(directory);
+        if with_files {
+            fs::create_dir(directory).unwrap();
+            for name in ["journal.lock", "pvc-1.json.new", "pvc-2.json"] {
+                let mut file = File::create(directory.join(name)).unwrap();
+                file.write_all(b"lunbd-journal 1 sha256:").unwrap();
+            }
+        }
+    };
+    for with_files in [false, true] {
+        plant(with_files);
+        let steps = sweep.run(&place, "open", &[], None).steps;
+        let opening = if with_files {
+            "open with files"
+        } else {
+            "open"
+        };
+        for step in &sweep.select(opening, &steps) {
+            plant(with_files);
+            sweep.run(&place, "open", &[], Some(step));
+            let engine = engine();
+            let journal = place.open(&engine);
+            assert_eq!(journal.records(), [], "{step}");
+            assert_eq!(journal.problems().len(), usize::from(with_files), "{step}");
+            let mut left = guest::entries(directory);
+            left.sort();
+            let aside = with_files.then_some("pvc-2.json.set-aside-0");
+            let expected: Vec<&str> = ["journal.lock"].into_iter().chain(aside).collect();
+            assert_eq!(left, expected, "{step}");
+        }
+    }
+}
+
+/// A flush that fails is written down, so that a second one proves nothing.
+fn sweep_the_marks(rig: &mut Rig, sweep: &mut KillSweep) {
+    // The first of each says that a flush begins.
+    let steps = [
+        "lost.to-write:2",
+        "lost.written:2",
+        "lost.to-sweep:1",
+        "lost.swept:1",
+    ];
+    let steps = sweep.select("failed flush", &steps.map(str::to_owned));
+    for at in [None]
+        .into_iter()
+        .chain(steps.iter().map(|step| Some(step.as_str())))
+    {
+        let attached = rig.attach();
+        let before = rig.data.0;
+        let written = rig.data.write_anew(&attached.node);
+        set_write_protect(true);
+        let kill = at.filter(|step| !step.contains("swe"));
+        let ended = Run::start(&rig.place, "detach", &[], kill).end();
+        assert!(!ended.status.success(), "{ended:?}");
+        sweep.count("failed flush", kill, &ended);
+        set_write_protect(false);
+        // What could not be written is lost.
+        rig.data.0 = before;
+        if kill.is_some() {
+            let engine = engine();
+            let recovery = engine.recover(&rig.place.open(&engine), soon()).unwrap();
+            println!("{at:?}: {:?}", recovery.volumes);
+            let [
+                Recovered {
+                    action: Action::Failed(error),
+                    ..
+                },
+            ] = &*recovery.volumes
+            else {
+                panic!("{recovery:?}");
+            };
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
+            rig.detach(&DetachVolume::default().abandon_unwritten());
+        } else {
+            // The device goes by itself, and its mark stays.
+            fs::write(rig.target.device_dir(1).join("delete"), "1").unwrap();
+            let ended = Run::start(&rig.place, "attach", &rig.wanted(), at).end();
+            sweep.count("failed flush", at, &ended);
+            if ended.killed {
+                sweep.recover(&rig.place, at.unwrap_or_default());
+            }
+            drop(rig.attach());
+            rig.detach(&DetachVolume::default());
+        }
+        drop(written);
+        rig.require_gone(&format!("a flush that failed, at {at:?}"));
+    }
+}
+
+fn set_write_protect(on: bool) {
+    let path = "/sys/module/scsi_debug/parameters/wp";
+    fs::write(path, if on { "1" } else { "0" }).unwrap();
+}
+
+#[test]
+fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
+    guest::sweep_time_limit();
+    let target = ScsiDebug::with_luns(2);
+    let mut sweep = KillSweep::new("SCSI");
+    sweep_the_opening(&mut sweep);
+    let mut rig = Rig {
+        place: Place::new(),
+        sources: vec![unit(&target, 1).to_string()],
+        name: None,
+        data: Data::default(),
+        target,
+        gigabytes: 0,
+        multipathd: None,
+        is_rare: |_| false,
+    };
+    rig.begin();
+    rig.sweep(&mut sweep);
+    sweep_the_marks(&mut rig, &mut sweep);
+    sweep.conclude(&["journal", "lease", "lost", "block", "scsi"]);
+}
+
+/// At the steps that are not multipath's own, which are a SCSI volume's too, 25 runs with
+/// consecutive seeds kill, for the run's time.
+#[test]
+fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
+    guest::sweep_time_limit();
+    let multipathd = Multipathd::start_mapping_every_disk(NoPath::Fail);
+    let (target, sources) = ScsiDebug::two_paths();
+    let mut sweep = KillSweep::new("multipath");
+    let mut rig = Rig {
+        place: Place::new(),
+        sources,
+        name: None,
+        data: Data::default(),
+        target,
+        gigabytes: 0,
+        multipathd: Some(multipathd),
+        is_rare: |step| !step.starts_with("multipath."),
+    };
+    rig.begin();
+    rig.sweep(&mut sweep);
+    rig.multipathd = None;
+    rig.multipathd = Some(Multipathd::start_mapping_every_disk(NoPath::Queue));
+    let steps = ["multipath.to-send-message:1", "multipath.message-sent:1"];
+    for step in sweep.select("abandon", &steps.map(str::to_owned)) {
+        abandon_a_map_that_queues(&mut rig, &mut sweep, &step);
+    }
+    sweep.conclude(&["multipath"]);
+}
+
+/// No path is left, so its flush waits, until the map is told to fail.
+fn abandon_a_map_that_queues(rig: &mut Rig, sweep: &mut KillSweep, step: &str) {
+    let node = rig.attach().node;
+    rig.data.compare(&node, step);
+    for device in rig.target.devices() {
+        let state = format!("/sys/bus/scsi/devices/{device}/state");
+        fs::write(state, "offline\n").unwrap();
+    }
+    let run = Run::start(&rig.place, "abandon", &[], Some(step));
+    run.wait_until_at_step();
+    // A process does not end while a flush of its own waits in the kernel.
+    let map = node.to_str().unwrap();
+    guest::run(&["dmsetup", "message", map, "0", "fail_if_no_path"]);
+    let ended = run.end();
+    sweep.count("abandon", Some(step), &ended);
+    assert!(ended.killed, "{ended:?}");
+    sweep.recover(&rig.place, step);
+    rig.require_gone(step);
+}
+
+/// A volume of an NBD server, which can be killed.
+struct NbdRig {
+    place: Place,
+    sources: Vec<String>,
+    data: Data,
+    server: NbdServer,
+}
+
+impl NbdRig {
+    fn attach(&self) -> Attachment {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let request = request(&self.sources);
+        let attached = engine.attach_volume(&journal, &volume(), &request, soon());
+        attached.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    fn detach(&self) {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let how = DetachVolume::default();
+        let detached = engine.detach_volume(&journal, &volume(), &how, soon());
+        detached.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    #[track_caller]
+    fn require_gone(&self, when: &str) {
+        for name in guest::entries("/sys/block") {
+            let connected = Path::new("/sys/block").join(&name).join("pid").exists();
+            assert!(!connected, "{when}: {name} is connected");
+        }
+        self.place.require_clean(when);
+    }
+
+    /// What was asked for, and as the server takes it.
+    #[track_caller]
+    fn compare(&self, node: &Path, when: &str) {
+        self.data.compare(node, when);
+        let name = node.file_name().unwrap().to_str().unwrap();
+        let most = fs::read_to_string(format!("/sys/block/{name}/queue/max_sectors_kb")).unwrap();
+        assert_eq!(
+            most.trim(),
+            "64",
+            "{when}: longer requests than the server takes"
+        );
+    }
+
+    /// An attach, and then a heal by the same agent, killed at the step; then a
+    /// detach, killed at its own.
+    fn turn(
+        &mut self,
+        sweep: &mut KillSweep,
+        all: [&[String]; 2],
+        [attach, detach]: [Option<&str>; 2],
+    ) -> [Vec<String>; 2] {
+        let when = format!("attach or heal at {}", attach.unwrap_or("no step"));
+        // The limit of the attach before stays with the device.
+        fs::write("/sys/block/nbd0/queue/max_sectors_kb", "128").unwrap();
+        let mut run = Run::start(&self.place, "attach-and-heal", &self.sources, attach);
+        let attached = run.says_attached();
+        if attached {
+            self.server.kill();
+            self.server.start();
+            run.go_on();
+        }
+        let healed = run.end();
+        sweep.count("attach or heal", attach, &healed);
+        sweep.compare_what_is_left(&self.place, "attach or heal", &healed);
+        assert!(
+            healed.killed || healed.status.success(),
+            "{when}: {healed:?}"
+        );
+        if healed.killed {
+            let recovered = sweep.recover(&self.place, &when);
+            if let Some(node) = recovered.and_then(|recovered| recovered.node) {
+                self.compare(&node, &when);
+            } else {
+                assert!(!attached, "{when}: it was attached");
+                self.require_gone(&when);
+            }
+        }
+        let node = self.attach().node;
+        self.compare(&node, "attached");
+        self.data.write_anew(&node).sync_all().unwrap();
+
+        let when = format!("detach at {}", detach.unwrap_or("no step"));
+        let ended = sweep.run(&self.place, "detach", &[], detach);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when);
+            if is_before_intent(all[1], detach.unwrap_or_default()) {
+                let recovered = recovered.expect("the volume");
+                assert_eq!(recovered.condition, Condition::Complete, "{when}");
+                self.detach();
+            }
+        }
+        self.require_gone(&when);
+        [healed.steps, ended.steps]
+    }
+}
+
+#[test]
+fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    guest::sweep_time_limit();
+    let _module = NbdModule::load(2);
+    let store = Store::sparse(8 << 20);
+    let arguments = [
+        "--filter=blocksize-policy",
+        "file",
+        store.path().to_str().unwrap(),
+        "blocksize-minimum=1",
+        "blocksize-preferred=4096",
+        "blocksize-maximum=64K",
+        "blocksize-error-policy=error",
+    ];
+    let server = NbdServer::nbdkit(At::tcp(), &arguments);
+    let mut sweep = KillSweep::new("NBD");
+    let mut rig = NbdRig {
+        place: Place::new(),
+        sources: vec![server.uri("")],
+        data: Data::default(),
+        server,
+    };
+    let node = rig.attach().node;
+    rig.data.write_anew(&node).sync_all().unwrap();
+    rig.detach();
+    let [heal, detach] = rig.turn(&mut sweep, [&[], &[]], [None, None]);
+    println!("steps of an attach and a heal: {heal:?}\nof a detach: {detach:?}");
+    let heal_at = sweep.select("attach or heal", &heal);
+    let detach_at = sweep.select("detach", &detach);
+    for turn in 0..heal_at.len().max(detach_at.len()) {
+        let at = [heal_at.get(turn), detach_at.get(turn)];
+        let at = at.map(|step| step.map(String::as_str));
+        rig.turn(&mut sweep, [&heal, &detach], at);
+    }
+    sweep.conclude(&["nbd"]);
+}

@@ -1,0 +1,104 @@
+//! Each write to sysfs, each message to multipathd, each ioctl of device-mapper and each
+//! flush of an attach and of a detach of a multipath volume fails or never returns: five
+//! consecutive seeds have every call, 25 have every call in every way (`guest::faults`).
+
+use std::path::Path;
+
+use vm_tests::guest::fault_table::{
+    ALL_BUT_ENODEV, EBUSY, EIO, ENODEV, ERRORS, ETIMEDOUT, FAULTS, HANGS, Row,
+};
+use vm_tests::guest::faults::FaultSweep;
+use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
+use vm_tests::guest::{self, ScsiDebug};
+
+const SILENT: &str = "a path that does not answer is detached as the unit that the kernel scanned";
+const THROUGH_MAP: &str = "all that a path holds went through its map, whose flush was done before";
+const TRIED_AGAIN: &str = "somebody had it open for a moment: the removal is tried again";
+const GONE: &str = "a device that is gone is what a detach wants: it looks, and finds it gone";
+const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
+const DELETED_ANYWAY: &str = "multipathd learns from the kernel's own event that the path is gone";
+/// The call that hangs is still under way when the claim is due.
+const STUCK: &[&str] = &["quarantined", "timed_out"];
+const TOO_FEW: &[&str] = &["too_few_paths"];
+
+const MULTIPATH: &[Row] = &[
+    Row::refused_as("attach write scan:*", &FAULTS, "scan", TOO_FEW),
+    Row::refused_as("attach ioctl BLKGETDISKSEQ:*", &FAULTS, "identify", TOO_FEW),
+    Row::refused_as("attach ioctl SG_IO:*", &FAULTS, "identify", TOO_FEW),
+    Row::refused_as(
+        "attach multipathd add path:*",
+        ERRORS,
+        "map",
+        &["unreachable"],
+    ),
+    Row::refused("attach multipathd add path:*", HANGS, "map"),
+    Row::succeeds("detach ioctl BLKGETDISKSEQ:*", ERRORS, SILENT),
+    Row::succeeds("detach ioctl SG_IO:*", ERRORS, SILENT),
+    // The map of the partition, the map, and then the paths.
+    Row::refused("detach fsync:1", &FAULTS, "flush"),
+    Row::refused("detach ioctl BLKFLSBUF:1", &FAULTS, "flush"),
+    Row::refused("detach fsync:2", &FAULTS, "flush"),
+    Row::refused("detach ioctl BLKFLSBUF:2", &FAULTS, "flush"),
+    Row::succeeds("detach fsync:3", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:3", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach fsync:4", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:4", ERRORS, THROUGH_MAP),
+    Row::refused_as("detach ioctl BLKGETDISKSEQ:*", HANGS, "claim", STUCK),
+    Row::refused_as("detach ioctl SG_IO:*", HANGS, "claim", STUCK),
+    Row::succeeds("detach fsync:3", HANGS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:3", HANGS, THROUGH_MAP),
+    Row::succeeds("detach fsync:4", HANGS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:4", HANGS, THROUGH_MAP),
+    // The map of the partition; multipathd removes the map below it.
+    Row::refused_as(
+        "detach dm remove:*",
+        &[EIO, ETIMEDOUT],
+        "remove_map",
+        &["io"],
+    ),
+    Row::succeeds("detach dm remove:*", &[EBUSY], TRIED_AGAIN),
+    Row::succeeds("detach dm remove:*", &[ENODEV], GONE),
+    Row::refused("detach dm remove:*", HANGS, "remove_map"),
+    Row::succeeds("detach multipathd del map:*", &FAULTS, BY_THE_KERNEL),
+    Row::succeeds("detach multipathd del path:*", &FAULTS, DELETED_ANYWAY),
+    Row::succeeds("detach multipathd show paths:*", ERRORS, DELETED_ANYWAY),
+    Row::refused("detach multipathd show paths:*", HANGS, "forget"),
+    Row::refused("detach write delete:*", ALL_BUT_ENODEV, "delete"),
+    Row::succeeds("detach write delete:*", &[ENODEV], GONE),
+];
+
+/// What is asked again where udev or a flush is slow does not come in every run.
+fn comes_always(act: &str) -> bool {
+    let repeated = ["write uevent:", "dm status:", "dm table:"];
+    !repeated.iter().any(|call| act.starts_with(call))
+}
+
+#[test]
+fn calls_of_a_multipath_attach_and_detach_that_fail_or_hang_end_as_their_table_says() {
+    guest::sweep_time_limit();
+    let _multipathd = Multipathd::start_mapping_every_disk(NoPath::Fail);
+    let (target, sources) = ScsiDebug::two_paths();
+    let stands = || !target.devices().is_empty() || !multipathd::maps().is_empty();
+    let sweep = FaultSweep::new("multipath", sources, MULTIPATH, stands)
+        .only(comes_always)
+        .attach_options(&["--multipath", "require", "--min-paths", "2"])
+        // The map of a partition is removed by the kernel alone, the map below it by
+        // multipathd.
+        .between(|| {
+            let maps = multipathd::maps();
+            let [map] = &*maps else {
+                panic!("{maps:?}");
+            };
+            multipathd::make_a_partition(&Path::new("/dev").join(map));
+        });
+    sweep.run(&[
+        "attach write scan:2",
+        "attach ioctl SG_IO:1",
+        "attach multipathd add path:2",
+        "detach dm remove:1",
+        "detach fsync:4",
+        "detach multipathd del map:1",
+        "detach multipathd del path:2",
+        "detach write delete:2",
+    ]);
+}

@@ -1,0 +1,96 @@
+//! Disks where Debian's package `sg3-utils-udev` is installed: its rules run
+//! `sg_inq` for each disk, and give it names and links of their own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lunbd::uevent::Settled;
+use lunbd::{AttachRequest, Deadline};
+use vm_tests::guest::agent::{engine, unit};
+use vm_tests::guest::{self, ScsiDebug, udevd};
+
+const RULES: &str = "/lib/udev/rules.d/55-scsi-sg3_id.rules";
+/// LUNs that come at once: the rules hold up each of them.
+const LUNS: u64 = 4;
+
+/// Each disk is a dozen programs to these rules, and a busy machine emulates them.
+fn patient() -> Deadline {
+    Deadline::after(Duration::from_mins(4))
+}
+
+fn property(node: &Path, name: &str) -> String {
+    let name = format!("--property={name}");
+    let node = node.to_str().unwrap();
+    let value = guest::run(&[
+        "udevadm",
+        "info",
+        "--query=property",
+        &name,
+        "--value",
+        node,
+    ]);
+    value.trim().to_owned()
+}
+
+/// The links in udev's record of a disk.
+fn recorded(devno: &str) -> BTreeSet<PathBuf> {
+    let record = fs::read_to_string(format!("/run/udev/data/b{devno}")).unwrap_or_default();
+    let links = record.lines().filter_map(|line| line.strip_prefix("S:"));
+    links.map(|link| Path::new("/dev").join(link)).collect()
+}
+
+#[test]
+fn an_attach_waits_for_the_rules_of_sg3_utils_and_names_the_unit_as_the_unit_does() {
+    guest::enter();
+    assert!(Path::new(RULES).exists(), "{RULES}");
+    let (engine, target) = (engine(), ScsiDebug::with_luns(32));
+    let attachments: Vec<_> = std::thread::scope(|scope| {
+        let start = |lun| {
+            let (engine, target) = (&engine, &target);
+            scope.spawn(move || {
+                let request = AttachRequest::new(unit(target, lun));
+                let attachment = engine.attach(&request, patient()).unwrap();
+                // At once: what udev does later is what an attach did not wait for.
+                let recorded = recorded(&attachment.devno.to_string());
+                (lun, attachment, recorded)
+            })
+        };
+        let threads: Vec<_> = (1..=LUNS).map(start).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+        joined.collect()
+    });
+    udevd::settle();
+    for (lun, attachment, recorded_then) in attachments {
+        // Where the rules are slow, by a barrier.
+        assert_ne!(attachment.settled, Settled::KernelOnly);
+        let links: BTreeSet<PathBuf> = attachment.links.iter().cloned().collect();
+        assert_eq!(links, recorded_then);
+        assert_eq!(links, recorded(&attachment.devno.to_string()));
+        for link in &links {
+            assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
+        }
+        // Nobody but these rules makes this link, of the unit's serial number.
+        let serial = property(&attachment.node, "SCSI_IDENT_SERIAL");
+        assert!(!serial.is_empty());
+        let of_serial = format!("scsi-SLinux_scsi_debug_{serial}");
+        let of_serial = Path::new("/dev/disk/by-id").join(of_serial);
+        assert!(links.contains(&of_serial), "{of_serial:?}: {links:?}");
+        let identity = attachment.identity().unwrap();
+        let naa = property(&attachment.node, "ID_WWN_WITH_EXTENSION");
+        guest::tell(&format!(
+            "identity {identity}, ID_SERIAL {}, ID_WWN_WITH_EXTENSION {naa}, links {links:?}",
+            property(&attachment.node, "ID_SERIAL")
+        ));
+        let naa = format!("naa.{}", naa.strip_prefix("0x").unwrap());
+        assert!(identity.is(&naa.parse().unwrap()), "{naa}: {identity}");
+
+        let detachment = engine.detach(unit(&target, lun), patient()).unwrap();
+        assert!(detachment.safe_to_unmap, "{detachment:?}");
+        for link in &links {
+            assert!(link.symlink_metadata().is_err(), "{}", link.display());
+        }
+    }
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}

@@ -1,0 +1,266 @@
+//! udevd that is stopped, killed, restarted or absent, and what reaches a process of
+//! another namespace.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lunbd::engine::StageObserver;
+use lunbd::error::Stage;
+use lunbd::uevent::{Mode, Settled};
+use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Roots};
+use vm_tests::guest::agent::{assert_is_another_life, unit};
+use vm_tests::guest::{self, ScsiDebug, udevd};
+
+/// For a call that is given eight seconds, on a busy machine.
+const TOLERABLE: Duration = Duration::from_secs(18);
+
+fn in_seconds(seconds: u64) -> Deadline {
+    Deadline::after(Duration::from_secs(seconds))
+}
+
+#[test]
+fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    let request = AttachRequest::new(unit(&target, 3));
+    let stopped = udevd::stopped();
+    let start = Instant::now();
+    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
+    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.stage(), Some(Stage::Settle));
+    let seen = error.last_seen().unwrap();
+    assert!(
+        seen.contains("the kernel's event") && seen.contains("none of udev"),
+        "{seen}"
+    );
+    // The error says the truth: the device stands.
+    assert!(target.disk(3).is_some());
+
+    // The command finds the same in its own new process.
+    let source = unit(&target, 3).to_string();
+    let output = guest::lunbd(&["attach", &source, "--timeout", "8s", "--json"]);
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    let failure: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(failure["stage"], "settle");
+    assert_eq!(failure["retry"], "again");
+
+    drop(stopped);
+    let attachment = engine.attach(&request, in_seconds(60)).unwrap();
+    assert!(!attachment.changed);
+    assert!(!attachment.links.is_empty());
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
+}
+
+#[test]
+fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_done() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    engine
+        .attach(&AttachRequest::new(unit(&target, 3)), in_seconds(60))
+        .unwrap();
+    udevd::settle();
+    let stopped = udevd::stopped();
+    let error = engine.detach(unit(&target, 3), in_seconds(8)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.stage(), Some(Stage::Settle));
+    assert!(
+        error.last_seen().unwrap().contains("the device is gone"),
+        "{error}"
+    );
+    assert_eq!(target.devices(), [] as [&str; 0]);
+    drop(stopped);
+    assert!(
+        !engine
+            .detach(unit(&target, 3), in_seconds(60))
+            .unwrap()
+            .changed
+    );
+}
+
+#[test]
+fn without_udevd_attach_and_detach_work_on_the_kernels_events_alone() {
+    let _absent = udevd::absent();
+    // With no udevd nobody loads modules for devices.
+    guest::modprobe("sd_mod", &[]);
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    assert_eq!(engine.hub().mode(), Mode::KernelOnly);
+    let attachment = engine
+        .attach(&AttachRequest::new(unit(&target, 3)), in_seconds(60))
+        .unwrap();
+    assert_eq!(attachment.settled, Settled::KernelOnly);
+    assert!(attachment.links.is_empty());
+    assert!(attachment.identity().unwrap().wwid().is_some());
+    fs::read(&attachment.node).unwrap();
+    assert!(
+        engine
+            .detach(unit(&target, 3), in_seconds(60))
+            .unwrap()
+            .changed
+    );
+    assert_eq!(target.devices(), [] as [&str; 0]);
+
+    let output = guest::lunbd(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["mode"], "kernel_only");
+    assert_eq!(report["ready"], true);
+}
+
+#[test]
+fn a_new_network_namespace_works_on_the_kernels_events_alone() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let attach = guest::run(&["unshare", "--net", "lunbd", "attach", &source, "--json"]);
+    let attachment: serde_json::Value = serde_json::from_str(&attach).unwrap();
+    assert_eq!(attachment["settled"], "kernel_only");
+    guest::run(&["unshare", "--net", "lunbd", "detach", &source]);
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+/// Root of the machine by its numbers, and without its capabilities: no event
+/// comes here, sysfs can be written, and no page cache dropped.
+#[test]
+fn a_new_user_namespace_attaches_by_looking_at_sysfs_and_may_not_detach() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let apart = ["unshare", "--user", "--map-root-user", "--net", "lunbd"];
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(apart[0]);
+        command.args(&apart[1..]).args(arguments).output().unwrap()
+    };
+    let doctor = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+    assert!(doctor.contains("no events reach this process"), "{doctor}");
+    let attach = run(&["attach", &source, "--json"]);
+    assert!(attach.status.success(), "{attach:?}");
+    let attachment: serde_json::Value = serde_json::from_slice(&attach.stdout).unwrap();
+    let node = Path::new(attachment["node"].as_str().unwrap());
+    assert_eq!(
+        node.file_name().unwrap().to_str(),
+        target.disk(3).as_deref()
+    );
+    assert_eq!(attachment["settled"], "kernel_only");
+    assert_eq!(attachment["links"], serde_json::json!([]));
+
+    let detach = run(&["detach", &source, "--json"]);
+    assert_eq!(detach.status.code(), Some(7), "{detach:?}");
+    let failure: serde_json::Value = serde_json::from_slice(&detach.stderr).unwrap();
+    assert_eq!(failure["stage"], "flush");
+    assert_eq!(
+        target.disk(3).as_deref(),
+        node.file_name().unwrap().to_str()
+    );
+    guest::run(&["lunbd", "detach", &source]);
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    // The target answers nothing: the kernel's INQUIRY runs into its 20 s.
+    target.set("every_nth", -1);
+    target.set("opts", 4);
+    let start = Instant::now();
+    let request = AttachRequest::new(unit(&target, 3));
+    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
+    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.stage(), Some(Stage::Scan));
+    assert!(
+        error.last_seen().unwrap().contains("host state="),
+        "{error}"
+    );
+    // It answers again. The scan goes on, and may bring the unit or not.
+    target.set("every_nth", 0);
+    target.set("opts", 0);
+    engine.detach(unit(&target, 3), in_seconds(300)).unwrap();
+    assert_eq!(target.devices(), [] as [&str; 0]);
+}
+
+fn restart_udevd() {
+    udevd::kill();
+    udevd::start();
+}
+
+/// The device's own event dies with the udevd that had it in hand.
+#[test]
+fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    let stopped = udevd::stopped();
+    let events = guest::UeventCounter::start();
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Settle {
+            // The disk serves a moment before it is announced: to the first udevd.
+            let announced = events.wait_for(Duration::from_secs(30), |event| {
+                event.kind() == ("add", "block", "disk")
+            });
+            announced.expect("the disk's own event");
+            restart_udevd();
+        }
+    });
+    let request = AttachRequest::new(unit(&target, 3)).observe(observer);
+    let attachment = engine.attach(&request, in_seconds(60)).unwrap();
+    drop(stopped);
+    assert_eq!(attachment.settled, Settled::Barrier);
+    assert!(!attachment.links.is_empty());
+    for link in &attachment.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
+    }
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
+}
+
+/// What is gone nobody can be asked for again: the truth is that udev has not
+/// handled it.
+#[test]
+fn a_udevd_that_is_killed_and_restarted_in_a_detach_leaves_an_error_that_says_so() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let engine = Engine::start(Roots::default()).unwrap();
+    let request = AttachRequest::new(unit(&target, 3));
+    let first = engine.attach(&request, in_seconds(60)).unwrap();
+    // The link of the bus goes before the disk does, and with it the disk's event.
+    let device = fs::canonicalize(target.device_dir(3)).unwrap();
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Delete {
+            udevd::kill();
+            let device = device.clone();
+            std::thread::spawn(move || {
+                let gone = || (!device.exists()).then_some(());
+                guest::wait_until("the device to be gone", Duration::from_secs(60), gone);
+                udevd::start();
+            });
+        }
+    });
+    let detach = DetachRequest::new(unit(&target, 3)).observe(observer);
+    let failure = engine.detach(detach, in_seconds(15)).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Settle));
+    assert!(failure.last_seen().unwrap().contains("the device is gone"));
+    assert!(failure.receipt.paths[0].gone);
+    guest::wait_until("udevd to answer", Duration::from_secs(60), || {
+        udevd::answers().then_some(())
+    });
+    assert!(
+        !engine
+            .detach(unit(&target, 3), in_seconds(60))
+            .unwrap()
+            .changed
+    );
+    // Its stale record is no proof for the next.
+    let next = engine.attach(&request, in_seconds(60)).unwrap();
+    assert_is_another_life(&first, &next);
+    for link in &next.links {
+        assert_eq!(fs::canonicalize(link).unwrap(), next.node);
+    }
+    engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
+}

@@ -1,0 +1,273 @@
+//! Each kind of user against each way to take a device away.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lunbd::engine::{Fate, ReapRequest};
+use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::disk_users::{DiskUser, Nodes};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::partition_maps::PartitionMaps;
+use vm_tests::guest::queueing_map::QueueingMap;
+use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Within the first partition, behind what ext4 has there.
+const WITHIN: usize = partitioned::FIRST + (6 << 20);
+
+/// What became of each user, in the order of [`DiskUser::ALL`].
+type Column = Vec<(DiskUser, &'static str)>;
+/// A way to take a device away: its name, and what tries it with each user.
+type Way = (&'static str, fn() -> Column);
+
+fn attach(engine: &Engine, source: &str) -> Attachment {
+    let request = AttachRequest::new(source.parse::<Source>().unwrap());
+    engine.attach(&request, soon()).unwrap()
+}
+
+/// The disk once its partitions are there.
+fn nodes(disk: &Path) -> Nodes {
+    let name = disk.display().to_string();
+    let between = if name.ends_with(|c: char| c.is_ascii_digit()) {
+        "p"
+    } else {
+        ""
+    };
+    let partition = |number| PathBuf::from(format!("{name}{between}{number}"));
+    let nodes = Nodes {
+        disk: disk.to_owned(),
+        first: partition(1),
+        second: partition(2),
+    };
+    guest::wait_until("its partitions", LIMIT, || {
+        (nodes.first.exists() && nodes.second.exists()).then_some(())
+    });
+    udevd::settle();
+    nodes
+}
+
+fn partitioned_disk(attachment: &Attachment) -> Nodes {
+    partitioned::write_to(&attachment.node);
+    guest::run(&["blockdev", "--rereadpt", attachment.node.to_str().unwrap()]);
+    nodes(&attachment.node)
+}
+
+/// Each of these users is refused, by name, and the device stands.
+fn refused(
+    column: &mut Column,
+    users: impl IntoIterator<Item = DiskUser>,
+    (nodes, udevd_runs): (&Nodes, bool),
+    act: &dyn Fn() -> Option<Error>,
+) {
+    for user in users {
+        // After a writer's close it has the kernel read the partition table again, and
+        // the partitions are gone for a moment.
+        if udevd_runs {
+            udevd::settle();
+        }
+        let held = user.begin(nodes);
+        let error = act().unwrap_or_else(|| panic!("{user:?} was not refused"));
+        assert_eq!(error.kind(), ErrorKind::InUse, "{user:?}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(user.named()), "{user:?}: {text}");
+        assert!(nodes.disk.exists(), "{user:?}");
+        drop(held);
+        column.push((user, "refused"));
+    }
+}
+
+fn but_readers() -> impl Iterator<Item = DiskUser> {
+    let all = DiskUser::ALL.into_iter();
+    all.filter(|user| *user != DiskUser::Reader)
+}
+
+/// Leaves something in the page cache, which a reader keeps from being written back.
+fn write_within(disk: &Path) -> Vec<u8> {
+    let data = vec![0x3c; 64 << 10];
+    let mut writer = OpenOptions::new().write(true).open(disk).unwrap();
+    writer.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    writer.write_all(&data).unwrap();
+    data
+}
+
+fn read_within(path: &Path, length: usize) -> Vec<u8> {
+    let mut data = vec![0; length];
+    let mut file = File::open(path).unwrap();
+    file.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    file.read_exact(&mut data).unwrap();
+    data
+}
+
+fn detach_scsi() -> Column {
+    let target = ScsiDebug::options().luns(3).size_mib(16).load();
+    let engine = engine();
+    let at = |lun: u32| format!("scsi:{}:0:0:{lun}", target.host());
+    let detach = |lun| engine.detach(at(lun).parse::<Source>().unwrap(), soon());
+    let nodes = partitioned_disk(&attach(&engine, &at(1)));
+    let mut column = Column::new();
+    let act = || detach(1).err().map(Error::from);
+    refused(&mut column, but_readers(), (&nodes, true), &act);
+    let reader = DiskUser::Reader.begin(&nodes);
+    let data = write_within(&nodes.disk);
+    assert!(detach(1).unwrap().safe_to_unmap);
+    drop(reader);
+    // All LUNs share one store.
+    let beside = attach(&engine, &at(2)).node;
+    assert!(read_within(&beside, data.len()) == data, "it is lost");
+    detach(2).unwrap();
+    column.push((DiskUser::Reader, "allowed"));
+    column
+}
+
+fn detach_map() -> Column {
+    let (target, sources) = ScsiDebug::two_paths_of(16);
+    let engine = engine();
+    let disks: Vec<PathBuf> = sources
+        .iter()
+        .map(|source| attach(&engine, source).paths().last().unwrap().node.clone())
+        .collect();
+    partitioned::write_to(&disks[0]);
+    udevd::settle();
+    let udev = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let disk = map.node();
+    let act = || {
+        let target = DetachTarget::Device(disk.clone());
+        engine.detach(target, soon()).err().map(Error::from)
+    };
+    let mut column = Column::new();
+    for user in DiskUser::ALL {
+        let (parts, nodes) = if user.uses_partition() {
+            let (parts, nodes) = PartitionMaps::of(&disk);
+            (Some(parts), nodes)
+        } else {
+            let nodes = Nodes {
+                disk: disk.clone(),
+                first: PathBuf::new(),
+                second: PathBuf::new(),
+            };
+            (None, nodes)
+        };
+        refused(&mut column, [user], (&nodes, false), &act);
+        drop(parts);
+    }
+    // With no path left it queues on for a plain writer.
+    let writer = OpenOptions::new().write(true).open(&disk).unwrap();
+    map.set_paths(false);
+    let error = act().expect("a refusal");
+    assert!(error.to_string().contains("open for writing"), "{error}");
+    assert!(map.queues());
+    map.set_paths(true);
+    assert_eq!(target.devices().len(), 2);
+    drop((writer, map, udev));
+    column
+}
+
+fn replace() -> Column {
+    let target = ScsiDebug::options().luns(4).hosts(2).size_mib(16).load();
+    target.set("vpd_use_hostno", 1);
+    let engine = engine();
+    let source = format!("scsi:{}:0:0:3", target.hosts()[1]);
+    let nodes = partitioned_disk(&attach(&engine, &source));
+    target.set("vpd_use_hostno", 0);
+    let request = AttachRequest::new(source.parse::<Source>().unwrap());
+    let act = || engine.attach(&request, soon()).err();
+    let mut column = Column::new();
+    refused(&mut column, DiskUser::ALL, (&nodes, true), &act);
+    udevd::settle();
+    assert!(engine.attach(&request, soon()).unwrap().changed);
+    engine
+        .detach(source.parse::<Source>().unwrap(), soon())
+        .unwrap();
+    column
+}
+
+fn reap() -> Column {
+    let target = ScsiDebug::options().luns(4).size_mib(16).load();
+    let engine = engine();
+    let at = |lun: u32| format!("scsi:{}:0:0:{lun}", target.host());
+    attach(&engine, &at(0));
+    let nodes = partitioned_disk(&attach(&engine, &at(3)));
+    let act = || {
+        target.set("max_luns", 2);
+        let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
+        target.set("max_luns", 4);
+        let [phantom] = <[_; 1]>::try_from(reaping.phantoms).expect("one phantom");
+        match phantom.fate {
+            Fate::Kept(error) => Some(error),
+            _ => None,
+        }
+    };
+    let mut column = Column::new();
+    refused(&mut column, DiskUser::ALL, (&nodes, true), &act);
+    udevd::settle();
+    assert!(act().is_none(), "nobody uses it");
+    column
+}
+
+fn detach_nbd() -> Column {
+    let _module = NbdModule::load(4);
+    let store = Store::sparse(16 << 20);
+    partitioned::write_to(store.path());
+    let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
+    let engine = engine();
+    let disk = attach(&engine, &server.uri("disk")).node;
+    let nodes = nodes(&disk);
+    let detach = |limit| {
+        let target = DetachTarget::Device(disk.clone());
+        engine.detach(target, Deadline::after(limit))
+    };
+    let mut column = Column::new();
+    let act = || detach(LIMIT).err().map(Error::from);
+    refused(&mut column, but_readers(), (&nodes, true), &act);
+    let reader = DiskUser::Reader.begin(&nodes);
+    let data = write_within(&disk);
+    udevd::settle();
+    // The kernel disconnects at once, and frees the index at the last close.
+    let error = detach(Duration::from_secs(4)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    drop(reader);
+    assert!(read_within(store.path(), data.len()) == data, "it is lost");
+    let pid = Path::new("/sys/block").join(disk.file_name().unwrap());
+    let pid = pid.join("pid");
+    guest::wait_until("the device to be free", LIMIT, || {
+        (!pid.exists()).then_some(())
+    });
+    column.push((DiskUser::Reader, "allowed"));
+    column
+}
+
+#[test]
+fn each_user_is_refused_by_name_by_each_way_to_take_a_device_away_or_loses_nothing() {
+    guest::time_limit(Duration::from_secs(240));
+    let ways: [Way; 5] = [
+        ("detach SCSI", detach_scsi),
+        ("detach map", detach_map),
+        ("replace", replace),
+        ("reap", reap),
+        ("detach NBD", detach_nbd),
+    ];
+    let mut heads = Vec::new();
+    let mut columns = Vec::new();
+    for (head, way) in ways {
+        let begun = std::time::Instant::now();
+        let column = way();
+        guest::tell(&format!("{head}: {:?}", begun.elapsed()));
+        heads.push(head);
+        columns.push(column);
+    }
+    guest::tell(&format!("| user | {} |", heads.join(" | ")));
+    for (row, user) in DiskUser::ALL.into_iter().enumerate() {
+        let cells: Vec<&str> = columns
+            .iter()
+            .map(|column| {
+                assert_eq!(column[row].0, user);
+                column[row].1
+            })
+            .collect();
+        guest::tell(&format!("| {user:?} | {} |", cells.join(" | ")));
+    }
+}

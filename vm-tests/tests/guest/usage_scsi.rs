@@ -1,0 +1,271 @@
+//! Users of a disk that do not open it exclusively: nothing that they write is lost.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lunbd::engine::{Flush, StageObserver};
+use lunbd::error::Stage;
+use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
+use nix::mount::{MsFlags, mount, umount};
+use serde_json::Value;
+use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
+use vm_tests::guest::queueing_map::QueueingMap;
+use vm_tests::guest::stuck_fuse::StuckFuse;
+use vm_tests::guest::{ScsiDebug, partitioned, udevd};
+
+const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
+/// Within the first partition, behind what ext4 has there.
+const WITHIN: usize = 4 << 20;
+
+/// A unit with partitions, LUN 1, and another that shares its store.
+fn partitioned_disk() -> ScsiDebug {
+    let target = ScsiDebug::options().luns(3).size_mib(16).load();
+    let engine = engine();
+    partitioned::write_to(&attach(&engine, &target, 2).node);
+    udevd::settle();
+    detach(&engine, &target, 2).unwrap();
+    target
+}
+
+fn first_partition(node: &Path) -> PathBuf {
+    PathBuf::from(format!("{}1", node.display()))
+}
+
+fn writer(node: &Path) -> File {
+    OpenOptions::new().write(true).open(node).unwrap()
+}
+
+fn us_writing() -> String {
+    format!("open for writing in process {}", std::process::id())
+}
+
+/// What a disk has at this place, past its page cache.
+fn stored(node: &Path, at: usize, length: usize) -> Vec<u8> {
+    let mut page = memmap2::MmapMut::map_anon(length).unwrap();
+    let mut direct = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_DIRECT)
+        .open(node)
+        .unwrap();
+    direct.seek(SeekFrom::Start(at as u64)).unwrap();
+    direct.read_exact(&mut page).unwrap();
+    page.to_vec()
+}
+
+#[test]
+fn a_plain_writer_of_a_partition_is_refused_by_name_and_what_it_leaves_is_written_back() {
+    let (engine, target) = (engine(), partitioned_disk());
+    let beside = attach(&engine, &target, 2).node;
+    let node = attach(&engine, &target, 1).node;
+    let partition = first_partition(&node);
+    udevd::settle();
+    let data = vec![0xa5; 64 << 10];
+    let mut writes = writer(&partition);
+    writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    writes.write_all(&data).unwrap();
+    let failure = detach(&engine, &target, 1).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Claim), "{failure}");
+    assert!(failure.to_string().contains(&us_writing()), "{failure}");
+    assert!(node.exists() && !failure.receipt.safe_to_unmap);
+
+    // Its close is not the last one, and so the kernel writes nothing back.
+    let reader = File::open(&partition).unwrap();
+    let udev = Mutex::new(Some(udevd::stopped()));
+    drop(writes);
+    let place = partitioned::FIRST + WITHIN;
+    let length = data.len();
+    assert!(stored(&beside, place, length) != data, "it is written");
+    // The kernel itself writes back what is dirty when it deletes the disk.
+    let at_delete = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&at_delete);
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Delete {
+            *seen.lock().unwrap() = stored(&beside, place, length);
+            drop(udev.lock().unwrap().take());
+        }
+    });
+    let request = DetachRequest::new(unit(&target, 1)).observe(observer);
+    let detachment = engine.detach(request, soon()).unwrap();
+    assert_eq!(detachment.flush, Some(Flush::Done));
+    assert!(detachment.safe_to_unmap);
+    assert!(*at_delete.lock().unwrap() == data, "it was not written");
+    drop(reader);
+}
+
+#[test]
+fn what_a_partition_cannot_write_back_ends_the_detach() {
+    let (engine, target) = (engine(), partitioned_disk());
+    let node = attach(&engine, &target, 1).node;
+    let partition = first_partition(&node);
+    udevd::settle();
+    let reader = File::open(&partition).unwrap();
+    let held = udevd::stopped();
+    let mut writes = writer(&partition);
+    writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    writes.write_all(&vec![0xa5; 64 << 10]).unwrap();
+    drop(writes);
+    fs::write(WRITE_PROTECT, "1").unwrap();
+    let detached = detach(&engine, &target, 1);
+    fs::write(WRITE_PROTECT, "0").unwrap();
+    drop((held, reader));
+    let failure = detached.expect_err("what was written is lost");
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert!(node.exists() && !failure.receipt.safe_to_unmap);
+    udevd::settle();
+    let abandon = DetachRequest::new(unit(&target, 1)).abandon_unwritten();
+    assert!(!engine.detach(abandon, soon()).unwrap().safe_to_unmap);
+}
+
+#[test]
+fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_queues_on() {
+    let (target, sources) = ScsiDebug::two_paths();
+    let engine = engine();
+    let sources = sources.iter().map(|source| source.parse().unwrap());
+    let disks: Vec<PathBuf> = sources
+        .map(|source: Source| {
+            let attached = engine.attach(&AttachRequest::new(source), soon());
+            attached.unwrap().paths().last().unwrap().node.clone()
+        })
+        .collect();
+    udevd::settle();
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let node = map.node();
+    let mut writes = writer(&node);
+    writes.write_all(&vec![0x5a; 64 << 10]).unwrap();
+    map.set_paths(false);
+    // The time at which it would be told to fail is half of this.
+    let deadline = Deadline::after(Duration::from_secs(8));
+    let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
+    assert!(map.queues(), "it was told to fail: {refused:?}");
+    let failure = refused.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    assert!(failure.to_string().contains(&us_writing()), "{failure}");
+    assert_eq!(target.devices().len(), 2);
+    // Who does not see the writer is told by the kernel that the map is open.
+    let node = node.to_str().unwrap();
+    let mut unseen = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
+        .args(["detach", node, "--json", "--timeout", "5s"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Its flush holds it in the kernel for as long as the map queues.
+    let mut said = String::new();
+    let mut output = BufReader::new(unseen.stderr.take().unwrap());
+    output.read_line(&mut said).unwrap();
+    assert!(map.queues(), "it was told to fail: {said}");
+    assert!(said.contains("timed_out"), "{said}");
+    map.fail_if_no_path();
+    assert_eq!(unseen.wait().unwrap().code(), Some(6));
+    drop((writes, map, held));
+}
+
+#[test]
+fn a_file_server_that_answers_nothing_holds_up_no_detach() {
+    let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
+    let node = attach(&engine, &target, 1).node;
+    udevd::settle();
+    let fuse = StuckFuse::mount_at("/tmp/stuck");
+    let open = File::open(fuse.path()).unwrap();
+    // A file system without a device, whose source is a path on that file server.
+    fs::create_dir_all("/tmp/beside").unwrap();
+    let source = fuse.path().join("source");
+    let kind = Some("tmpfs");
+    mount(
+        Some(&source),
+        "/tmp/beside",
+        kind,
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
+    let claimed = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_EXCL)
+        .open(&node)
+        .unwrap();
+    let (done, detached) = mpsc::channel();
+    let (own, source) = (Arc::clone(&engine), unit(&target, 1));
+    std::thread::spawn(move || {
+        let deadline = Deadline::after(Duration::from_secs(10));
+        done.send(own.detach(source, deadline)).unwrap();
+    });
+    let refused = detached.recv_timeout(Duration::from_secs(20));
+    drop(claimed);
+    umount("/tmp/beside").unwrap();
+    fs::remove_dir("/tmp/beside").unwrap();
+    let failure = refused
+        .expect("the detach hangs past its deadline")
+        .unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    let us = format!("open in process {}", std::process::id());
+    assert!(failure.to_string().contains(&us), "{failure}");
+    udevd::settle();
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
+    drop((open, fuse));
+}
+
+/// Runs `lunbd` with a PID namespace and a `/proc` of its own.
+fn in_its_own_pid_namespace(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    let said = serde_json::from_str(text.lines().next().unwrap_or_default());
+    (output.status.code(), said.unwrap_or(Value::Null))
+}
+
+#[test]
+fn what_a_pid_namespace_hides_is_said_and_nothing_is_replaced_or_reaped_there() {
+    let engine = engine();
+    let target = ScsiDebug::options().luns(4).hosts(2).size_mib(16).load();
+    target.set("vpd_use_hostno", 1);
+    let at = |lun: u32| format!("scsi:{}:0:0:{lun}", target.hosts()[1]);
+    for lun in [0, 2, 3] {
+        let request = AttachRequest::new(at(lun).parse::<Source>().unwrap());
+        engine.attach(&request, soon()).unwrap();
+    }
+    udevd::settle();
+    let devices = target.devices();
+    let (code, doctor) = in_its_own_pid_namespace(&["doctor", "--json"]);
+    println!("{code:?}");
+    let checks = doctor.as_array().or_else(|| doctor["checks"].as_array());
+    let mut checks = checks.expect("checks").iter();
+    let users = checks.find(|check| check["name"] == "users");
+    assert_eq!(users.expect("a check of users")["finding"], "limited");
+
+    target.set("max_luns", 3);
+    let (code, reaped) = in_its_own_pid_namespace(&["reap", "--json"]);
+    assert_eq!(code, Some(7), "{reaped}");
+    assert_eq!(target.devices(), devices);
+    target.set("max_luns", 4);
+
+    target.set("vpd_use_hostno", 0);
+    let (code, replaced) = in_its_own_pid_namespace(&["attach", &at(3), "--json"]);
+    assert_eq!(code, Some(7), "{replaced}");
+    assert_eq!(target.devices(), devices);
+    target.set("vpd_use_hostno", 1);
+
+    let (code, detached) = in_its_own_pid_namespace(&["detach", &at(2), "--json"]);
+    assert_eq!(code, Some(0), "{detached}");
+    let hidden = detached["receipt"]["not_looked_at"].as_array();
+    let hidden = hidden.expect("what was not looked at");
+    let text = Value::Array(hidden.clone()).to_string();
+    assert!(text.contains("other_pid_namespaces"), "{text}");
+    // Here all is seen.
+    let last = engine.detach(at(0).parse::<Source>().unwrap(), soon());
+    let seen = serde_json::to_value(last.unwrap().receipt.unwrap()).unwrap();
+    assert_eq!(seen["not_looked_at"], Value::Array(Vec::new()));
+}
