@@ -100,7 +100,7 @@ impl<'a> FaultSweep<'a> {
         self
     }
 
-    /// These acts alone have faults.
+    /// These acts alone have faults: each is named as in the table, `attach write scan:1`.
     #[must_use]
     pub fn only(mut self, is_tried: fn(&str) -> bool) -> Self {
         self.is_tried = is_tried;
@@ -231,8 +231,8 @@ impl<'a> FaultSweep<'a> {
         short: Duration,
         tally: &mut Tally,
     ) -> Vec<Injection> {
-        let acts = traced.acts.iter().filter(|act| (self.is_tried)(act));
-        let acts: Vec<String> = acts.cloned().collect();
+        let is_tried = |act: &&String| (self.is_tried)(&format!("{operation} {act}"));
+        let acts: Vec<String> = traced.acts.iter().filter(is_tried).cloned().collect();
         for act in &acts {
             let name = format!("{operation} {act}");
             for fault in FAULTS {

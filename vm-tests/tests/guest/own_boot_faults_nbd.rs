@@ -51,18 +51,26 @@ const NBD: &[Row] = &[
     Row::succeeds("detach write uevent:*", &[ENODEV], NO_EVENT),
 ];
 
+/// The engine sends udev another marked event where udev takes more than ten seconds,
+/// which a slow machine shows and a quick one does not.
+fn comes_always(act: &str) -> bool {
+    !act.contains(" write uevent:") || act == "detach write uevent:1"
+}
+
 #[test]
 fn calls_of_a_scsi_attach_and_detach_that_fail_or_hang_end_as_their_table_says() {
     guest::sweep_time_limit();
     let target = ScsiDebug::with_luns(2);
     let source = unit(&target, 1).to_string();
     let stands = || !target.devices().is_empty();
-    FaultSweep::new("SCSI", vec![source], SCSI, stands).run(&[
-        "attach write scan:1",
-        "attach ioctl SG_IO:1",
-        "detach write delete:1",
-        "detach fsync:1",
-    ]);
+    FaultSweep::new("SCSI", vec![source], SCSI, stands)
+        .only(comes_always)
+        .run(&[
+            "attach write scan:1",
+            "attach ioctl SG_IO:1",
+            "detach write delete:1",
+            "detach fsync:1",
+        ]);
 }
 
 #[test]
@@ -79,8 +87,6 @@ fn calls_of_an_nbd_attach_and_detach_that_fail_or_hang_end_as_their_table_says()
         names.any(|name| Path::new("/sys/block").join(name).join("pid").exists())
     };
     let source = server.uri("disk");
-    // udev is asked again where it is slow to answer.
-    let comes_always = |act: &str| !act.starts_with("write uevent:") || act == "write uevent:1";
     FaultSweep::new("NBD", vec![source], NBD, connected)
         .only(comes_always)
         .run(&["attach netlink command 1:1", "detach netlink command 2:1"]);
