@@ -74,7 +74,7 @@ impl Engine {
     /// tried once more.
     ///
     /// # Errors
-    /// `InUse`, naming by whom; `TimedOut` at stage `claim` or `settle`;
+    /// `InUse`, which names the users; `TimedOut` at stage `claim` or `settle`;
     /// `Quarantined`; `NotPermitted`.
     pub(super) fn claim(
         &self,
@@ -214,7 +214,7 @@ impl Engine {
     /// pages that were never written.
     ///
     /// # Errors
-    /// `InUse`, naming by whom; `NotPermitted` where it cannot be seen who has it open.
+    /// `InUse`, which names the users; `NotPermitted` where the users cannot be seen.
     pub(super) fn claim_replaced(
         &self,
         disk: &BlockDevice,

@@ -314,7 +314,7 @@ impl Engine {
     /// is safe. What may pass by itself is tried again until the deadline.
     ///
     /// # Errors
-    /// Each with the receipt of what was done. `InUse`, naming by whom; `NotFound`
+    /// Each with the receipt of what was done. `InUse`, which names the users; `NotFound`
     /// where a path leads nowhere (which does not prove that the disk is gone:
     /// name the source or the unit); `IdentityMismatch` where another unit is
     /// there than the expected one; `InvalidInput` for a partition;

@@ -135,7 +135,7 @@ impl Way<'_> {
     /// path at which another unit answers is looked at by its claim.
     ///
     /// # Errors
-    /// `InUse`, naming by whom.
+    /// `InUse`, which names the users.
     fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<Looked> {
         let is_ours = |path: &&KnownPath| !matches!(path.standing, Standing::Replaced { .. });
         let disks = paths.iter().filter(is_ours);

@@ -30,7 +30,7 @@ impl Engine {
     /// [`refuse_users_of_map`]: Self::refuse_users_of_map
     ///
     /// # Errors
-    /// `InUse`, naming by whom; `Io` where the flush failed: the map stands and
+    /// `InUse`, which names the users; `Io` where the flush failed: the map stands and
     /// nothing below it may be deleted; `TimedOut`.
     pub(super) fn take_map_down(
         &self,
@@ -111,7 +111,7 @@ impl Engine {
     /// under them. Says what could not be looked at.
     ///
     /// # Errors
-    /// `InUse`, naming by whom.
+    /// `InUse`, which names the users.
     pub(super) fn refuse_users_of_map(
         &self,
         map: &Map,
@@ -238,7 +238,7 @@ impl Engine {
     /// it open who let go. One that has a path stays.
     ///
     /// # Errors
-    /// `InUse`, naming by whom; `TimedOut`.
+    /// `InUse`, which names the users; `TimedOut`.
     pub(super) fn remove_bare_map(
         &self,
         map: &Map,

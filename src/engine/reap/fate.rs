@@ -32,7 +32,7 @@ pub enum Fate {
     /// A dry run: nobody is seen to use it. Whether somebody has claimed it, only
     /// the claim of a reap can prove.
     Reapable,
-    /// It stands, for this reason: `InUse` names by whom.
+    /// It stands, for this reason: `InUse` names the users.
     Kept(Error),
 }
 

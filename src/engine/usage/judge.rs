@@ -17,7 +17,7 @@ pub(in crate::engine) enum Act {
         beside_own_flush: bool,
     },
     /// The disk is taken away without a flush, since another unit, or none, answers:
-    /// who has it open may have written what is lost then.
+    /// a process that has it open may have written data that is lost then.
     TakeUnflushed,
 }
 

@@ -11,7 +11,7 @@ use crate::kernel::{Roots, exports, loops, mounts, process, sysfs};
 pub(in crate::engine) enum Extent {
     /// Every kind of user.
     All,
-    /// Those that an exclusive open does not exclude. Who has the disk open
+    /// Those that an exclusive open does not exclude. A caller that has the disk open
     /// exclusively, or is about to, needs no more: the kernel refuses that open while
     /// the disk or a partition is mounted, stacked on or swapped on (`block/bdev.c`,
     /// `bd_may_claim`).

@@ -8,8 +8,8 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel::blockdev::BlockDevice;
 
-/// A look that is older than this says nothing any more: who begins to write during a
-/// long flush would lose it.
+/// A look that is older than this says nothing any more: a process that begins to write
+/// during a long flush would lose its data.
 const OLD: Duration = Duration::from_secs(1);
 
 /// Disks and the users that they had at some moment.

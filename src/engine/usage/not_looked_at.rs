@@ -84,8 +84,8 @@ pub(super) fn read_hidden(roots: &Roots) -> Result<Option<NotLookedAt>> {
     if !process::shows_all_namespaces(roots)? {
         return Ok(Some(NotLookedAt::OtherPidNamespaces));
     }
-    // Who has it sees all, whatever the options (`fs/proc/base.c`,
-    // `has_pid_permissions`).
+    // A process with this capability sees all, whatever the options
+    // (`fs/proc/base.c`, `has_pid_permissions`).
     if Capabilities::effective(roots).is_ok_and(Capabilities::sys_ptrace) {
         return Ok(None);
     }
