@@ -132,8 +132,9 @@ impl SessionName {
     /// does not use.
     #[must_use]
     pub fn isid(&self) -> Isid {
-        // No name has a blank.
-        let text = format!("{} {} {}", self.initiator, self.target, self.portal);
+        // No name has a blank. Spellings of one name are one session.
+        let (initiator, target) = (self.initiator.to_lowercase(), self.target.to_lowercase());
+        let text = format!("{initiator} {target} {}", self.portal);
         let digest = Sha256::digest(text);
         Isid([0x80, digest[0], digest[1], digest[2], digest[3], digest[4]])
     }
@@ -218,6 +219,12 @@ mod tests {
         assert_eq!(format!("{isid:?}"), "8031b28f8524");
         assert_eq!(name("10.0.0.1:3260").isid(), isid);
         assert_ne!(name("10.0.0.2").isid(), isid);
+        let spelt = SessionName {
+            initiator: "iqn.2026-01.Example:HOST".parse().unwrap(),
+            target: "iqn.2026-01.example:Array".parse().unwrap(),
+            ..name("10.0.0.1")
+        };
+        assert_eq!(spelt.isid(), isid);
     }
 
     #[test]

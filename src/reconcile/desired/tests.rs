@@ -185,6 +185,13 @@ fn two_volumes_that_claim_one_thing_are_refused_with_both_names() {
             [unit("one", "scsi:0:0:0:1"), unit("two", "scsi:0:0:0:2")],
             "unit naa.5000c500a1b2c3d4",
         ),
+        (
+            [
+                nbd("one", "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:Array/1"),
+                nbd("two", "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1"),
+            ],
+            "source iscsi://10.0.0.1:3260/iqn.2003-01.org.lunbd:array/1",
+        ),
     ];
     for (volumes, what) in cases {
         let error = read(&json!({ "volume": volumes })).unwrap_err();

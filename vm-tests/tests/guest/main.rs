@@ -36,6 +36,7 @@ mod iscsi_in_use;
 mod iscsi_inventory;
 mod iscsi_lab;
 mod iscsi_log_in;
+mod iscsi_names;
 mod iscsi_paths;
 mod iscsi_proxied;
 mod iscsi_reap;
