@@ -12,6 +12,7 @@ mod discovery;
 mod login;
 mod name;
 pub mod pdu;
+mod proven;
 mod recovery;
 mod session;
 pub mod text;
@@ -23,6 +24,8 @@ pub use chap::{Algorithm, Algorithms, Credentials, CredentialsSource, Secret};
 pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub use proven::Proven;
+pub(crate) use recovery::unproven;
 pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 pub(super) use agree::{Outcome, agree};
 pub use parameters::Parameters;
 
+use super::Proven;
 use super::chap::Credentials;
 use super::pdu::Isid;
 use super::text::Pair;
@@ -104,6 +105,8 @@ pub struct Session {
     pub group: Option<u16>,
     /// The target's name for people, free text without control characters.
     pub alias: Option<String>,
+    /// Which sides have proven who they are.
+    pub proven: Proven,
     /// All that was negotiated.
     pub parameters: Parameters,
 }

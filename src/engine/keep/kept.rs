@@ -62,7 +62,7 @@ pub struct KeptSession {
         )
     )]
     pub budget_left: Option<Duration>,
-    /// How often its target was dialled.
+    /// How often a login again was begun.
     pub tries: u32,
 }
 

@@ -38,6 +38,7 @@ mod iscsi_lab;
 mod iscsi_log_in;
 mod iscsi_names;
 mod iscsi_paths;
+mod iscsi_proof;
 mod iscsi_proxied;
 mod iscsi_reap;
 mod iscsi_reconcile;
