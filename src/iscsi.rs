@@ -21,7 +21,10 @@ mod wire;
 use std::fmt;
 
 pub use chap::{Algorithm, Algorithms, Credentials, CredentialsSource, Secret};
-pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
+pub use discovery::{
+    Discovered, DiscoveredTarget, DiscoveryOptions, SkippedRecord, TargetPortal, discover,
+    discover_over,
+};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
 pub use name::{INITIATOR_NAME_FILE, initiator_name};
 pub use proven::Proven;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::login::Connection;
 use super::SessionName;
 use crate::error::Result;
-use crate::id::{PortalHost, SessionId};
+use crate::id::SessionId;
 use crate::kernel::iscsi_netlink::{Control, Param};
 
 /// What a session's interface is called: the kernel keeps it with the session,
@@ -30,10 +30,6 @@ impl Settings {
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
-        let host = match name.portal.host() {
-            PortalHost::Ip(address) => address.to_string(),
-            PortalHost::Name(name) => name.clone(),
-        };
         // First, so that one that has any of its names shows that it is ours, and how
         // its sides proved themselves.
         let mut all = vec![(Param::InterfaceName, INTERFACE.to_owned())];
@@ -44,7 +40,7 @@ impl Settings {
             (Param::InitiatorName, name.initiator.to_string()),
             // The portal that was asked: a redirect is a matter of one login. udev
             // makes the names below by-path of it.
-            (Param::PersistentAddress, host),
+            (Param::PersistentAddress, name.portal.host().to_string()),
             (Param::PersistentPort, name.portal.port().to_string()),
             (Param::HeaderDigest, flag(agreed.header_digest)),
             (Param::DataDigest, flag(agreed.data_digest)),

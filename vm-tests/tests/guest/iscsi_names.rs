@@ -27,7 +27,8 @@ fn has_capitals<T: Served>() {
     let target = T::serve(IQN, &[1], 8 << 20);
     let ask = DiscoveryOptions::new(INITIATOR.parse().unwrap());
     let found = discover(&PORTALS[0].parse().unwrap(), &ask, soon()).unwrap();
-    let names: Vec<_> = found.iter().map(|target| target.iqn.to_string()).collect();
+    let names = found.targets.iter();
+    let names: Vec<_> = names.map(|target| target.iqn.to_string()).collect();
     assert_eq!(names, [IQN]);
 
     let source: Source = target.uri(&[0], 1).parse().unwrap();
