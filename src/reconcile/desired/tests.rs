@@ -158,6 +158,10 @@ fn what_a_file_must_not_say_is_refused_by_name() {
             "volume a: the path of a file of CHAP secrets is to begin at the root",
         ),
         (
+            logs_in(&json!({ "recovery_timeout": "500ms" })),
+            "a recovery timeout of 500ms is refused",
+        ),
+        (
             json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),
             "printable",
         ),
