@@ -26,7 +26,7 @@ pub use discovery::{
     discover_over,
 };
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
-pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub use name::{INITIATOR_NAME_FILE, create_initiator_name, initiator_name};
 pub use proven::Proven;
 pub(crate) use recovery::unproven;
 pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};

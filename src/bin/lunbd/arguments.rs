@@ -79,6 +79,9 @@ pub(crate) enum Command {
     /// List the iSCSI sessions, whoever made them; with --json all that was agreed
     /// on.
     Sessions,
+    /// Print the name by which this machine logs in to iSCSI targets, as
+    /// /etc/iscsi/initiatorname.iscsi has it.
+    InitiatorName(InitiatorName),
     /// Print kernel and udev events as they come, until interrupted.
     Watch,
     /// Say what this machine lacks, and how to mend it.
@@ -408,6 +411,14 @@ impl Heal {
             None => Credentials::from_environment(),
         })
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitiatorName {
+    /// Make a random name first, of the form of open-iscsi's, where there is no such
+    /// file. A file that is there is never changed.
+    #[arg(long)]
+    pub(crate) create: bool,
 }
 
 #[derive(Debug, Args)]
