@@ -4,6 +4,7 @@ mod attempt;
 mod devices;
 mod kept;
 mod loss;
+mod once;
 
 pub use kept::{KeepOutcome, KeptSession};
 

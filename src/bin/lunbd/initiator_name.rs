@@ -1,6 +1,5 @@
 //! `lunbd initiator-name`
 
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 

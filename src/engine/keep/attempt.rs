@@ -68,7 +68,7 @@ impl Attempt {
     }
 
     #[tracing::instrument(name = "recover_session", skip_all, fields(session = %self.session.id()))]
-    fn run(&self, deadline: Deadline) -> Result<Ended> {
+    pub(super) fn run(&self, deadline: Deadline) -> Result<Ended> {
         let (roots, session) = (&self.roots, &self.session);
         let Some(name) = session.name()? else {
             return Ok(Ended::NotOurs);
