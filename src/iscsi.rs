@@ -12,6 +12,7 @@ mod discovery;
 mod login;
 mod name;
 pub mod pdu;
+mod proven;
 mod recovery;
 mod session;
 pub mod text;
@@ -20,9 +21,14 @@ mod wire;
 use std::fmt;
 
 pub use chap::{Algorithm, Algorithms, Credentials, CredentialsSource, Secret};
-pub use discovery::{DiscoveredTarget, DiscoveryOptions, TargetPortal, discover, discover_over};
+pub use discovery::{
+    Discovered, DiscoveredTarget, DiscoveryOptions, SkippedRecord, TargetPortal, discover,
+    discover_over,
+};
 pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_in};
-pub use name::{INITIATOR_NAME_FILE, initiator_name};
+pub use name::{INITIATOR_NAME_FILE, create_initiator_name, initiator_name};
+pub use proven::Proven;
+pub(crate) use recovery::unproven;
 pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;

@@ -16,7 +16,8 @@ fn options() -> DiscoveryOptions {
 }
 
 fn ask(portal: &Portal) -> lunbd::Result<Vec<DiscoveredTarget>> {
-    discover(portal, &options(), Deadline::after(Duration::from_secs(20)))
+    let found = discover(portal, &options(), Deadline::after(Duration::from_secs(20)))?;
+    Ok(found.targets)
 }
 
 fn list_of(count: usize) -> String {
@@ -148,7 +149,10 @@ fn credentials_are_for_who_asks_for_them() {
     let options = options().credentials(Credentials::new("me", secret).unwrap());
     let deadline = Deadline::after(Duration::from_secs(20));
     assert_eq!(
-        discover(target.portal(), &options, deadline).unwrap().len(),
+        discover(target.portal(), &options, deadline)
+            .unwrap()
+            .targets
+            .len(),
         1
     );
     target.finish();

@@ -36,7 +36,7 @@ fn soon() -> Deadline {
 }
 
 fn ask_with(target: &Target, options: &DiscoveryOptions) -> Result<Vec<DiscoveredTarget>> {
-    discover(target.portal(), options, soon())
+    discover(target.portal(), options, soon()).map(|found| found.targets)
 }
 
 /// The login of a session that is to carry I/O.

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+use lunbd::iscsi::{Credentials, Secret};
 use lunbd::{Deadline, Engine, ErrorKind, Roots};
 
 struct Machine {
@@ -90,7 +91,12 @@ impl Machine {
     }
 
     fn keeper(&self) -> SessionKeeper {
-        self.engine.keep_sessions(KeepOptions::new()).unwrap()
+        self.keeper_with(None)
+    }
+
+    fn keeper_with(&self, known: Option<Credentials>) -> SessionKeeper {
+        let options = KeepOptions::new().credentials(move |_| Ok(known.clone()));
+        self.engine.keep_sessions(options).unwrap()
     }
 }
 
@@ -210,6 +216,30 @@ fn failures(told: &[KeptSession]) -> Vec<(u32, ErrorKind)> {
         _ => panic!("{kept:?}"),
     };
     told.iter().map(failure).collect()
+}
+
+/// Whoever is at the other end would get what waits to be written.
+#[test]
+fn a_session_made_with_proof_is_told_of_and_not_dialled_without_credentials_that_prove_as_much() {
+    let machine = Machine::new();
+    machine.add(1);
+    machine.set(1, "username_in", "lunbd:mutual-chap");
+    machine.lose(1);
+    let impostor = TcpListener::bind(("127.0.0.1", machine.port)).unwrap();
+    impostor.set_nonblocking(true).unwrap();
+    let [own, its] = ["one", "other"].map(|secret| Secret::new(secret).unwrap());
+    let one_way = Credentials::new("host", own).unwrap();
+    let mutual = one_way.clone().mutual(None, its).unwrap();
+    for too_little in [None, Some(one_way)] {
+        let told = news(&mut machine.keeper_with(too_little), 1);
+        assert_eq!(failures(&told), [(1, ErrorKind::NotPermitted)], "{told:?}");
+        assert!(told[0].to_string().contains("mutual CHAP"), "{}", told[0]);
+        let dialled = impostor.accept().map_err(|error| error.kind());
+        assert_eq!(dialled.unwrap_err(), std::io::ErrorKind::WouldBlock);
+    }
+    drop(impostor);
+    let told = news(&mut machine.keeper_with(Some(mutual)), 1);
+    assert_eq!(failures(&told), [(1, ErrorKind::Unreachable)], "{told:?}");
 }
 
 #[test]

@@ -26,6 +26,9 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         phases.enter(Stage::Resolve);
+        if let Some(options) = &request.log_in {
+            options.require_valid()?;
+        }
         let (routes, sessions) = self.routes_with_sessions(request, phases, deadline)?;
         let attached = self.attach_over(routes, request, phases, deadline);
         match attached {

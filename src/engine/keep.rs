@@ -4,6 +4,7 @@ mod attempt;
 mod devices;
 mod kept;
 mod loss;
+mod once;
 
 pub use kept::{KeepOutcome, KeptSession};
 
@@ -417,6 +418,9 @@ impl SessionKeeper {
             }
             Err(error) => {
                 tracing::debug!(session = %id, %error, "not had back");
+                if error.kind() == ErrorKind::NotPermitted {
+                    loss.is_refused();
+                }
                 loss.end(Instant::now());
                 let is_new = loss.is_news(error.kind());
                 is_new

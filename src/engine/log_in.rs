@@ -10,7 +10,9 @@ use super::Engine;
 use super::attach::{AttachRequest, Multipath};
 use super::lease::Lease;
 use super::phases::Phases;
-use super::sessions::{after_the_dead, end_if_down, end_if_unused, login_lease_of, share};
+use super::sessions::{
+    after_the_dead, end_if_down, end_if_nobody_uses, end_if_unused, login_lease_of, share,
+};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
@@ -31,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     shares: Vec<Lease>,
+    /// Those of ours that it shares, whoever made them.
+    used: Vec<StandingSession>,
     fresh: Vec<Fresh>,
     /// Why there is none.
     failures: BTreeMap<SessionName, Error>,
@@ -70,9 +74,15 @@ impl Sessions {
     }
 
     /// The attach has failed: what was made for it is ended, unless another uses
-    /// it by now.
+    /// it by now. So is what another attach has made and left to this one, as it was
+    /// shared: of several that fail the last one ends it.
     pub(super) fn give_up(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
+        let is_fresh =
+            |used: &StandingSession| self.fresh.iter().any(|fresh| fresh.session == *used);
+        for session in self.used.iter().filter(|used| !is_fresh(used)) {
+            end_if_nobody_uses(roots, session, deadline);
+        }
         if deadline.has_passed() {
             // Each is ended by a thread of its own, for which nobody waits.
             return drop(self.fresh);
@@ -225,6 +235,7 @@ impl Engine {
     ) -> Result<bool> {
         let roots = self.roots();
         sessions.shares.clear();
+        sessions.used.clear();
         let mut all_stand = true;
         for Way { route, .. } in ways {
             let Some((_, session)) = self.session_of(route) else {
@@ -232,7 +243,11 @@ impl Engine {
             };
             match &route.place {
                 Ok(_) => {
-                    sessions.shares.extend(share(roots, &session, deadline)?);
+                    let right = share(roots, &session, deadline)?;
+                    if right.is_some() && request.log_in.is_some() {
+                        sessions.used.push(session.clone());
+                    }
+                    sessions.shares.extend(right);
                     let state = session.state()?;
                     all_stand &= state.as_deref() == Some(StandingSession::LOGGED_IN);
                 }

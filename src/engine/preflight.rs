@@ -1,5 +1,6 @@
 //! What this machine lacks, and how to mend it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::Engine;
@@ -76,7 +77,7 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 12] = [
+        let looks: [(&'static str, Look); 13] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
@@ -85,6 +86,7 @@ impl Engine {
             ("scsi", Self::check_scsi),
             ("multipath", Self::check_multipath),
             ("iscsi", Self::check_iscsi),
+            ("initiator name", |_, _| Ok(Self::check_initiator_name())),
             ("nbd", Self::check_nbd),
             ("device nodes", Self::check_nodes),
             ("udev", Self::check_udev),
@@ -246,6 +248,17 @@ impl Engine {
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         Ok(Check::good("iscsi", seen))
+    }
+
+    fn check_initiator_name() -> Check {
+        match iscsi::initiator_name(Path::new(iscsi::INITIATOR_NAME_FILE)) {
+            Ok(name) => Check::good("initiator name", name.to_string()),
+            Err(error) => Check::limited(
+                "initiator name",
+                format!("{error:#}"),
+                "`lunbd initiator-name --create` where there is no file, where iSCSI is wanted",
+            ),
+        }
     }
 
     fn check_nbd(&self, _: Deadline) -> Result<Check> {

@@ -7,6 +7,7 @@
 //! that deletes the last device sees that there is none.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::Engine;
 use super::lease::Lease;
@@ -79,7 +80,22 @@ pub(super) fn end_if_unused(
     session: &StandingSession,
     deadline: Deadline,
 ) -> Result<bool> {
-    end_unless(roots, session, deadline, || Ok(false))
+    end_unless(roots, session, deadline, deadline, || Ok(false))
+}
+
+/// The same of one that is not asked for: nobody is waited for, and a failure is told to
+/// the log alone.
+pub(super) fn end_if_nobody_uses(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> bool {
+    let at_once = Deadline::after(Duration::ZERO);
+    let ended = end_unless(roots, session, at_once, deadline, || Ok(false));
+    ended.unwrap_or_else(|error| {
+        tracing::warn!(session = %session.id(), %error, "a session is left");
+        false
+    })
 }
 
 /// The same, but of one that serves no I/O: what was at its login when it was looked
@@ -90,12 +106,13 @@ pub(super) fn end_if_down(
     deadline: Deadline,
 ) -> Result<bool> {
     let serves = || Ok(session.plight()? == Some(Plight::Stands));
-    end_unless(roots, session, deadline, serves)
+    end_unless(roots, session, deadline, deadline, serves)
 }
 
 fn end_unless(
     roots: &Roots,
     session: &StandingSession,
+    patience: Deadline,
     deadline: Deadline,
     stays: impl Fn() -> Result<bool>,
 ) -> Result<bool> {
@@ -105,7 +122,7 @@ fn end_unless(
     if !session.is_there() || !session.is_ours()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match Lease::take(roots, &lease_of(session.id()), deadline) {
+    let _alone = match Lease::take(roots, &lease_of(session.id()), patience) {
         // An attach is at work on it all the time.
         Err(error) if error.kind() == ErrorKind::TimedOut => {
             tracing::info!(session = %session.id(), %error, "it stays");
@@ -116,7 +133,7 @@ fn end_unless(
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = hold_off_makers(deadline).map_err(|error| error.at(Stage::Logout))?;
+        let nobody = hold_off_makers(patience).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
@@ -207,8 +224,32 @@ impl Engine {
         Ok(ended)
     }
 
+    /// Those of our sessions that are not behind these SCSI hosts and are of the same
+    /// initiator with the same target as one that is: other ways to the same units.
+    fn beside(&self, behind: &[StandingSession]) -> Result<Vec<StandingSession>> {
+        let parties = |session: &StandingSession| {
+            let of_whole = session.name()?.map(|name| (name.initiator, name.target));
+            Ok::<_, Error>(of_whole.or(session.parties_of_ended()?))
+        };
+        let mut known = BTreeSet::new();
+        for session in behind {
+            if session.is_ours()? {
+                known.extend(parties(session)?);
+            }
+        }
+        let mut beside = Vec::new();
+        for session in StandingSession::all(self.roots())? {
+            let leads_there = parties(&session)?.is_some_and(|names| known.contains(&names));
+            if leads_there && !behind.contains(&session) && session.is_ours()? {
+                beside.push(session);
+            }
+        }
+        Ok(beside)
+    }
+
     /// Logs out those of our sessions behind these SCSI hosts that are not used
-    /// any more, all at once. Says which.
+    /// any more, all at once, and those that lead to the same targets, which an attach
+    /// may have made for nothing. Says which.
     ///
     /// # Errors
     /// The first failure, at stage `logout`, when all are done.
@@ -222,7 +263,16 @@ impl Engine {
         for host in hosts {
             sessions.extend(StandingSession::of_host(roots, *host)?);
         }
-        let end = |session: &StandingSession| end_if_unused(roots, session, deadline);
+        let beside = self
+            .beside(&sessions)
+            .map_err(|error| error.at(Stage::Logout))?;
+        sessions.extend(beside.iter().cloned());
+        let end = |session: &StandingSession| {
+            if beside.contains(session) {
+                return Ok(end_if_nobody_uses(roots, session, deadline));
+            }
+            end_if_unused(roots, session, deadline)
+        };
         let done: Vec<Result<bool>> = match sessions.as_slice() {
             [] => return Ok(Vec::new()),
             [one] => vec![end(one)],

@@ -8,20 +8,31 @@ use super::decimal;
 /// `HOST` or `HOST:PORT`, IPv6 in brackets: the canonical host, and a port that is
 /// not 0.
 pub(super) fn host_and_port(authority: &str) -> Option<(String, Option<u16>)> {
-    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
-        let (literal, port) = rest.split_once(']')?;
-        (literal.parse::<Ipv6Addr>().ok()?.to_string(), port)
-    } else {
-        let colon = authority.find(':').unwrap_or(authority.len());
-        let (host, port) = authority.split_at(colon);
-        (canonical_host(host)?, port)
+    let (host, port) = split_port(authority)?;
+    let host = match without_brackets(host) {
+        Some(literal) => literal.parse::<Ipv6Addr>().ok()?.to_string(),
+        None => canonical_host(host)?,
     };
+    Some((host, port))
+}
+
+/// The host as it is written, with its brackets, and a port that is not 0.
+pub(super) fn split_port(authority: &str) -> Option<(&str, Option<u16>)> {
+    let end = match authority.strip_prefix('[') {
+        Some(rest) => rest.find(']')? + 2,
+        None => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, port) = authority.split_at(end);
     let port = match port.strip_prefix(':') {
         Some(port) => Some(decimal(port).filter(|port| *port != 0)?),
         None if port.is_empty() => None,
         None => return None,
     };
     Some((host, port))
+}
+
+pub(super) fn without_brackets(host: &str) -> Option<&str> {
+    host.strip_prefix('[')?.strip_suffix(']')
 }
 
 /// An address in its canonical spelling, or a name in lower case; IPv6 without

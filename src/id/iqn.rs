@@ -1,6 +1,8 @@
 //! The name of an iSCSI node.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 use super::ParseIdError;
@@ -11,18 +13,54 @@ const LONGEST: usize = 223;
 /// The name of an iSCSI target or initiator: `iqn.YYYY-MM.DOMAIN[:TEXT]`,
 /// `eui.` and 16 hex digits, or `naa.` and 16 or 32 hex digits.
 ///
-/// At most 223 bytes of ASCII letters, digits, dash, dot and colon, in lower
-/// case: what RFC 3722 makes of a name, so that two are equal when the protocol
-/// takes them for the same. Names outside ASCII, which the RFC knows, are
-/// refused.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// At most 223 bytes of ASCII letters, digits, dash, dot and colon. A name keeps its
+/// spelling, because targets are known that take no other (LIO and tgt compare bytes).
+/// Names that differ in case alone are equal, have one order and one hash, as the
+/// protocol has it (RFC 3722). Names outside ASCII, which the RFC knows, are refused.
+#[derive(Debug, Clone)]
 pub struct Iqn(String);
 
 impl Iqn {
-    /// The name, in lower case.
+    /// The name as it was given.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The name in lower case: the same for each spelling of it.
+    #[must_use]
+    pub fn to_lowercase(&self) -> String {
+        self.0.to_ascii_lowercase()
+    }
+
+    fn folded(&self) -> impl Iterator<Item = u8> {
+        self.0.bytes().map(|byte| byte.to_ascii_lowercase())
+    }
+}
+
+impl PartialEq for Iqn {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.eq_ignore_ascii_case(&other.0)
+    }
+}
+
+impl Eq for Iqn {}
+
+impl PartialOrd for Iqn {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Iqn {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.folded().cmp(other.folded())
+    }
+}
+
+impl Hash for Iqn {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.to_lowercase().hash(state);
     }
 }
 
@@ -36,17 +74,17 @@ impl FromStr for Iqn {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        let name = text.to_ascii_lowercase();
         let kept = |b: u8| b.is_ascii_alphanumeric() || b"-.:".contains(&b);
-        let is_name = name.len() <= LONGEST && name.bytes().all(kept);
-        let has_form = match name.split_once('.') {
+        let is_name = text.len() <= LONGEST && text.bytes().all(kept);
+        let lower = text.to_ascii_lowercase();
+        let has_form = match lower.split_once('.') {
             Some(("iqn", rest)) => is_dated(rest),
             Some(("eui", hex)) => hex.len() == 16 && is_hex(hex),
             Some(("naa", hex)) => matches!(hex.len(), 16 | 32) && is_hex(hex),
             _ => false,
         };
         if is_name && has_form {
-            return Ok(Self(name));
+            return Ok(Self(text.to_owned()));
         }
         Err(ParseIdError::new(
             "an iSCSI name",
@@ -80,18 +118,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_the_same_in_upper_case() {
-        let name: Iqn = "IQN.2000-01.com.Synology:Box.Target-1".parse().unwrap();
-        assert_eq!(name.as_str(), "iqn.2000-01.com.synology:box.target-1");
+    fn a_name_keeps_its_spelling_and_is_the_same_in_every_case() {
         for text in [
+            "IQN.2000-01.com.Synology:Box.Target-1",
             "eui.02004567A425678D",
             "naa.52004567BA64678D",
             "naa.62004567BA64678D0123456789ABCDEF",
             "iqn.2001-12.org",
         ] {
             let name: Iqn = text.parse().unwrap();
-            assert_eq!(name.to_string(), text.to_ascii_lowercase());
+            assert_eq!((name.as_str(), name.to_string()), (text, text.to_owned()));
+            let spelt: [Iqn; 2] =
+                [text.to_uppercase(), text.to_lowercase()].map(|text| text.parse().unwrap());
+            for other in spelt {
+                assert_eq!(other, name);
+                assert_eq!(other.cmp(&name), Ordering::Equal);
+                assert_eq!(other.to_lowercase(), name.to_lowercase());
+                let names: std::collections::HashSet<_> = [other, name.clone()].into();
+                assert_eq!(names.len(), 1);
+            }
         }
+        let [small, large]: [Iqn; 2] =
+            ["iqn.2001-12.org:B", "iqn.2001-12.org:a"].map(|text| text.parse().unwrap());
+        assert!(small > large);
     }
 
     #[test]

@@ -97,8 +97,9 @@ mod tests {
         let uri: IscsiUri = text.parse().unwrap();
         assert_eq!(
             uri.to_string(),
-            "iscsi://10.0.0.2:3260,[fe80::1]:9,10.0.0.1:3260/iqn.2003-01.org.x:a/16684"
+            "iscsi://10.0.0.2:3260,[fe80::1]:9,10.0.0.1:3260/IQN.2003-01.org.x:A/16684"
         );
+        assert_eq!(text.to_lowercase().parse(), Ok(uri.clone()));
         assert_eq!(uri.portals().len(), 3);
         assert_eq!(uri.lun(), Lun::flat(300).unwrap());
         assert_eq!(IscsiUri::new(vec![], uri.target().clone(), uri.lun()), None);

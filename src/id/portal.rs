@@ -1,10 +1,10 @@
 //! Where an iSCSI target listens, and the number of a session with it.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-use super::host::{canonical_host, host_and_port};
+use super::host::{canonical_host, host_and_port, split_port, without_brackets};
 use super::{ParseIdError, decimal};
 
 /// The port that IANA gave iSCSI.
@@ -13,9 +13,9 @@ const DEFAULT_PORT: u16 = 3260;
 /// A portal of an iSCSI target: an address or a host's name, and a TCP port,
 /// which is 3260 where none is given.
 ///
-/// It prints as `10.0.0.1:3260`, `[fe80::1]:3260` or `array.example:3260`,
-/// always with the port. Addresses are equal however they were spelt; an IPv4
-/// address in IPv6 (`::ffff:10.0.0.1`) is the IPv4 address.
+/// It prints as `10.0.0.1:3260`, `[fd00::1]:3260`, `[fe80::1%eth0]:3260` or
+/// `array.example:3260`, always with the port. Addresses are equal however they were
+/// spelt; an IPv4 address in IPv6 (`::ffff:10.0.0.1`) is the IPv4 address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Portal {
     host: PortalHost,
@@ -27,21 +27,29 @@ pub struct Portal {
 pub enum PortalHost {
     /// An address.
     Ip(IpAddr),
+    /// A link-local address of IPv6 (`fe80::/10`) on a link of this machine.
+    LinkLocal {
+        /// The address.
+        address: Ipv6Addr,
+        /// The interface, by its name or number.
+        zone: String,
+    },
     /// A name in lower case.
     Name(String),
 }
 
 impl Portal {
     /// The portal at `host`, a name or an address, one of IPv6 without
-    /// brackets; the default port where `port` is `None`. `None` where one of
+    /// brackets and with its zone where it has one (`fe80::1%eth0`); the default port where `port` is `None`. `None` where one of
     /// them is not what it should be.
     #[must_use]
     pub fn new(host: &str, port: Option<u16>) -> Option<Self> {
         let port = port.unwrap_or(DEFAULT_PORT);
-        (port != 0).then_some(Self {
-            host: PortalHost::of(canonical_host(host)?),
-            port,
-        })
+        let host = match PortalHost::link_local(host) {
+            Some(host) => host,
+            None => PortalHost::of(canonical_host(host)?),
+        };
+        (port != 0).then_some(Self { host, port })
     }
 
     /// The host.
@@ -64,15 +72,41 @@ impl PortalHost {
             Err(_) => Self::Name(canonical),
         }
     }
+
+    /// `ADDRESS%ZONE`.
+    fn link_local(text: &str) -> Option<Self> {
+        /// Of an interface's name, in bytes (`IFNAMSIZ` with the zero byte).
+        const LONGEST: usize = 15;
+        let (address, zone) = text.split_once('%')?;
+        let address: Ipv6Addr = address.parse().ok()?;
+        let kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let is_zone = (1..=LONGEST).contains(&zone.len()) && zone.bytes().all(kept);
+        (address.is_unicast_link_local() && is_zone).then(|| Self::LinkLocal {
+            address,
+            zone: zone.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for PortalHost {
+    /// What the resolver takes: an address of IPv6 has no brackets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::LinkLocal { address, zone } => write!(f, "{address}%{zone}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
 }
 
 impl fmt::Display for Portal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let port = self.port;
-        match &self.host {
-            PortalHost::Ip(IpAddr::V6(address)) => write!(f, "[{address}]:{port}"),
-            PortalHost::Ip(IpAddr::V4(address)) => write!(f, "{address}:{port}"),
-            PortalHost::Name(name) => write!(f, "{name}:{port}"),
+        let (host, port) = (&self.host, self.port);
+        match host {
+            PortalHost::Ip(IpAddr::V6(_)) | PortalHost::LinkLocal { .. } => {
+                write!(f, "[{host}]:{port}")
+            }
+            PortalHost::Ip(IpAddr::V4(_)) | PortalHost::Name(_) => write!(f, "{host}:{port}"),
         }
     }
 }
@@ -81,17 +115,21 @@ impl FromStr for Portal {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        let Some((host, port)) = host_and_port(text) else {
+        let link_local = || {
+            let (host, port) = split_port(text)?;
+            Some((PortalHost::link_local(without_brackets(host)?)?, port))
+        };
+        let plain = || host_and_port(text).map(|(host, port)| (PortalHost::of(host), port));
+        let Some((host, port)) = link_local().or_else(plain) else {
             return Err(ParseIdError::new(
                 "an iSCSI portal",
-                "HOST or HOST:PORT, HOST being a name, an IPv4 address or an IPv6 address in brackets",
+                "HOST or HOST:PORT, HOST being a name, an IPv4 address or an IPv6 address in \
+                 brackets, a link-local one with its interface ([fe80::1%eth0])",
                 text,
             ));
         };
-        Ok(Self {
-            host: PortalHost::of(host),
-            port: port.unwrap_or(DEFAULT_PORT),
-        })
+        let port = port.unwrap_or(DEFAULT_PORT);
+        Ok(Self { host, port })
     }
 }
 
@@ -134,18 +172,24 @@ mod tests {
             ("[0000:0000::0001]:9", "[::1]:9"),
             ("[::ffff:10.0.0.1]", "10.0.0.1:3260"),
             ("Array.Example.", "array.example.:3260"),
+            ("[FE80::0:1%eth0]", "[fe80::1%eth0]:3260"),
+            ("[fe80::1%2]:9", "[fe80::1%2]:9"),
         ] {
             assert_eq!(portal(text).to_string(), spelt);
             assert_eq!(portal(spelt), portal(text));
         }
         assert_eq!(Portal::new("::1", None), Some(portal("[::1]:3260")));
+        let link_local = Portal::new("fe80::1%br-a_b.100", None);
+        assert_eq!(link_local, Some(portal("[fe80::1%br-a_b.100]")));
+        assert_ne!(portal("[fe80::1%eth0]"), portal("[fe80::1%eth1]"));
         assert_eq!(Portal::new("h", Some(0)), None);
     }
 
     #[test]
     fn what_is_no_portal_is_refused() {
         for text in "h: h:0 h:65536 h:01 ::1 [::1 [10.0.0.1] 010.0.0.1 10.1 0x7f000001 a..b \
-                     [fe80::1%eth0] 10.0.0.1,10.0.0.2 10.0.0.1:3260,1"
+                     [fe80::1%] [fe80::1%a/b] [fe80::1%a%b] [fe80::1%0123456789abcdef] \
+                     [fd00::1%eth0] [10.0.0.1%eth0] 10.0.0.1%eth0 fe80::1%eth0 10.0.0.1,10.0.0.2 10.0.0.1:3260,1"
             .split(' ')
             .chain(["", " h", "h "])
         {

@@ -1,6 +1,7 @@
 //! Which targets a portal knows: `SendTargets` (RFC 7143, appendix C).
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::io::{Read, Write};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::login::{
     FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address,
 };
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
-use super::text::{Gathered, Text, pairs};
+use super::text::{Gathered, Pair, Text, pairs};
 use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
@@ -75,9 +76,35 @@ pub struct TargetPortal {
     pub group: Option<u16>,
 }
 
+/// What a portal lists.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Discovered {
+    /// The targets, in the order of the list.
+    pub targets: Vec<DiscoveredTarget>,
+    /// What of the list is left out, because no login could use it.
+    pub skipped: Vec<SkippedRecord>,
+}
+
+/// A record of a list that names no target or no portal that a login could use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SkippedRecord {
+    /// `TargetName` or `TargetAddress`. With a name its addresses are left out too.
+    pub key: String,
+    /// Its value, escaped, and cut where it is long.
+    pub value: String,
+    /// Why it is left out.
+    pub why: String,
+}
+
 /// Asks `portal` for its targets, in a session that is closed at the end: all
 /// within `deadline`, but for a goodbye that the target does not answer, which is
-/// waited for two seconds at most. The kernel's iSCSI takes no part in it.
+/// waited for two seconds at most. The kernel's iSCSI takes no part in it. A record
+/// that no login could use, as an address with a zone of the target's machine, is
+/// skipped and named.
 ///
 /// # Errors
 /// As of [`log_in`], and of the question itself at stage `discover`: `Protocol`,
@@ -87,7 +114,7 @@ pub fn discover(
     portal: &Portal,
     options: &DiscoveryOptions,
     deadline: Deadline,
-) -> Result<Vec<DiscoveredTarget>> {
+) -> Result<Discovered> {
     let connection = log_in(portal, &login(options)?, deadline)?;
     let limit = connection.session.parameters.max_recv_data_segment_length;
     let mut wire = connection.wire(deadline);
@@ -112,7 +139,7 @@ pub fn discover_over(
     portal: &Portal,
     options: &DiscoveryOptions,
     deadline: Deadline,
-) -> Result<Vec<DiscoveredTarget>> {
+) -> Result<Discovered> {
     let options = login(options)?;
     let mut wire = Wire::new(stream, FIRST_COMMAND, deadline);
     let outcome = agree(&mut wire, &options, &mut Vec::new());
@@ -142,7 +169,7 @@ fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
     })
 }
 
-fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Vec<DiscoveredTarget>> {
+fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovered> {
     let mut question = Text::default();
     question.push("SendTargets", "All");
     let mut list = Gathered::new(LONGEST_LIST);
@@ -185,55 +212,92 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Vec<Disco
     ))
 }
 
+/// Of which target the list speaks.
+#[derive(Clone, Copy)]
+enum Speaks {
+    OfNone,
+    Of(usize),
+    OfOneSkipped,
+}
+
 /// What a list says. A target that it names twice has the portals of both.
-fn targets(list: &[u8], asked: &Portal) -> Result<Vec<DiscoveredTarget>> {
-    let mut targets: Vec<DiscoveredTarget> = Vec::new();
+fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
+    let mut found = Discovered::default();
     let mut places = BTreeMap::new();
-    let mut current = None;
+    let mut speaks = Speaks::OfNone;
     // A list may be as long as the target likes, up to the limit of its text.
     let mut said = HashSet::new();
+    let mut has_address = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
-        match pair.key {
-            "TargetName" => {
-                let iqn: Iqn = pair
-                    .value
-                    .parse()
-                    .map_err(|_| pair.broken("an iSCSI name"))?;
-                let place = places.entry(iqn.clone()).or_insert(targets.len());
-                if *place == targets.len() {
-                    let portals = Vec::new();
-                    targets.push(DiscoveredTarget { iqn, portals });
+        match (pair.key, speaks) {
+            ("TargetName", _) => {
+                if let Ok(iqn) = pair.value.parse::<Iqn>() {
+                    let targets = &mut found.targets;
+                    let place = *places.entry(iqn.clone()).or_insert(targets.len());
+                    if place == targets.len() {
+                        let portals = Vec::new();
+                        targets.push(DiscoveredTarget { iqn, portals });
+                    }
+                    speaks = Speaks::Of(place);
+                } else {
+                    found.skip(&pair, &pair.broken("an iSCSI name"));
+                    speaks = Speaks::OfOneSkipped;
                 }
-                current = Some(*place);
             }
-            "TargetAddress" => {
-                let (portal, group) = target_address(&pair)?;
-                let portal = TargetPortal { portal, group };
-                let target = current.and_then(|place: usize| targets.get_mut(place));
-                let target = target.ok_or_else(|| pair.broken("a TargetName before it"))?;
-                if said.insert((current, portal.clone())) {
-                    target.portals.push(portal);
+            ("TargetAddress", Speaks::OfNone) => {
+                return Err(pair.broken("a TargetName before it"));
+            }
+            ("TargetAddress", Speaks::OfOneSkipped) => {}
+            ("TargetAddress", Speaks::Of(place)) => {
+                has_address.insert(place);
+                match target_address(&pair) {
+                    Ok((portal, group)) => {
+                        let portal = TargetPortal { portal, group };
+                        if said.insert((place, portal.clone()))
+                            && let Some(target) = found.targets.get_mut(place)
+                        {
+                            target.portals.push(portal);
+                        }
+                    }
+                    Err(error) => found.skip(&pair, &error),
                 }
             }
             // Reject, NotUnderstood.
-            "SendTargets" => {
+            ("SendTargets", _) => {
                 let message = format!(
                     "{PEER} does not list its targets: \"{}\"",
                     shown(pair.value.as_bytes())
                 );
                 return Err(Error::new(ErrorKind::Refused, message));
             }
-            key => tracing::debug!(key, "a key that is no part of a list"),
+            (key, _) => tracing::debug!(key, "a key that is no part of a list"),
         }
     }
-    for target in &mut targets {
-        if target.portals.is_empty() {
+    for (place, target) in found.targets.iter_mut().enumerate() {
+        if !has_address.contains(&place) {
             let (portal, group) = (asked.clone(), None);
             target.portals.push(TargetPortal { portal, group });
         }
     }
-    Ok(targets)
+    Ok(found)
+}
+
+impl Discovered {
+    fn skip(&mut self, pair: &Pair<'_>, why: &Error) {
+        self.skipped.push(SkippedRecord {
+            key: pair.key.to_owned(),
+            value: shown(pair.value.as_bytes()),
+            why: why.to_string(),
+        });
+    }
+}
+
+impl fmt::Display for SkippedRecord {
+    /// `TargetName=VALUE: WHY`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}", self.key, self.value, self.why)
+    }
 }
 
 /// Closes the session. The list is there already, so what comes of this is told
@@ -256,7 +320,7 @@ fn leave<S: Read + Write>(wire: &mut Wire<S>) {
 mod tests {
     use super::*;
 
-    fn read(list: &str) -> Result<Vec<DiscoveredTarget>> {
+    fn read(list: &str) -> Result<Discovered> {
         targets(list.as_bytes(), &"[::1]:3261".parse().unwrap())
     }
 
@@ -276,14 +340,41 @@ mod tests {
                     TargetName=iqn.2026-01.example:b\0X-note=hello\0\
                     TargetName=IQN.2026-01.EXAMPLE:A\0TargetAddress=array.example:9,3\0";
         assert_eq!(
-            shown(&read(list).unwrap()),
+            shown(&read(list).unwrap().targets),
             [
                 "iqn.2026-01.example:a 10.0.0.1:3260,Some(1) [fe80::1]:3260,Some(2) \
                  array.example:9,Some(3)",
                 "iqn.2026-01.example:b [::1]:3261,None",
             ]
         );
-        assert!(read("").unwrap().is_empty());
+        assert!(read("").unwrap().targets.is_empty());
+    }
+
+    #[test]
+    fn a_record_that_no_login_could_use_is_skipped_and_named_and_the_others_are_found() {
+        let list = "TargetName=iqn.2026-01.example:a\0TargetAddress=[fe80::1%eth0]:3260,1\0\
+                    TargetAddress=10.0.0.1,1\0TargetName=disk_\x31\0TargetAddress=10.0.0.2,1\0\
+                    TargetName=iqn.2026-01.example:b\0TargetAddress=10.0.0.3:70000,1\0\
+                    TargetName=iqn.2026-01.example:c\0";
+        let found = read(list).unwrap();
+        assert_eq!(
+            shown(&found.targets),
+            [
+                "iqn.2026-01.example:a 10.0.0.1:3260,Some(1)",
+                // Not at the portal that was asked: the target names another.
+                "iqn.2026-01.example:b ",
+                "iqn.2026-01.example:c [::1]:3261,None",
+            ]
+        );
+        let skipped: Vec<_> = found.skipped.iter().map(ToString::to_string).collect();
+        for (record, why) in skipped.iter().zip([
+            "TargetAddress=[fe80::1%eth0]:3260,1: ",
+            "TargetName=disk_1: ",
+            "TargetAddress=10.0.0.3:70000,1: ",
+        ]) {
+            assert!(record.starts_with(why), "{record}");
+        }
+        assert_eq!(skipped.len(), 3, "{skipped:?}");
     }
 
     #[test]
@@ -291,7 +382,7 @@ mod tests {
         let name = "TargetName=iqn.2026-01.example:a\0".to_owned();
         let portals = (0..60_000).map(|number| format!("TargetAddress=h{number},1\0"));
         let list: String = std::iter::once(name).chain(portals).collect();
-        let targets = read(&list).unwrap();
+        let targets = read(&list).unwrap().targets;
         assert_eq!(targets[0].portals.len(), 60_000);
         let error = read(&format!("SendTargets={}\0", "x".repeat(100_000))).unwrap_err();
         assert!(error.to_string().len() < 4096);
@@ -304,11 +395,6 @@ mod tests {
                 "TargetAddress=10.0.0.1,1\0",
                 ErrorKind::Protocol,
                 "TargetAddress",
-            ),
-            (
-                "TargetName=disk\0",
-                ErrorKind::Protocol,
-                "TargetName is \"disk\"",
             ),
             ("SendTargets=Reject\0", ErrorKind::Refused, "Reject"),
             (

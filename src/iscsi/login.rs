@@ -10,6 +10,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 pub(super) use agree::{Outcome, agree};
 pub use parameters::Parameters;
 
+use super::Proven;
 use super::chap::Credentials;
 use super::pdu::Isid;
 use super::text::Pair;
@@ -104,6 +105,8 @@ pub struct Session {
     pub group: Option<u16>,
     /// The target's name for people, free text without control characters.
     pub alias: Option<String>,
+    /// Which sides have proven who they are.
+    pub proven: Proven,
     /// All that was negotiated.
     pub parameters: Parameters,
 }
@@ -173,10 +176,7 @@ impl Connection {
 }
 
 fn dial(portal: &Portal, deadline: Deadline) -> Result<OwnedFd> {
-    let host = match portal.host() {
-        PortalHost::Ip(address) => address.to_string(),
-        PortalHost::Name(name) => name.clone(),
-    };
+    let host = portal.host().to_string();
     point!(IscsiToDial);
     let stream = tcp::connect(&host, portal.port(), PEER, deadline)?;
     point!(IscsiDialled);
@@ -209,7 +209,9 @@ pub(super) fn target_address(pair: &Pair<'_>) -> Result<(Portal, Option<u16>)> {
         Some((address, tag)) => (address, Some(tag)),
         None => (pair.value, None),
     };
-    let portal = address.parse().ok();
+    // A zone is an interface of the target's machine.
+    let has_no_zone = |portal: &Portal| !matches!(portal.host(), PortalHost::LinkLocal { .. });
+    let portal = address.parse().ok().filter(has_no_zone);
     let group = match tag {
         Some(value) => {
             let number = Pair { value, ..*pair }.number(0..=0xffff).ok();
@@ -219,9 +221,9 @@ pub(super) fn target_address(pair: &Pair<'_>) -> Result<(Portal, Option<u16>)> {
         }
         None => Some(None),
     };
-    portal
-        .zip(group)
-        .ok_or_else(|| pair.broken("HOST[:PORT][,TAG], an IPv6 address in brackets"))
+    portal.zip(group).ok_or_else(|| {
+        pair.broken("HOST[:PORT][,TAG], an IPv6 address in brackets and without a zone")
+    })
 }
 
 /// The number of a new session's first command.
@@ -261,6 +263,7 @@ mod tests {
             "h,x",
             "h:0,1",
             "h,1,1",
+            "[fe80::1%eth0]:3260,1",
         ] {
             let error = read(value).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol);

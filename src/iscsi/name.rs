@@ -1,14 +1,18 @@
 //! This machine's iSCSI name.
 
-use std::fs::File;
-use std::io::Read as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use super::random;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::Iqn;
 
 /// Where open-iscsi and others keep the machine's name.
 pub const INITIATOR_NAME_FILE: &str = "/etc/iscsi/initiatorname.iscsi";
+/// What names of machines begin with that open-iscsi makes (`iscsi-iname`).
+const MADE: &str = "iqn.2016-04.com.open-iscsi:";
 /// More than such a file has, in bytes.
 const LONGEST: u64 = 64 << 10;
 
@@ -16,15 +20,16 @@ const LONGEST: u64 = 64 << 10;
 /// `InitiatorName=NAME`; lines that begin with `#` say nothing.
 ///
 /// # Errors
-/// `NotFound` where there is no such file or no such line; `InvalidInput` where
-/// the name is none; `NotPermitted`.
+/// `NotFound` where there is no such file or no such line, saying how to make one;
+/// `InvalidInput` where the name is none; `NotPermitted`.
 pub fn initiator_name(path: &Path) -> Result<Iqn> {
-    let failed = |error: &std::io::Error| {
-        let new = Error::io("cannot read the initiator's name", path, error);
-        match error.kind() {
-            std::io::ErrorKind::NotFound => new.with_kind(ErrorKind::NotFound),
-            _ => new,
+    let failed = |error: &io::Error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let message = "this machine has no iSCSI name: make one with `lunbd initiator-name \
+                           --create`, or say which to use (`--initiator`)";
+            Error::new(ErrorKind::NotFound, message).with_path(path)
         }
+        _ => Error::io("cannot read the initiator's name", path, error),
     };
     let mut text = String::new();
     let file = File::open(path).map_err(|error| failed(&error))?;
@@ -35,10 +40,57 @@ pub fn initiator_name(path: &Path) -> Result<Iqn> {
         .lines()
         .find_map(|line| line.trim().strip_prefix("InitiatorName="))
         .ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "no line InitiatorName=NAME").with_path(path)
+            let message = "the file is there and names no initiator: write a line \
+                           InitiatorName=NAME into it";
+            Error::new(ErrorKind::NotFound, message).with_path(path)
         })?;
     let name = value.trim().parse::<Iqn>();
     name.map_err(|error| Error::from(error).with_path(path))
+}
+
+/// Gives this machine a name where there is no file at `path`: one that open-iscsi's
+/// `iscsi-iname` could have made, with 48 random bits. A file that is there is never
+/// written to. `None` where there is one; what it says is for [`initiator_name`].
+///
+/// The file appears whole, readable by its owner alone, and is on the disk when this
+/// returns; its directory is made where it is missing.
+///
+/// # Errors
+/// `NotPermitted`, `Io`.
+pub fn create_initiator_name(path: &Path) -> Result<Option<Iqn>> {
+    let failed = |error: &io::Error| Error::io("cannot write the initiator's name", path, error);
+    let mut bytes = [0; 6];
+    random(&mut bytes)?;
+    let digits = bytes.map(|byte| format!("{byte:02x}")).concat();
+    let name: Iqn = format!("{MADE}{digits}").parse()?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory);
+    made.map_err(|error| failed(&error))?;
+    // Nobody reads a part of it, and nobody else's is replaced: a link is made once.
+    let draft = path.with_extension(&digits);
+    let linked = write_new(&draft, &name).and_then(|()| fs::hard_link(&draft, path));
+    let removed = fs::remove_file(&draft);
+    match linked {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        linked => linked.and(removed).map_err(|error| failed(&error))?,
+    }
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| failed(&error))?;
+    Ok(Some(name))
+}
+
+fn write_new(path: &Path, name: &Iqn) -> io::Result<()> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    let mut file = file?;
+    writeln!(file, "InitiatorName={name}")?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -67,5 +119,33 @@ mod tests {
         assert!(none.path().is_some());
         let absent = initiator_name(Path::new("/nonexistent/name")).unwrap_err();
         assert_eq!(absent.kind(), ErrorKind::NotFound);
+        let text = absent.to_string();
+        assert!(text.contains("lunbd initiator-name --create"), "{text}");
+    }
+
+    #[test]
+    fn a_name_is_made_once_of_the_form_of_open_iscsis_and_a_file_that_is_there_stays() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("iscsi/initiatorname.iscsi");
+        let name = create_initiator_name(&path).unwrap().unwrap();
+        assert_eq!(initiator_name(&path).unwrap(), name);
+        let digits = name.as_str().strip_prefix(MADE).unwrap();
+        assert!(digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(create_initiator_name(&path).unwrap(), None);
+        assert_eq!(initiator_name(&path).unwrap(), name);
+        // Also one that names nobody.
+        fs::write(&path, "GenerateName=yes\n").unwrap();
+        assert_eq!(create_initiator_name(&path).unwrap(), None);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "GenerateName=yes\n");
+        let names = fs::read_dir(path.parent().unwrap()).unwrap();
+        assert_eq!(names.count(), 1, "a draft is left");
+        // Another machine has another.
+        let other = directory.path().join("other");
+        assert_ne!(create_initiator_name(&other).unwrap(), Some(name));
     }
 }

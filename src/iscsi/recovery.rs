@@ -15,6 +15,7 @@ use std::os::fd::AsFd as _;
 
 pub use watch::{SessionNotice, SessionWaker, SessionWatch};
 
+use super::Proven;
 use super::login::{CID, Connection, TAG, log_in_from};
 use super::pdu::{HEADER, Isid, LoginRequest, LoginStage};
 use super::session::logout::{TO_LEAVE, say_goodbye};
@@ -120,8 +121,11 @@ fn number_in(header: &[u8; HEADER]) -> Option<u32> {
 /// A failure in the middle leaves it lost, for another try. After a timeout as of
 /// [`halt`].
 ///
+/// What waits goes to whoever is at the other end. So a session whose target has
+/// [proven](StandingSession::proven) itself is resumed only where it did so again.
+///
 /// # Errors
-/// `NotReady` where the connection was lost again meanwhile; `NotPermitted`;
+/// `NotPermitted` where the target did not; `NotReady` where the connection was lost again meanwhile; `NotPermitted`;
 /// `TimedOut` at stage `session`.
 pub fn resume(
     roots: &Roots,
@@ -130,6 +134,10 @@ pub fn resume(
     connection: Connection,
     deadline: Deadline,
 ) -> Result<()> {
+    let is_proven = connection.session.proven == Proven::Both;
+    if session.proven()? == Proven::Both && !is_proven {
+        return Err(unproven(session, Proven::Both));
+    }
     let settings = Settings::of(name, &connection, None);
     let id = session.id();
     let step = Step::new(session, deadline, "started again");
@@ -147,6 +155,23 @@ pub fn resume(
         }
         Ok(())
     })
+}
+
+/// That `session`, whose sides had proven so much, is not logged in again without.
+pub(crate) fn unproven(session: &StandingSession, had: Proven) -> Error {
+    let (id, chap) = (
+        session.id(),
+        if had == Proven::Both {
+            "mutual CHAP"
+        } else {
+            "CHAP"
+        },
+    );
+    let message = format!(
+        "session {id} was made with {chap} and is left alone: give credentials for {chap} with \
+         its target to what keeps sessions"
+    );
+    Error::new(ErrorKind::NotPermitted, message).at(Stage::Login)
 }
 
 /// Leaves the target of `session` as it asks us to, for a login that follows: says

@@ -32,7 +32,7 @@ use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};
 use super::pdu::Isid;
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{HostNo, Iqn, Portal, SessionId};
 use crate::kernel::{Roots, iscsi_netlink};
 
@@ -90,7 +90,7 @@ impl SessionOptions {
     }
 
     /// How long I/O waits for a lost connection to come back, in whole seconds,
-    /// before it fails. Without it 5 s where a multipath map is required, or is
+    /// before it fails: an attach refuses a fraction of a second. Without it 5 s where a multipath map is required, or is
     /// preferred and multipathd runs, which has other paths, and else 120 s. An
     /// existing session keeps its own.
     #[must_use]
@@ -104,6 +104,24 @@ impl SessionOptions {
     pub fn recovery_timeout_or(mut self, limit: Duration) -> Self {
         self.recovery_timeout.get_or_insert(limit);
         self
+    }
+
+    /// # Errors
+    /// `InvalidInput` where the kernel cannot keep the recovery timeout: it counts whole
+    /// seconds, and 500 ms would be none.
+    pub(crate) fn require_valid(&self) -> Result<()> {
+        let Some(limit) = self.recovery_timeout else {
+            return Ok(());
+        };
+        if limit.subsec_nanos() == 0 && i32::try_from(limit.as_secs()).is_ok() {
+            return Ok(());
+        }
+        let message = format!(
+            "a recovery timeout of {limit:?} is refused: the kernel counts whole seconds, at \
+             most {}",
+            i32::MAX
+        );
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
 
     /// Who logs in.
@@ -132,8 +150,9 @@ impl SessionName {
     /// does not use.
     #[must_use]
     pub fn isid(&self) -> Isid {
-        // No name has a blank.
-        let text = format!("{} {} {}", self.initiator, self.target, self.portal);
+        // No name has a blank. Spellings of one name are one session.
+        let (initiator, target) = (self.initiator.to_lowercase(), self.target.to_lowercase());
+        let text = format!("{initiator} {target} {}", self.portal);
         let digest = Sha256::digest(text);
         Isid([0x80, digest[0], digest[1], digest[2], digest[3], digest[4]])
     }
@@ -218,6 +237,34 @@ mod tests {
         assert_eq!(format!("{isid:?}"), "8031b28f8524");
         assert_eq!(name("10.0.0.1:3260").isid(), isid);
         assert_ne!(name("10.0.0.2").isid(), isid);
+        let spelt = SessionName {
+            initiator: "iqn.2026-01.Example:HOST".parse().unwrap(),
+            target: "iqn.2026-01.example:Array".parse().unwrap(),
+            ..name("10.0.0.1")
+        };
+        assert_eq!(spelt.isid(), isid);
+    }
+
+    #[test]
+    fn a_recovery_timeout_is_a_number_of_seconds_that_the_kernel_can_keep() {
+        let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
+        let refused = |limit| {
+            options
+                .clone()
+                .recovery_timeout(limit)
+                .require_valid()
+                .is_err()
+        };
+        let most = Duration::from_secs(i32::MAX.unsigned_abs().into());
+        let second = Duration::from_secs(1);
+        assert!(![Duration::ZERO, second, most].into_iter().any(refused));
+        let none = [
+            Duration::from_millis(500),
+            Duration::from_millis(1500),
+            most + second,
+        ];
+        assert!(none.into_iter().all(refused));
+        assert!(options.require_valid().is_ok());
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl SessionDevice {
                     let dir = class.join(connection);
                     let address = sysfs::read(&dir.join(attributes.0)).ok();
                     let port = sysfs::parse(&dir.join(attributes.1)).ok();
-                    portals.extend(address.zip(port).and_then(portal));
+                    portals.extend(address.zip(port).into_iter().flat_map(portals_at));
                 }
             }
         }
@@ -223,15 +223,14 @@ impl SessionDevice {
 }
 
 /// The kernel prints IPv6 in full without brackets, a daemon may have given it
-/// with them, and with a zone.
-fn portal((address, port): (String, u16)) -> Option<Portal> {
+/// with them. An address with a zone is also found without it.
+fn portals_at((address, port): (String, u16)) -> impl Iterator<Item = Portal> {
     let address = address.trim();
     let bare = address
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
     let bare = bare.unwrap_or(address);
-    let bare = bare
-        .split_once('%')
-        .map_or(bare, |(address, _zone)| address);
-    Portal::new(bare, Some(port))
+    let without_zone = bare.split_once('%').map(|(address, _zone)| address);
+    let portals = [Some(bare), without_zone].map(|host| Portal::new(host?, Some(port)));
+    portals.into_iter().flatten()
 }

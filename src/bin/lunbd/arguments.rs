@@ -15,7 +15,7 @@ use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
     Credentials, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name,
 };
-use lunbd::{DetachTarget, Source};
+use lunbd::{DetachTarget, Error, ErrorKind, Source};
 
 use crate::detach_limit::DetachLimit;
 
@@ -79,6 +79,9 @@ pub(crate) enum Command {
     /// List the iSCSI sessions, whoever made them; with --json all that was agreed
     /// on.
     Sessions,
+    /// Print the name by which this machine logs in to iSCSI targets, as
+    /// /etc/iscsi/initiatorname.iscsi has it.
+    InitiatorName(InitiatorName),
     /// Print kernel and udev events as they come, until interrupted.
     Watch,
     /// Say what this machine lacks, and how to mend it.
@@ -345,8 +348,8 @@ impl Nbd {
 
 #[derive(Debug, Args)]
 pub(crate) struct Heal {
-    /// The device of this source alone; without it every device that was
-    /// attached by its URI.
+    /// The device of this NBD source alone, or the iSCSI sessions of lunbd's that lead to
+    /// this iSCSI source; without it every NBD device that was attached by its URI.
     pub(crate) source: Option<Source>,
 
     /// The id under which the kernel keeps the device; without it the URI.
@@ -370,12 +373,12 @@ pub(crate) struct Heal {
 
     /// Log in again with CHAP, from a file as of `attach --chap-file`, which is read
     /// before each login; without it from the same environment.
-    #[arg(long, value_name = "FILE", requires = "watch", help_heading = "iSCSI")]
+    #[arg(long, value_name = "FILE", help_heading = "iSCSI")]
     chap_file: Option<PathBuf>,
 
     /// Offer the target checksums (CRC32C) where it is not known whether a session had
     /// them: of one that was lost before this command began.
-    #[arg(long, requires = "watch", help_heading = "iSCSI")]
+    #[arg(long, help_heading = "iSCSI")]
     digests: bool,
 
     /// How long to dial servers that are not back: 30s, 5m.
@@ -399,6 +402,16 @@ impl Heal {
         options
     }
 
+    /// What is said of sessions where none are logged in again.
+    pub(crate) fn refuse_without_sessions(&self) -> lunbd::Result<()> {
+        if !self.digests && self.chap_file.is_none() {
+            return Ok(());
+        }
+        let message = "--digests and --chap-file are for iSCSI sessions: name an iSCSI source, or \
+                       give --watch";
+        Err(Error::new(ErrorKind::InvalidInput, message))
+    }
+
     /// How sessions are logged in again.
     pub(crate) fn keep_options(&self) -> KeepOptions {
         let file = self.chap_file.clone();
@@ -408,6 +421,14 @@ impl Heal {
             None => Credentials::from_environment(),
         })
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitiatorName {
+    /// Make a random name first, of the form of open-iscsi's, where there is no such
+    /// file. A file that is there is never changed.
+    #[arg(long)]
+    pub(crate) create: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,16 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use lunbd::id::Portal;
-use lunbd::iscsi::{DiscoveredTarget, DiscoveryOptions, discover};
+use lunbd::iscsi::{Discovered, DiscoveryOptions, discover};
 use lunbd::{Deadline, Result};
-use serde::Serialize;
 
 use crate::{arguments, exit, progress::Progress, table};
-
-#[derive(Serialize)]
-struct Discovered<'a> {
-    targets: &'a [DiscoveredTarget],
-}
 
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
@@ -23,24 +17,26 @@ pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
         options = options.credentials(credentials);
     }
     let progress = Progress::of(&format!("asking {}", what.portal));
-    let targets = discover(&what.portal, &options, deadline)?;
+    let found = discover(&what.portal, &options, deadline)?;
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
-            let targets = &targets;
-            exit::write_json(&mut out, &Discovered { targets })
+            exit::write_json(&mut out, &found)
         } else {
-            write(out, &what.portal, &targets)
+            write(out, &what.portal, &found)
         }
     }))
 }
 
-fn write(out: &mut dyn Write, portal: &Portal, targets: &[DiscoveredTarget]) -> io::Result<()> {
-    if targets.is_empty() {
+fn write(out: &mut dyn Write, portal: &Portal, found: &Discovered) -> io::Result<()> {
+    for record in &found.skipped {
+        writeln!(out, "skipped {record}")?;
+    }
+    if found.targets.is_empty() {
         return writeln!(out, "{portal} shows no targets to this initiator");
     }
     let mut rows = vec![["TARGET", "PORTAL", "GROUP"].map(str::to_owned)];
-    for target in targets {
+    for target in &found.targets {
         rows.extend(target.portals.iter().map(|at| {
             let group = at
                 .group

@@ -6,8 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing, KeepOptions, SessionKeeper};
-use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
+use lunbd::engine::{HealOutcome, Healing, KeepOptions, KeptSession, SessionKeeper};
+use lunbd::{Deadline, Engine, Error, ErrorKind, Result, Source};
 use serde::Serialize;
 
 use crate::{arguments, exit, progress::Progress};
@@ -17,13 +17,24 @@ struct Report<'a> {
     devices: &'a [Healing],
 }
 
-/// Exits with 1 where a device is left that serves no I/O.
+#[derive(Serialize)]
+struct Sessions<'a> {
+    sessions: &'a [KeptSession],
+}
+
+/// Exits with 1 where a device or session is left that serves no I/O.
 pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
         return watch(engine, what.keep_options(), json);
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
+    if let Some(Source::Iscsi(uri)) = &what.source {
+        let sessions = engine.heal_sessions(uri, &what.keep_options(), deadline)?;
+        drop(progress);
+        return Ok(print_sessions(&sessions, json));
+    }
+    what.refuse_without_sessions()?;
     let healings = match &what.source {
         Some(source) => vec![engine.heal_source(source, &what.nbd_options(), deadline)?],
         None => engine.heal(deadline)?,
@@ -45,6 +56,20 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn print_sessions(sessions: &[KeptSession], json: bool) -> ExitCode {
+    let printed = exit::print(|mut out| {
+        if json {
+            return exit::write_json(&mut out, &Sessions { sessions });
+        }
+        sessions.iter().try_for_each(|kept| writeln!(out, "{kept}"))
+    });
+    if sessions.iter().all(|kept| kept.outcome.serves()) {
+        printed
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Runs until it is interrupted or its reader goes away.

@@ -13,6 +13,7 @@ mod doctor;
 mod exit;
 mod generate;
 mod heal;
+mod initiator_name;
 mod list;
 mod progress;
 mod reap;
@@ -52,6 +53,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Man { command } => generate::man(command.as_deref()),
         Command::Discover(what) => discover::run(&what, json),
         Command::Sessions => sessions::run(json),
+        Command::InitiatorName(what) => initiator_name::run(&what, json),
         Command::Attach(what) => attach::run(&start()?, what, json),
         Command::Detach(what) => detach::run(&start()?, what, json),
         Command::Apply(what) => apply::run(start()?, &what, json),

@@ -258,8 +258,12 @@ impl LogInSpec {
 impl AttachRequest {
     /// # Errors
     /// `InvalidInput` where it has what a journal cannot write down for the next
-    /// process: a CHAP secret, or a path from where this one is.
+    /// process: a CHAP secret, or a path from where this one is; and where no session
+    /// can be made as it says.
     pub(crate) fn require_repeatable(&self) -> Result<()> {
+        if let Some(options) = &self.log_in {
+            options.require_valid()?;
+        }
         let proof = self
             .log_in
             .as_ref()

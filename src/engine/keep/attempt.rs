@@ -11,7 +11,7 @@ use crate::engine::lease::Lease;
 use crate::engine::sessions::{after_the_dead, login_lease_of, share};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
-use crate::iscsi::{self, SessionName, SessionOptions, SessionWaker, StandingSession};
+use crate::iscsi::{self, Proven, SessionName, SessionOptions, SessionWaker, StandingSession};
 use crate::kernel::Roots;
 use crate::scsi::Lanes;
 
@@ -68,7 +68,7 @@ impl Attempt {
     }
 
     #[tracing::instrument(name = "recover_session", skip_all, fields(session = %self.session.id()))]
-    fn run(&self, deadline: Deadline) -> Result<Ended> {
+    pub(super) fn run(&self, deadline: Deadline) -> Result<Ended> {
         let (roots, session) = (&self.roots, &self.session);
         let Some(name) = session.name()? else {
             return Ok(Ended::NotOurs);
@@ -81,7 +81,12 @@ impl Attempt {
             return Ok(Ended::NotOurs);
         };
         let _alone = after_the_dead(roots, alone, deadline)?;
-        if self.leaves && !self.is_lost()? {
+        let is_lost = self.is_lost()?;
+        if !is_lost && !self.leaves {
+            return Ok(Ended::NotOurs);
+        }
+        let options = options?;
+        if !is_lost {
             let Some(_right) = self.share(deadline)? else {
                 return Ok(Ended::NotOurs);
             };
@@ -90,7 +95,6 @@ impl Attempt {
         if !self.is_lost()? {
             return Ok(Ended::NotOurs);
         }
-        let options = options?;
         // Nobody who ends the session has to wait for the target.
         let halt = || {
             let _right = self.share_of_lost(deadline)?;
@@ -113,6 +117,10 @@ impl Attempt {
             Some(ask) => ask(name)?,
             None => None,
         };
+        let had = self.session.proven()?;
+        if Proven::with(credentials.as_ref()) < had {
+            return Err(iscsi::unproven(&self.session, had));
+        }
         Ok(match credentials {
             Some(credentials) => options.credentials(credentials),
             None => options,

@@ -17,7 +17,7 @@ use crate::id::{Iqn, Portal, SessionId};
 pub enum KeepOutcome {
     /// It was logged in again here, and its devices run.
     Recovered,
-    /// It serves I/O again, by another process's doing.
+    /// It serves I/O, by no doing of this process.
     Healthy,
     /// It was not had back yet, and I/O waits. Said of the first try, and again when
     /// another kind of failure is met; it is tried on.
@@ -62,7 +62,7 @@ pub struct KeptSession {
         )
     )]
     pub budget_left: Option<Duration>,
-    /// How often its target was dialled.
+    /// How often a login again was begun.
     pub tries: u32,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for KeptSession {
         f.write_str(": ")?;
         match &self.outcome {
             KeepOutcome::Recovered => f.write_str("logged in again"),
-            KeepOutcome::Healthy => f.write_str("serves again"),
+            KeepOutcome::Healthy => f.write_str("serves"),
             KeepOutcome::Failed(error) => write!(f, "lost: {error:#}"),
             KeepOutcome::BudgetSpent => f.write_str("NOT had back in time: I/O fails until it is"),
             KeepOutcome::Gone => f.write_str("gone"),

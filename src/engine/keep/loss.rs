@@ -26,13 +26,36 @@ pub(super) struct Loss {
     /// Nothing is done before, whatever is heard.
     not_before: Instant,
     between_looks: Backoff,
-    between_tries: Backoff,
+    between_tries: Pauses,
     tries: u32,
     /// What was said of it.
     failure: Option<ErrorKind>,
     said_spent: bool,
     /// The target asks for it.
     leaves: bool,
+}
+
+/// Between tries: they grow, and may become longer ones for good.
+#[derive(Debug)]
+struct Pauses {
+    backoff: Backoff,
+    is_slow: bool,
+}
+
+impl Pauses {
+    fn quick() -> Self {
+        Self {
+            backoff: Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
+            is_slow: false,
+        }
+    }
+
+    fn slow_down(&mut self) {
+        if !self.is_slow {
+            self.backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(15));
+            self.is_slow = true;
+        }
+    }
 }
 
 impl Loss {
@@ -46,7 +69,7 @@ impl Loss {
             overdue: None,
             not_before: now,
             between_looks: Backoff::new(Duration::from_millis(5), Duration::from_millis(250)),
-            between_tries: Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
+            between_tries: Pauses::quick(),
             tries: 0,
             failure: None,
             said_spent: false,
@@ -139,7 +162,7 @@ impl Loss {
     pub(super) fn end(&mut self, now: Instant) {
         self.leaves = false;
         self.overdue = None;
-        self.due = Some(now + jittered(self.between_tries.pause()));
+        self.due = Some(now + jittered(self.between_tries.backoff.pause()));
     }
 
     /// Whether a failure of this kind is to be told.
@@ -149,10 +172,14 @@ impl Loss {
 
     /// I/O fails by now, so nothing is lost any more by a little more patience.
     pub(super) fn is_first_to_say_spent(&mut self) -> bool {
-        if !self.said_spent {
-            self.between_tries = Backoff::new(Duration::from_secs(1), Duration::from_secs(15));
-        }
+        self.between_tries.slow_down();
         !std::mem::replace(&mut self.said_spent, true)
+    }
+
+    /// The target refuses us, or nothing proves it: that takes another secret, and a try
+    /// soon is of no use.
+    pub(super) fn is_refused(&mut self) {
+        self.between_tries.slow_down();
     }
 }
 

@@ -67,6 +67,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
                 exp_stat_sn: wire.exp_stat_sn,
                 group: agreed.group,
                 alias: agreed.alias,
+                proven: agreed.proven,
                 parameters: agreed.parameters,
             };
             wire.enter(

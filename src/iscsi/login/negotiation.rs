@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use super::parameters::{NORMAL, Parameters};
 use super::{LoginOptions, SessionKind, broken};
 use crate::error::{Error, ErrorKind, Result};
-use crate::iscsi::PEER;
 use crate::iscsi::chap::{Conversation, Credentials};
 use crate::iscsi::pdu::{LoginResponse, LoginStage};
 use crate::iscsi::text::{Answer, Gathered, Pair, Text, pairs};
+use crate::iscsi::{PEER, Proven};
 
 /// More than a target has to say in a whole login. As many answers of ours, and
 /// what we offer, fit into one PDU.
@@ -31,6 +31,7 @@ pub(super) struct Agreed {
     pub(super) parameters: Parameters,
     pub(super) group: Option<u16>,
     pub(super) alias: Option<String>,
+    pub(super) proven: Proven,
 }
 
 pub(super) struct Negotiation<'a> {
@@ -168,6 +169,7 @@ impl<'a> Negotiation<'a> {
             Security::Chap(conversation) => {
                 conversation.take(&chap)?;
                 if conversation.is_done() {
+                    self.agreed.proven = Proven::with(self.options.credentials.as_ref());
                     self.security = Security::Settled;
                 }
             }

@@ -182,9 +182,11 @@ impl Parameters {
         Ok(true)
     }
 
-    /// What holds together, at the end.
+    /// What holds together, at the end. Where nothing is sent unasked,
+    /// `FirstBurstLength` is irrelevant (RFC 7143, 13.14).
     pub(super) fn check(&self) -> Result<()> {
-        if self.first_burst_length > self.max_burst_length {
+        let is_sent_unasked = !self.initial_r2t || self.immediate_data;
+        if is_sent_unasked && self.first_burst_length > self.max_burst_length {
             let expected = format!("at most MaxBurstLength, {}", self.max_burst_length);
             let found = self.first_burst_length;
             return Err(super::broken("FirstBurstLength", found, &expected));
@@ -263,6 +265,20 @@ mod tests {
             ..Parameters::default()
         };
         assert_eq!(settled(&offer, answers).unwrap(), expected);
+    }
+
+    #[test]
+    fn bursts_are_compared_only_where_data_is_sent_unasked() {
+        let offer = Parameters::offer();
+        for (answers, is_relevant) in [
+            ("InitialR2T=Yes\0ImmediateData=No\0", false),
+            ("InitialR2T=Yes\0ImmediateData=Yes\0", true),
+            ("InitialR2T=No\0ImmediateData=No\0", true),
+        ] {
+            let small = "MaxBurstLength=8192\0FirstBurstLength=Irrelevant\0";
+            let settled = settled(&offer, format!("{answers}{small}").as_bytes());
+            assert_eq!(settled.is_err(), is_relevant, "{settled:?}");
+        }
     }
 
     #[test]

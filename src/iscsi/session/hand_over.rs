@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// the deadline stands then, as a session of ours.
 ///
 /// # Errors
+/// `InvalidInput` for a recovery timeout that is no whole number of seconds;
 /// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
 /// closed the connection meanwhile; `InUse` where another makes a session all the
 /// time; `TimedOut` at stage `session`.
@@ -41,6 +42,7 @@ pub fn hand_over(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<KernelSession> {
+    options.require_valid()?;
     let recovery = options.recovery_timeout.unwrap_or(RECOVERY);
     let settings = Settings::of(name, &connection, Some(recovery));
     let (roots, what) = (

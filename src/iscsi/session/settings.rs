@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::login::Connection;
 use super::SessionName;
 use crate::error::Result;
-use crate::id::{PortalHost, SessionId};
+use crate::id::SessionId;
 use crate::kernel::iscsi_netlink::{Control, Param};
 
 /// What a session's interface is called: the kernel keeps it with the session,
@@ -21,7 +21,8 @@ pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
 impl Settings {
     /// All that was negotiated (RFC 7143, 13), the names, and times as iscsid
     /// has them; without `recovery` the session keeps its own. No user's name and
-    /// no secret: sysfs would show them.
+    /// no secret: sysfs would show them. In the place of the target's user name is the
+    /// [mark](super::super::Proven::mark) of how the sides proved themselves.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,
@@ -29,18 +30,17 @@ impl Settings {
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
-        let host = match name.portal.host() {
-            PortalHost::Ip(address) => address.to_string(),
-            PortalHost::Name(name) => name.clone(),
-        };
-        let mut all = vec![
-            // First, so that one that has any of its names shows that it is ours.
-            (Param::InterfaceName, INTERFACE.to_owned()),
+        // First, so that one that has any of its names shows that it is ours, and how
+        // its sides proved themselves.
+        let mut all = vec![(Param::InterfaceName, INTERFACE.to_owned())];
+        let mark = connection.session.proven.mark();
+        all.extend(mark.map(|mark| (Param::UsernameIn, mark.to_owned())));
+        all.extend([
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),
             // The portal that was asked: a redirect is a matter of one login. udev
             // makes the names below by-path of it.
-            (Param::PersistentAddress, host),
+            (Param::PersistentAddress, name.portal.host().to_string()),
             (Param::PersistentPort, name.portal.port().to_string()),
             (Param::HeaderDigest, flag(agreed.header_digest)),
             (Param::DataDigest, flag(agreed.data_digest)),
@@ -74,7 +74,7 @@ impl Settings {
             // A link that is silent for ten seconds is lost.
             (Param::PingTimeout, "5".to_owned()),
             (Param::ReceiveTimeout, "5".to_owned()),
-        ];
+        ]);
         all.extend(recovery.map(|limit| (Param::RecoveryTimeout, limit.as_secs().to_string())));
         let group = connection.session.group;
         all.extend(group.map(|tag| (Param::PortalGroup, tag.to_string())));

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::super::Proven;
 use super::SessionName;
 use super::settings::INTERFACE;
 use crate::error::{Error, Result};
@@ -308,6 +309,17 @@ impl StandingSession {
         let seconds = self.attribute("recovery_tmo")?;
         let seconds = seconds.and_then(|seconds| seconds.parse().ok());
         Ok(seconds.map(Duration::from_secs))
+    }
+
+    /// How its sides proved themselves at the login that made it or at a later one, as
+    /// lunbd marked it in `username_in`. `Nothing` of a session of another program, and
+    /// of one that a release of lunbd without marks made.
+    ///
+    /// # Errors
+    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    pub fn proven(&self) -> Result<Proven> {
+        let mark = self.attribute("username_in")?;
+        Ok(Proven::of_mark(mark.as_deref()))
     }
 
     /// Whether it has checksums over headers and over data; the kernel forgets it

@@ -158,6 +158,10 @@ fn what_a_file_must_not_say_is_refused_by_name() {
             "volume a: the path of a file of CHAP secrets is to begin at the root",
         ),
         (
+            logs_in(&json!({ "recovery_timeout": "500ms" })),
+            "a recovery timeout of 500ms is refused",
+        ),
+        (
             json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),
             "printable",
         ),
@@ -184,6 +188,13 @@ fn two_volumes_that_claim_one_thing_are_refused_with_both_names() {
         (
             [unit("one", "scsi:0:0:0:1"), unit("two", "scsi:0:0:0:2")],
             "unit naa.5000c500a1b2c3d4",
+        ),
+        (
+            [
+                nbd("one", "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:Array/1"),
+                nbd("two", "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1"),
+            ],
+            "source iscsi://10.0.0.1:3260/iqn.2003-01.org.lunbd:array/1",
         ),
     ];
     for (volumes, what) in cases {

@@ -78,6 +78,11 @@ impl IscsiTarget {
         }
     }
 
+    /// Lets everybody in again.
+    pub fn ask_for_no_chap(&self) {
+        lio::write(&self.group.join("attrib/authentication"), "0");
+    }
+
     /// How many sessions it has.
     #[must_use]
     pub fn sessions(&self) -> usize {

@@ -25,7 +25,13 @@ impl Keeping {
     /// nobody knows its digests. What it sees is printed too.
     #[must_use]
     pub fn start(engine: &Engine) -> Self {
-        let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+        Self::start_with(engine, KeepOptions::new())
+    }
+
+    /// The same with more to log in with.
+    #[must_use]
+    pub fn start_with(engine: &Engine, options: KeepOptions) -> Self {
+        let mut keeper = engine.keep_sessions(options).unwrap();
         let seen = keeper.next(Deadline::after(Duration::ZERO)).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let news = Arc::new(Mutex::new(seen));

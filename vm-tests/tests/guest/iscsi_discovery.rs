@@ -26,7 +26,8 @@ fn ask(portal: &str, credentials: Option<Credentials>) -> Result<Vec<DiscoveredT
     if let Some(credentials) = credentials {
         options = options.credentials(credentials);
     }
-    discover(&portal.parse().unwrap(), &options, Deadline::after(LIMIT))
+    let found = discover(&portal.parse().unwrap(), &options, Deadline::after(LIMIT))?;
+    Ok(found.targets)
 }
 
 fn one_way(secret: &str) -> Credentials {

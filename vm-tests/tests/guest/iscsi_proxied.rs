@@ -45,6 +45,27 @@ fn detach(engine: &Engine, portal: &str, session: u32) {
 }
 
 #[test]
+fn a_link_local_portal_is_logged_in_to_and_found_again_by_its_interface() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let _target = IscsiTarget::serve(IQN, &[1], 16 * MIB);
+    guest::run(&["ip", "address", "add", "fe80::9/64", "dev", "lo", "nodad"]);
+    // The loopback interface is the first of each machine.
+    let proxy = IscsiProxy::start("[fe80::9%1]:3260", PORTALS[0]);
+    let portal = "[fe80::9%lo]";
+    let attachment = attach(&engine, portal, options());
+    let session = session_of(&attachment);
+    assert_eq!(attribute(session, "persistent_address"), "fe80::9%lo");
+    first_block(&attachment.node).unwrap();
+    let again = attach(&engine, portal, options());
+    assert_eq!((session_of(&again), again.changed), (session, false));
+    detach(&engine, portal, session);
+    drop(proxy);
+    guest::run(&["ip", "address", "delete", "fe80::9/64", "dev", "lo"]);
+    nothing_is_left();
+}
+
+#[test]
 fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
     speaks_by_itself::<IscsiTarget>();
 }

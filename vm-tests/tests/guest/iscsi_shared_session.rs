@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use lunbd::engine::StageObserver;
 use lunbd::error::Stage;
-use lunbd::iscsi::SessionOptions;
-use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, Source};
+use lunbd::iscsi::{SessionName, SessionOptions, connect, hand_over};
+use lunbd::{
+    AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Roots, Source,
+};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, session_of, soon, writes_and_reads};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
@@ -228,6 +230,46 @@ fn a_session_can_be_kept_and_the_next_attach_uses_it() {
     let plain = AttachRequest::new(source(&target, &[0], 1));
     assert_eq!(session_of(&engine.attach(&plain, soon()).unwrap()), session);
     assert_eq!(detach(&engine, source(&target, &[0], 1)), [session]);
+    nothing_is_left();
+}
+
+/// As another process leaves one that is killed before it scans.
+fn a_session_without_devices(portal: usize) -> u32 {
+    let name = SessionName {
+        initiator: INITIATOR.parse().unwrap(),
+        target: IQN.parse().unwrap(),
+        portal: PORTALS[portal].parse().unwrap(),
+    };
+    let connection = connect(&name, &options(), soon()).unwrap();
+    let roots = Roots::default();
+    let session = hand_over(&roots, &name, connection, &options(), soon()).unwrap();
+    session.id.0
+}
+
+#[test]
+fn an_attach_that_fails_ends_the_session_without_devices_that_it_shared() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], MIB);
+    a_session_without_devices(0);
+    let no_such_unit = request(&target, &[0], 9);
+    let error = engine.attach(&no_such_unit, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    nothing_is_left();
+}
+
+#[test]
+fn a_detach_by_node_ends_the_session_of_the_same_target_that_has_no_devices() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], MIB);
+    let attachment = engine.attach(&request(&target, &[0], 1), soon()).unwrap();
+    let idle = a_session_without_devices(1);
+    let node = DetachTarget::Device(attachment.node.clone());
+    let detachment = engine.detach(node, soon()).unwrap();
+    let mut ended: Vec<u32> = detachment.logged_out.iter().map(|id| id.0).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [session_of(&attachment), idle]);
     nothing_is_left();
 }
 

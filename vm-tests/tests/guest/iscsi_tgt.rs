@@ -58,7 +58,7 @@ fn a_unit_is_found_logged_in_to_used_and_left_with_digests_and_without() {
         let target = Tgt::start("0", portal, IQN, BYTES);
         let ask = DiscoveryOptions::new(INITIATOR.parse().unwrap());
         let found = discover(&portal.parse().unwrap(), &ask, Deadline::after(LIMIT)).unwrap();
-        let [only] = &found[..] else {
+        let [only] = &found.targets[..] else {
             panic!("{found:?}");
         };
         assert_eq!(only.iqn.as_str(), IQN);

@@ -1,0 +1,80 @@
+//! A machine without open-iscsi and without a process that keeps sessions.
+
+use std::fs;
+use std::process::Output;
+
+use lunbd::iscsi::INITIATOR_NAME_FILE;
+use vm_tests::guest;
+use vm_tests::guest::iscsi_target::IscsiTarget;
+use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
+use vm_tests::guest::iscsid::the_only_session;
+use vm_tests::guest::served::Served;
+use vm_tests::guest::writer::first_block;
+
+const IQN: &str = "iqn.2026-01.example:once";
+
+fn said(output: &Output) -> String {
+    let both = [&*output.stdout, &*output.stderr].concat();
+    String::from_utf8(both).unwrap()
+}
+
+#[test]
+fn without_an_initiator_name_each_command_says_how_to_make_one_and_then_a_login_has_it() {
+    iscsi_tcp::prepare();
+    fs::remove_file(INITIATOR_NAME_FILE).unwrap();
+    let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
+    let uri = target.uri(&[0], 1);
+    let attach = || guest::lunbd(&["attach", &uri, "--log-in"]);
+    for refused in [attach(), guest::lunbd(&["doctor"])] {
+        let text = said(&refused);
+        assert!(text.contains("lunbd initiator-name --create"), "{text}");
+    }
+    let made = guest::lunbd(&["initiator-name", "--create"]);
+    let name = said(&made).trim().to_owned();
+    assert!(name.starts_with("iqn.2016-04.com.open-iscsi:"), "{name}");
+    assert!(said(&guest::lunbd(&["doctor"])).contains(&name));
+    let attached = attach();
+    assert!(attached.status.success(), "{}", said(&attached));
+    assert_eq!(attribute(the_only_session().id, "initiatorname"), name);
+    let again = guest::lunbd(&["initiator-name", "--create"]);
+    assert_eq!(said(&again).trim(), name);
+    let detached = guest::lunbd(&["detach", &uri]);
+    assert!(detached.status.success(), "{}", said(&detached));
+    nothing_is_left();
+}
+
+#[test]
+fn a_lost_session_that_nobody_keeps_is_logged_in_again_once_by_heal() {
+    iscsi_tcp::prepare();
+    let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
+    let uri = target.uri(&[0], 1);
+    let attached = guest::lunbd(&["attach", &uri, "--log-in", "--json"]);
+    let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
+    let node = attached["node"].as_str().unwrap();
+    let session = the_only_session();
+    let heal = |uri: &str| {
+        let healed = guest::lunbd(&["heal", uri, "--timeout", "5s"]);
+        (healed.status.code(), said(&healed))
+    };
+    let (code, text) = heal(&uri);
+    assert!(code == Some(0) && text.contains("serves"), "{text}");
+    target.portal_down(0);
+    let (code, text) = heal(&uri);
+    assert!(code == Some(1) && text.contains("lost"), "{text}");
+    target.portal_up(0);
+    let (code, text) = heal(&uri);
+    assert!(
+        code == Some(0) && text.contains("logged in again"),
+        "{text}"
+    );
+    assert_eq!(session.state(), "LOGGED_IN");
+    first_block(node.as_ref()).unwrap();
+    let (code, text) = heal(&target.uri(&[1], 1));
+    assert!(
+        code == Some(3) && text.contains("attach --log-in"),
+        "{text}"
+    );
+    let detached = guest::lunbd(&["detach", &uri]);
+    assert!(detached.status.success(), "{}", said(&detached));
+    nothing_is_left();
+}

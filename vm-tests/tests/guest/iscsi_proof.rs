@@ -1,0 +1,64 @@
+//! Sessions that were made under CHAP, and keepers that have no credentials.
+
+use lunbd::engine::{KeepOptions, KeepOutcome};
+use lunbd::iscsi::{Credentials, Secret, SessionOptions};
+use lunbd::{AttachRequest, ErrorKind, Source};
+use vm_tests::guest::agent::{engine, session_of, soon};
+use vm_tests::guest::iscsi_target::IscsiTarget;
+use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
+use vm_tests::guest::iscsid::INITIATOR;
+use vm_tests::guest::keeping::Keeping;
+use vm_tests::guest::served::Served;
+use vm_tests::guest::writer::Writer;
+
+const IQN: &str = "iqn.2026-01.example:proof";
+const USER: (&str, &str) = ("keeper", "what-the-keeper-knows");
+const TARGET: (&str, &str) = ("array", "what-the-array-knows");
+
+fn credentials() -> Credentials {
+    let [own, targets] = [USER.1, TARGET.1].map(|secret| Secret::new(secret).unwrap());
+    let one_way = Credentials::new(USER.0, own).unwrap();
+    one_way.mutual(Some(TARGET.0.to_owned()), targets).unwrap()
+}
+
+#[test]
+fn a_session_made_under_mutual_chap_is_not_resumed_without_proof_and_is_with_it() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], 16 << 20);
+    target.ask_for_chap(USER, Some(TARGET));
+    let source: Source = target.uri(&[0], 1).parse().unwrap();
+    let options = SessionOptions::new(INITIATOR.parse().unwrap()).credentials(credentials());
+    let request = AttachRequest::new(source.clone()).log_in(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let session = session_of(&attachment);
+    let mark = attribute(session, "username_in");
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+
+    // An impostor asks for no proof and takes everybody's writes.
+    target.ask_for_no_chap();
+    let keeping = Keeping::start(&engine);
+    target.cut(0);
+    keeping.wait_until("a word of the session", |kept| match &kept.outcome {
+        KeepOutcome::Recovered => true,
+        KeepOutcome::Failed(error) => error.kind() == ErrorKind::NotPermitted,
+        _ => false,
+    });
+    for kept in keeping.end() {
+        assert!(!matches!(kept.outcome, KeepOutcome::Recovered), "{kept}");
+    }
+    assert_ne!(attribute(session, "state"), "LOGGED_IN");
+
+    target.ask_for_chap(USER, Some(TARGET));
+    let with_proof = KeepOptions::new().credentials(|_| Ok(Some(credentials())));
+    let keeping = Keeping::start_with(&engine, with_proof);
+    keeping.wait_until_recovered(1);
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    assert_eq!(attribute(session, "username_in"), mark);
+    let detachment = engine.detach(source, soon()).unwrap();
+    assert_eq!(detachment.logged_out.len(), 1, "{detachment:?}");
+    nothing_is_left();
+}
