@@ -11,6 +11,7 @@ const ROOMS: &[(&str, Floor)] = &[
     ("error", Floor::Values),
     ("id", Floor::Values),
     ("deadline", Floor::Values),
+    ("guide", Floor::Values),
     ("kernel", Floor::Doors),
     ("uevent", Floor::Doors),
     ("scsi", Floor::Domains),
