@@ -44,9 +44,10 @@ pub(super) use looked::Looked;
 pub use not_looked_at::NotLookedAt;
 
 impl Engine {
-    /// The users of each of these disks, with its partitions, in their order. Nothing
-    /// that is read is asked of a file server; where one holds the look up all the
-    /// same, the caller goes on at its deadline.
+    /// The users of each of these disks, with its partitions, in their order. What backs
+    /// a loop device or a volume of a target may be a file server's: where that does not
+    /// answer in time, it is not looked at. Where another look waits for a file server,
+    /// the caller goes on at its deadline.
     ///
     /// # Errors
     /// `TimedOut` at stage `claim`; `Io` and `NotPermitted` where sysfs or `/proc`
@@ -63,7 +64,7 @@ impl Engine {
         let roots = self.roots().clone();
         let last_seen = || "a file system that does not answer, below what is open".to_owned();
         worker::run(Stage::Claim, &what, deadline, last_seen, move || {
-            look::read(&roots, &disks, extent)
+            look::read(&roots, &disks, extent, deadline)
         })
     }
 
@@ -76,7 +77,7 @@ impl Engine {
         let what = "who uses disks to be read";
         let last_seen = || "a file system that does not answer".to_owned();
         worker::run(Stage::Claim, what, deadline, last_seen, move || {
-            look::read_blind_spots(&roots)
+            look::read_blind_spots(&roots, deadline)
         })
     }
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use nix::libc;
 
 use super::file_servers::FileServers;
-use super::{Roots, sysfs};
+use super::{Roots, file_server_looks, sysfs};
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 
@@ -22,7 +23,8 @@ pub(crate) struct Exports {
 }
 
 /// The volumes of targets that are on one of `devices`. A volume whose path is on a
-/// file server is passed over.
+/// file server is passed over, and one whose path leads through a server that does not
+/// answer is unseen.
 ///
 /// A `fileio` volume, a `pscsi` volume and a namespace of `nvmet` are known by the path
 /// that they were configured with. Where a link in that path leads elsewhere now, what
@@ -31,15 +33,17 @@ pub(crate) fn read_exports(
     roots: &Roots,
     devices: &[DevNo],
     servers: &FileServers,
+    deadline: Deadline,
 ) -> Result<Exports> {
     let mut exports = Exports::default();
     let configfs = roots.sysfs.join("kernel/config");
     let lookup = |path: &str| {
-        let path = Path::new(path.trim());
-        if !path.is_absolute() || servers.have(path) {
+        let path = PathBuf::from(path.trim());
+        if !path.is_absolute() || servers.have(&path) {
             return Device::NotHere;
         }
-        match roots.devices.number_at(path) {
+        let (name, devices) = (path.display().to_string(), roots.devices.clone());
+        match file_server_looks::look(name, deadline, move || devices.number_at(&path)) {
             Ok(number) => number.map_or(Device::NotHere, Device::Is),
             Err(_) => Device::Unknown,
         }
@@ -182,6 +186,11 @@ mod tests {
 
     const SDA: DevNo = DevNo { major: 8, minor: 0 };
 
+    fn read(roots: &Roots) -> Result<Exports> {
+        let soon = Deadline::after(std::time::Duration::from_secs(600));
+        read_exports(roots, &[SDA], &FileServers::default(), soon)
+    }
+
     #[test]
     fn each_kind_of_target_is_known_by_its_device() {
         let (_root, roots) = machine();
@@ -201,7 +210,7 @@ mod tests {
             put(nvmet.join(number).join("enable"), enabled);
             put(nvmet.join(number).join("device_path"), "/dev/sda\n");
         }
-        let exports = read_exports(&roots, &[SDA], &FileServers::default()).unwrap();
+        let exports = read(&roots).unwrap();
         let names: Vec<_> = exports.found.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["fileio_1/b", "iblock_0/a", "pscsi_2/c", "nqn/1"]);
         assert!(exports.unseen.is_empty());
@@ -228,7 +237,7 @@ mod tests {
             put(nvmet.join(number).join("enable"), enabled);
             put(nvmet.join(number).join("device_path"), "/none/there\n");
         }
-        let exports = read_exports(&roots, &[SDA], &FileServers::default()).unwrap();
+        let exports = read(&roots).unwrap();
         assert!(exports.found.is_empty() && exports.unseen.is_empty());
         let unseen = ["fileio_0/gone", "fileio_1/odd", "pscsi_0/gone", "nqn/1"];
         assert_eq!(exports.unseen_volumes, unseen);
@@ -237,10 +246,10 @@ mod tests {
     #[test]
     fn a_target_that_is_loaded_and_has_no_configuration_here_is_unseen() {
         let (_root, roots) = machine();
-        let none = read_exports(&roots, &[SDA], &FileServers::default()).unwrap();
+        let none = read(&roots).unwrap();
         assert!(none.found.is_empty() && none.unseen.is_empty());
         fs::create_dir_all(roots.sysfs.join("module/target_core_mod")).unwrap();
-        let hidden = read_exports(&roots, &[SDA], &FileServers::default()).unwrap();
+        let hidden = read(&roots).unwrap();
         assert_eq!(hidden.unseen, ["target_core_mod"]);
     }
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::file_servers::FileServers;
-use super::{Roots, sysfs};
+use super::{Roots, file_server_looks, sysfs};
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 
@@ -19,10 +20,16 @@ pub(crate) struct Loops {
 /// The loop devices that one of `devices` backs. sysfs shows a path alone, which
 /// means what its user saw there; so the kernel is asked for the device's number.
 ///
-/// **May block** while a server whose file backs one does not answer: call it on a
-/// worker. One whose path is on such a file system is passed over, since a file there
-/// is no disk of this machine.
-pub(crate) fn read_loops(roots: &Roots, devices: &[DevNo], servers: &FileServers) -> Result<Loops> {
+/// One whose path is on a file server is passed over, since a file there is no disk of
+/// this machine. Where the path does not show that (its mount is in another mount
+/// namespace, or was detached with `umount --lazy`) and the server does not answer, the
+/// device is unseen.
+pub(crate) fn read_loops(
+    roots: &Roots,
+    devices: &[DevNo],
+    servers: &FileServers,
+    deadline: Deadline,
+) -> Result<Loops> {
     let mut loops = Loops::default();
     for name in sysfs::names(&roots.sysfs.join("block"))? {
         if !name.starts_with("loop") {
@@ -33,11 +40,15 @@ pub(crate) fn read_loops(roots: &Roots, devices: &[DevNo], servers: &FileServers
         let Some(path) = sysfs::read_if_there(&file)? else {
             continue;
         };
-        let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path));
-        if servers.have(path) {
+        let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path)).to_owned();
+        if servers.have(&path) {
             continue;
         }
-        match backing(roots, &name, path) {
+        let node = roots.dev.join(&name);
+        let what = format!("{} of {}", path.display(), node.display());
+        let owned = roots.clone();
+        let found = file_server_looks::look(what, deadline, move || backing(&owned, &node, &path));
+        match found {
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
             Err(error) => {
@@ -51,8 +62,8 @@ pub(crate) fn read_loops(roots: &Roots, devices: &[DevNo], servers: &FileServers
 
 /// What backs it; `None` where that is a file, or nothing any more. Where the node is
 /// not there or may not be opened, as in a container, the path has to do.
-fn backing(roots: &Roots, name: &str, path: &Path) -> std::io::Result<Option<DevNo>> {
-    match roots.devices.loop_backing(&roots.dev.join(name)) {
+fn backing(roots: &Roots, node: &Path, path: &Path) -> std::io::Result<Option<DevNo>> {
+    match roots.devices.loop_backing(node) {
         Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => Ok(None),
         Err(_) => roots.devices.number_at(path),
         found => found,
@@ -95,7 +106,8 @@ mod tests {
         fs::create_dir_all(roots.sysfs.join("block/loop4")).unwrap();
         let mounts = [("nfs4", PathBuf::from("/srv/nfs"))];
         let servers = FileServers::among(mounts.into_iter());
-        let loops = read_loops(&roots, &[SDA], &servers).unwrap();
+        let soon = Deadline::after(std::time::Duration::from_secs(600));
+        let loops = read_loops(&roots, &[SDA], &servers, soon).unwrap();
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
         // Its node is missing, and its path leads nowhere.
         assert_eq!(loops.unseen, ["loop3"]);

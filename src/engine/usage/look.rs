@@ -1,6 +1,7 @@
 //! The look for users: everything that is read, and nothing that is decided.
 
 use super::{Holder, NotLookedAt, not_looked_at};
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;
@@ -27,13 +28,18 @@ pub(in crate::engine) struct Users {
 
 /// Reads the users of each of these disks, with its partitions, in their order.
 /// **May block** while a file server does not answer: call it on a worker.
-pub(super) fn read(roots: &Roots, disks: &[BlockDevice], extent: Extent) -> Result<Vec<Users>> {
+pub(super) fn read(
+    roots: &Roots,
+    disks: &[BlockDevice],
+    extent: Extent,
+    deadline: Deadline,
+) -> Result<Vec<Users>> {
     let mut look = Look::at(disks)?;
     if extent == Extent::All {
         look.read_exclusive(roots)?;
     }
     look.read_processes(roots)?;
-    look.read_without_process(roots)?;
+    look.read_without_process(roots, deadline)?;
     let not_looked_at = look.not_looked_at;
     let of_one = |found| Users {
         found,
@@ -43,10 +49,10 @@ pub(super) fn read(roots: &Roots, disks: &[BlockDevice], extent: Extent) -> Resu
 }
 
 /// The places that cannot be looked at, whatever the disk.
-pub(super) fn read_blind_spots(roots: &Roots) -> Result<Vec<NotLookedAt>> {
+pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
     let mut look = Look::at(&[])?;
     look.read_processes(roots)?;
-    look.read_without_process(roots)?;
+    look.read_without_process(roots, deadline)?;
     Ok(look.not_looked_at)
 }
 
@@ -154,17 +160,17 @@ impl Look {
     }
 
     /// Those that the kernel itself opened: they are in no process.
-    fn read_without_process(&mut self, roots: &Roots) -> Result<()> {
+    fn read_without_process(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
         // A process without mounts has no file servers either.
         let servers = mounts::read_file_servers(roots).unwrap_or_default();
-        let loops = loops::read_loops(roots, &self.numbers, &servers)?;
+        let loops = loops::read_loops(roots, &self.numbers, &servers, deadline)?;
         for (device, backing) in loops.found {
             self.add(backing, &Holder::Loop { device });
         }
         let unseen = loops.unseen.into_iter();
         let unseen = unseen.map(|device| NotLookedAt::LoopDevice { device });
         self.not_looked_at.extend(unseen);
-        let exports = exports::read_exports(roots, &self.numbers, &servers)?;
+        let exports = exports::read_exports(roots, &self.numbers, &servers, deadline)?;
         for (volume, device) in exports.found {
             self.add(device, &Holder::Export { volume });
         }

@@ -53,15 +53,19 @@ impl fmt::Display for NotLookedAt {
             Self::UnreadableProcesses { count } => {
                 write!(f, "the open files of {count} processes (not permitted)")
             }
-            Self::LoopDevice { device } => write!(f, "what backs {device} (its node is missing)"),
+            Self::LoopDevice { device } => write!(
+                f,
+                "what backs {device} (its node is missing, or a file server that has its file \
+                 does not answer)"
+            ),
             Self::Target { module } => write!(
                 f,
                 "volumes of the kernel's target {module} (configfs is not mounted here)"
             ),
             Self::TargetVolume { volume } => write!(
                 f,
-                "what the kernel's target exports as {volume} (its path leads nowhere here, or \
-                 may not be read)"
+                "what the kernel's target exports as {volume} (its path leads nowhere here, may \
+                 not be read, or leads through a file server that does not answer)"
             ),
         }
     }

@@ -206,14 +206,25 @@ impl Drop for Elsewhere {
     }
 }
 
-struct LoopDevice(PathBuf);
+/// A loop device, until it is dropped.
+#[derive(Debug)]
+pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    fn on(node: &Path) -> Self {
+    /// Makes one whose backing is this device or file.
+    #[must_use]
+    pub fn on(node: &Path) -> Self {
         super::need_module("loop");
         let node = node.display().to_string();
         let device = super::run(&["losetup", "--find", "--show", &node]);
         Self(PathBuf::from(device.trim()))
+    }
+
+    /// Its name: `loop0`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.0.file_name().expect("a name");
+        name.to_string_lossy().into_owned()
     }
 }
 
@@ -223,8 +234,7 @@ impl Drop for LoopDevice {
             .arg("--detach")
             .arg(&self.0)
             .status();
-        let name = self.0.file_name().expect("a name").to_string_lossy();
-        let bound = Path::new("/sys/block").join(&*name).join("loop");
+        let bound = Path::new("/sys/block").join(self.name()).join("loop");
         super::wait_until("the loop device to be free", LIMIT, || {
             (!bound.exists()).then_some(())
         });

@@ -1,18 +1,34 @@
-//! A FUSE file system whose daemon opens its root directory and then answers nothing,
-//! as one that hangs.
+//! A FUSE file system with one file, whose daemon hangs: it opens the root directory and
+//! answers nothing else.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// `include/uapi/linux/fuse.h`.
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
+const RELEASEDIR: u32 = 29;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+
+/// The number of the file, whatever the name by which it is looked up.
+const FILE: u64 = 2;
+const FILE_BYTES: u64 = 1 << 20;
 
 /// Mounted at [`StuckFuse::path`]; dropping it unmounts it and ends every call that
 /// waits for it.
@@ -20,12 +36,21 @@ const OPENDIR: u32 = 27;
 pub struct StuckFuse {
     path: PathBuf,
     connection: PathBuf,
+    hangs: Arc<AtomicBool>,
 }
 
 impl StuckFuse {
-    /// Mounts it at `path`, which is made.
+    /// Mounts it at `path`, which is made. Its daemon hangs.
     #[must_use]
     pub fn mount_at(path: &str) -> Self {
+        let mounted = Self::answering_at(path);
+        mounted.hang();
+        mounted
+    }
+
+    /// Mounts it at `path`, which is made. Its daemon answers until [`StuckFuse::hang`].
+    #[must_use]
+    pub fn answering_at(path: &str) -> Self {
         super::enter();
         // Some kernels have it built in.
         let kinds = fs::read_to_string("/proc/filesystems").expect("the file systems");
@@ -45,7 +70,9 @@ impl StuckFuse {
         let options = CString::new(options).expect("no zero");
         let kind = Some("fuse");
         mount(Some("stuck"), path, kind, MsFlags::empty(), Some(&*options)).expect("a mount");
-        thread::spawn(move || answer(channel));
+        let hangs = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&hangs);
+        thread::spawn(move || answer(channel, &until));
         let control = "/sys/fs/fuse/connections";
         if super::entries(control).is_empty() {
             let _mounted_already = mount(
@@ -64,7 +91,25 @@ impl StuckFuse {
         Self {
             path: PathBuf::from(path),
             connection,
+            hangs,
         }
+    }
+
+    /// From now on its daemon hangs.
+    pub fn hang(&self) {
+        self.hangs.store(true, Ordering::SeqCst);
+    }
+
+    /// A file in it of 1 MiB of zeroes.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.path.join("image")
+    }
+
+    /// Takes the mount out of the tree, as `umount --lazy` does: who has a file of it
+    /// open keeps it.
+    pub fn detach_mount(&self) {
+        umount2(&self.path, MntFlags::MNT_DETACH).expect("a mount");
     }
 
     /// Where it is mounted.
@@ -83,29 +128,81 @@ impl Drop for StuckFuse {
     }
 }
 
-fn answer(mut channel: File) {
+fn answer(mut channel: File, hangs: &AtomicBool) {
     let mut request = vec![0; 64 << 10];
     while let Ok(length) = channel.read(&mut request) {
-        let Some(header) = request.get(..length).filter(|it| it.len() >= 16) else {
+        let Some(header) = request.get(..length).filter(|it| it.len() >= 40) else {
             return;
         };
         let opcode = u32::from_ne_bytes([header[4], header[5], header[6], header[7]]);
         let unique = &header[8..16];
-        let body: Vec<u8> = match opcode {
-            INIT => init(),
+        let body = match opcode {
+            INIT => Some(init()),
             // A handle of 0, no flags.
-            OPENDIR => vec![0; 16],
-            _ => continue,
+            OPENDIR => Some(vec![0; 16]),
+            FORGET | BATCH_FORGET | INTERRUPT => continue,
+            _ if hangs.load(Ordering::SeqCst) => continue,
+            _ => body(opcode, header),
         };
-        let total = u32::try_from(16 + body.len()).expect("a short answer");
-        let mut said = total.to_ne_bytes().to_vec();
-        said.extend(0_i32.to_ne_bytes());
+        let total = 16 + body.as_ref().map_or(0, Vec::len);
+        let mut said = u32::try_from(total)
+            .expect("a short answer")
+            .to_ne_bytes()
+            .to_vec();
+        let errno = if body.is_some() { 0 } else { nix::libc::ENOSYS };
+        said.extend((-errno).to_ne_bytes());
         said.extend(unique);
-        said.extend(body);
+        said.extend(body.unwrap_or_default());
         if channel.write_all(&said).is_err() {
             return;
         }
     }
+}
+
+/// The answer to a request about the file; `None` where there is no such call.
+fn body(opcode: u32, request: &[u8]) -> Option<Vec<u8>> {
+    match opcode {
+        // `struct fuse_entry_out`: the times for which it holds are 0.
+        LOOKUP => {
+            let mut body = FILE.to_ne_bytes().to_vec();
+            body.resize(40, 0);
+            body.extend(attributes(FILE));
+            Some(body)
+        }
+        // `struct fuse_attr_out`.
+        GETATTR => {
+            let node = request.get(16..24)?.try_into().ok()?;
+            let mut body = vec![0; 16];
+            body.extend(attributes(u64::from_ne_bytes(node)));
+            Some(body)
+        }
+        OPEN => Some(vec![0; 16]),
+        READ => {
+            let length = request.get(56..60)?.try_into().ok()?;
+            Some(vec![0; usize::try_from(u32::from_ne_bytes(length)).ok()?])
+        }
+        RELEASE | RELEASEDIR | FLUSH => Some(Vec::new()),
+        _ => None,
+    }
+}
+
+/// `struct fuse_attr`.
+fn attributes(node: u64) -> Vec<u8> {
+    let (size, mode) = if node == FILE {
+        (FILE_BYTES, 0o100_600_u32)
+    } else {
+        (0, 0o40_700)
+    };
+    let mut body = Vec::new();
+    for number in [node, size, size / 512, 0, 0, 0] {
+        body.extend(number.to_ne_bytes());
+    }
+    body.extend([0; 12]);
+    for number in [mode, 1] {
+        body.extend(number.to_ne_bytes());
+    }
+    body.resize(88, 0);
+    body
 }
 
 /// `struct fuse_init_out` of version 7.31.

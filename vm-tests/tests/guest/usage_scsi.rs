@@ -9,12 +9,13 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lunbd::engine::{Flush, StageObserver};
+use lunbd::engine::{Flush, NotLookedAt, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::Value;
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
+use vm_tests::guest::disk_users::LoopDevice;
 use vm_tests::guest::queueing_map::QueueingMap;
 use vm_tests::guest::stuck_fuse::StuckFuse;
 use vm_tests::guest::{ScsiDebug, partitioned, udevd};
@@ -212,6 +213,32 @@ fn a_file_server_that_answers_nothing_holds_up_no_detach() {
     udevd::settle();
     assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
     drop((open, fuse));
+}
+
+#[test]
+fn a_loop_device_whose_file_server_hangs_is_named_and_holds_up_no_detach_of_another_disk() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(3));
+    for lun in [1, 2] {
+        attach(&engine, &target, lun);
+    }
+    let fuse = StuckFuse::answering_at("/tmp/stuck");
+    let device = LoopDevice::on(&fuse.file());
+    udevd::settle();
+    // No mount says any more that a file server has what backs it.
+    fuse.detach_mount();
+    fuse.hang();
+    let deadline = || Deadline::after(Duration::from_secs(20));
+    let detached = [1, 2].map(|lun| engine.detach(unit(&target, lun), deadline()));
+    // The kernel returns from the calls that wait.
+    drop(fuse);
+    let unseen = NotLookedAt::LoopDevice {
+        device: device.name(),
+    };
+    drop(device);
+    for detachment in detached {
+        let receipt = detachment.unwrap().receipt.unwrap();
+        assert_eq!(receipt.not_looked_at, [unseen.clone()]);
+    }
 }
 
 /// Runs `lunbd` with a PID namespace and a `/proc` of its own.

@@ -1,0 +1,98 @@
+//! Looks at files that may be a file server's: one that the server does not answer is
+//! given up.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::worker::{self, Pending};
+use crate::deadline::Deadline;
+use crate::error::Stage;
+use crate::id::DevNo;
+
+/// How long one look may take. A file system of this machine answers at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One look takes no more than this part of the time that its caller has left, so that
+/// several that hang leave most of it.
+const PART: u32 = 8;
+
+/// What a look finds: a block device's number, `None` where there is something else.
+type Found = io::Result<Option<DevNo>>;
+
+/// The looks that were given up and whose kernel calls have not returned, by what they
+/// look at: each holds a thread, and is not begun a second time.
+static GIVEN_UP: Mutex<BTreeMap<String, Pending<Found>>> = Mutex::new(BTreeMap::new());
+
+fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
+    // No code under this lock can leave the map half changed.
+    GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `look` finds, which is at the thing of this name. The kernel may not end the
+/// thread of a look even where the process is killed, so `look` opens what it uses
+/// itself.
+///
+/// # Errors
+/// Those of `look`; `TimedOut` where it, or an earlier one at the same thing, has not
+/// returned in time.
+pub(crate) fn look(
+    name: String,
+    deadline: Deadline,
+    look: impl FnOnce() -> Found + Send + 'static,
+) -> Found {
+    if let Some(earlier) = given_up().get(&name)
+        && earlier.wait(Deadline::after(Duration::ZERO)).is_none()
+    {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    given_up().remove(&name);
+    let pending =
+        worker::start_apart(Stage::Claim, move || Ok(look())).map_err(io::Error::other)?;
+    let patience = PATIENCE.min(deadline.remaining() / PART);
+    match pending.wait(Deadline::after(patience)) {
+        Some(found) => found.map_err(io::Error::other)?,
+        None => {
+            tracing::warn!(name, "the kernel has not returned; its thread stays");
+            given_up().insert(name, pending);
+            Err(io::ErrorKind::TimedOut.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const SDA: DevNo = DevNo { major: 8, minor: 0 };
+
+    #[test]
+    fn a_look_that_hangs_is_given_up_and_not_begun_again_until_it_has_returned() {
+        let name = || "loop7 of this test".to_owned();
+        let (release, hang) = mpsc::channel::<()>();
+        let short = Deadline::after(Duration::from_millis(80));
+        let hanging = look(name(), short, move || {
+            let _released = hang.recv();
+            Ok(None)
+        });
+        assert_eq!(hanging.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let long = Deadline::after(Duration::from_secs(600));
+        let (begun, seen) = mpsc::channel();
+        let again = look(name(), long, move || {
+            let _listens = begun.send(());
+            Ok(Some(SDA))
+        });
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(seen.recv().is_err(), "it was begun");
+        // Another is not held up by it.
+        let other = || look("loop8 of this test".to_owned(), long, || Ok(Some(SDA)));
+        assert_eq!(other().unwrap(), Some(SDA));
+        drop(release);
+        while look(name(), long, || Ok(Some(SDA))).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
