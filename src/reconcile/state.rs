@@ -314,6 +314,9 @@ impl State {
             _ => {}
         }
         let stands = matches!(there.condition, Condition::Complete | Condition::LinkDead);
+        if !stands {
+            tracked.differs = None;
+        }
         there.doubt = match known {
             Some(known) => known.doubt.clone().filter(|_| stands),
             None if doubt && stands => {
@@ -329,6 +332,10 @@ impl State {
         if tracked.died.is_some() && there.condition == Condition::Complete {
             there.condition = Condition::LinkDead;
             "its link has died".clone_into(&mut there.seen);
+        }
+        if let Some((condition, seen)) = &tracked.differs {
+            there.condition = *condition;
+            there.seen.clone_from(seen);
         }
         let before = was_complete;
         let now = there.condition == Condition::Complete;
@@ -386,7 +393,7 @@ impl State {
         self.disown(volume);
         if let Some(tracked) = self.tracked.get_mut(volume) {
             (tracked.died, tracked.treatment, tracked.lost) = (None, None, false);
-            tracked.retake = None;
+            (tracked.retake, tracked.differs) = (None, None);
         }
         let wanted = self.desired.get(volume).is_some();
         if !wanted && !self.is_busy(volume) {
@@ -473,3 +480,6 @@ fn components(there: &Surveyed) -> Vec<String> {
     }
     components
 }
+
+#[cfg(test)]
+mod tests;

@@ -189,12 +189,18 @@ fn show_left(
             },
         );
     }
-    if left.is_empty() {
+    if left.is_empty() && errors.is_empty() {
         let volumes = if count == 1 { "volume" } else { "volumes" };
         return writeln!(out, "as it is wanted: {count} {volumes}");
     }
     writeln!(out, "LEFT TO DO:")?;
-    write_steps(out, left, errors)
+    if !left.is_empty() {
+        write_steps(out, left, errors)?;
+    }
+    let mut without_step = errors
+        .iter()
+        .filter(|(volume, _)| left.step(volume).is_none());
+    without_step.try_for_each(|(volume, error)| writeln!(out, "{volume}: failed: {error:#}"))
 }
 
 /// A table for people, a line a step for programs; what failed with its error.
@@ -242,5 +248,15 @@ mod tests {
         let mut told = Told::default();
         let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
         assert_eq!(is_new, [true, false, true, true]);
+    }
+
+    #[test]
+    fn an_error_of_a_volume_that_needs_no_step_is_shown() {
+        let error = Arc::new(Error::new(ErrorKind::InUse, "it is mounted"));
+        let errors = [("pvc-1".parse().unwrap(), error)];
+        let mut out = Vec::new();
+        show_left(&mut out, &Plan::default(), &errors, 1, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "LEFT TO DO:\npvc-1: failed: it is mounted\n");
     }
 }
