@@ -16,7 +16,7 @@ use super::tracked::Tracked;
 use super::workers::Workers;
 use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
 use crate::error::{Error, Stage};
-use crate::id::{Source, VolumeId};
+use crate::id::{Hctl, Source, VolumeId};
 
 /// What a reconciler has counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -83,6 +83,9 @@ pub(super) struct State {
 
 /// Why a link that is not known to be dead is asked.
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
+
+/// Why a SCSI unit is asked that was away.
+const WAS_AWAY: &str = "a path of it was away, and nobody has asked since which unit answers";
 
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -318,6 +321,7 @@ impl State {
             tracked.differs = None;
         }
         there.doubt = match known {
+            Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
             Some(known) => known.doubt.clone().filter(|_| stands),
             None if doubt && stands => {
                 Some("nobody has asked it since this process started".to_owned())
@@ -460,6 +464,17 @@ impl State {
         let suits = there.spec == wanted.spec && wanted.is_large_enough(there.size);
         (stands && suits).then_some(there)
     }
+}
+
+/// Whether a path of a SCSI unit that did not run, or that was not there, runs now: the
+/// array may have given its address to another unit meanwhile.
+fn is_back(known: &Surveyed, there: &Surveyed) -> bool {
+    if there.spec.nbd.is_some() || there.condition != Condition::Complete {
+        return false;
+    }
+    let runs = |path: &&Hctl| there.paths.contains(path) && !there.silent.contains(path);
+    let was_away = matches!(known.condition, Condition::LinkDead | Condition::Gone);
+    was_away || known.silent.iter().any(|path| runs(&path))
 }
 
 fn budget(there: &Surveyed) -> Option<Duration> {

@@ -28,6 +28,20 @@ fn unit_there() -> Surveyed {
     there
 }
 
+/// One that was asked which unit it is, and is attached.
+fn unit_attached() -> State {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let request = unit_there().spec.request().unwrap();
+    desired.insert(id(0), &request).unwrap();
+    state.want(desired);
+    state.merge(vec![unit_there()], &Scope::All, 0, true);
+    let mut job = take(&mut state, StepKind::Prove);
+    state.settle(&mut job, Done::Serves, &impatient());
+    assert!(state.attached(&id(0)).is_some());
+    state
+}
+
 /// The only step that can be done now.
 #[track_caller]
 fn take(state: &mut State, kind: StepKind) -> Job {
@@ -75,6 +89,62 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     state.forgive();
     let mut job = take(&mut state, StepKind::Attach);
     state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_device_that_came_in_place_of_another_unit_is_judged_by_itself() {
+    let mut state = unit_attached();
+    let mut doubted = unit_there();
+    doubted.condition = Condition::LinkDead;
+    look(&mut state, doubted);
+    look(&mut state, unit_there());
+    let mut job = take(&mut state, StepKind::Prove);
+    let differs = Done::Differs(Condition::Changed, "another answers".to_owned());
+    state.settle(&mut job, differs, &impatient());
+    let mut gone = unit_there();
+    (gone.condition, gone.node) = (Condition::Gone, None);
+    gone.paths.clear();
+    look(&mut state, gone);
+    look(&mut state, unit_there());
+    take(&mut state, StepKind::Prove);
+}
+
+#[test]
+fn a_volume_whose_paths_were_offline_is_asked_which_unit_it_is_before_it_is_said_to_be_healed() {
+    let mut state = unit_attached();
+    let mut offline = unit_there();
+    (offline.condition, offline.silent) = (Condition::LinkDead, offline.paths.clone());
+    let events = look(&mut state, offline);
+    assert!(
+        matches!(events.as_slice(), [Event::Lost { .. }]),
+        "{events:?}"
+    );
+    let events = look(&mut state, unit_there());
+    assert!(events.is_empty(), "{events:?}");
+    assert!(state.attached(&id(0)).is_none());
+    let mut job = take(&mut state, StepKind::Prove);
+    let events = state.settle(&mut job, Done::Serves, &impatient());
+    assert!(
+        matches!(events.as_slice(), [Event::Healed { .. }]),
+        "{events:?}"
+    );
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn one_path_that_was_offline_is_asked_which_unit_it_is_though_the_other_served_meanwhile() {
+    let mut state = unit_attached();
+    let mut offline = unit_there();
+    offline.silent.push("3:0:0:1".parse().unwrap());
+    look(&mut state, offline.clone());
+    assert!(state.attached(&id(0)).is_some(), "the other path serves");
+    look(&mut state, offline);
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
+    let mut job = take(&mut state, StepKind::Prove);
+    state.settle(&mut job, Done::Serves, &impatient());
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_some());
 }
