@@ -225,11 +225,7 @@ impl State {
                 });
             }
             Done::Finished => self.look_at(volume),
-            Done::Differs(condition, seen) => {
-                if let Some(there) = self.actual.volumes.get_mut(volume) {
-                    (there.condition, there.seen, there.doubt) = (condition, seen, None);
-                }
-            }
+            Done::Differs(condition, seen) => events.extend(self.differs(volume, condition, seen)),
             Done::Sick {
                 treatment,
                 error,
@@ -282,7 +278,7 @@ impl State {
     fn stands(&mut self, there: Surveyed, options: &Options) -> Option<Event> {
         let volume = there.volume.clone();
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        (tracked.lost, tracked.treatment) = (false, None);
+        (tracked.lost, tracked.treatment, tracked.differs) = (false, None, None);
         tracked.retake = if there.missing.is_empty() {
             None
         } else {
@@ -327,7 +323,7 @@ impl State {
     fn serves(&mut self, volume: &VolumeId, began: Instant) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let died_since = tracked.died.is_some_and(|died| died >= began);
-        (tracked.died, tracked.treatment) = (None, None);
+        (tracked.died, tracked.treatment, tracked.differs) = (None, None, None);
         let lost = std::mem::take(&mut tracked.lost);
         let there = self.actual.volumes.get_mut(volume)?;
         there.condition = Condition::Complete;
@@ -335,6 +331,21 @@ impl State {
         "it answers".clone_into(&mut there.seen);
         lost.then(|| Event::Healed {
             volume: volume.clone(),
+        })
+    }
+
+    /// It was asked, and is not what sysfs shows: what the kernel read when it scanned
+    /// the device stays there, and is not believed any more.
+    fn differs(&mut self, volume: &VolumeId, condition: Condition, seen: String) -> Option<Event> {
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        tracked.differs = Some((condition, seen.clone()));
+        let there = self.actual.volumes.get_mut(volume)?;
+        (there.condition, there.seen, there.doubt) = (condition, seen.clone(), None);
+        let told = std::mem::replace(&mut tracked.lost, true);
+        (!told).then(|| Event::Lost {
+            volume: volume.clone(),
+            why: seen,
+            budget_left: None,
         })
     }
 

@@ -16,7 +16,7 @@ use super::tracked::Tracked;
 use super::workers::Workers;
 use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
 use crate::error::{Error, Stage};
-use crate::id::{Source, VolumeId};
+use crate::id::{Hctl, Source, VolumeId};
 
 /// What a reconciler has counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -83,6 +83,9 @@ pub(super) struct State {
 
 /// Why a link that is not known to be dead is asked.
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
+
+/// Why a SCSI unit is asked that was away.
+const WAS_AWAY: &str = "a path of it was away, and nobody has asked since which unit answers";
 
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -314,7 +317,11 @@ impl State {
             _ => {}
         }
         let stands = matches!(there.condition, Condition::Complete | Condition::LinkDead);
+        if !stands {
+            tracked.differs = None;
+        }
         there.doubt = match known {
+            Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
             Some(known) => known.doubt.clone().filter(|_| stands),
             None if doubt && stands => {
                 Some("nobody has asked it since this process started".to_owned())
@@ -329,6 +336,10 @@ impl State {
         if tracked.died.is_some() && there.condition == Condition::Complete {
             there.condition = Condition::LinkDead;
             "its link has died".clone_into(&mut there.seen);
+        }
+        if let Some((condition, seen)) = &tracked.differs {
+            there.condition = *condition;
+            there.seen.clone_from(seen);
         }
         let before = was_complete;
         let now = there.condition == Condition::Complete;
@@ -386,7 +397,7 @@ impl State {
         self.disown(volume);
         if let Some(tracked) = self.tracked.get_mut(volume) {
             (tracked.died, tracked.treatment, tracked.lost) = (None, None, false);
-            tracked.retake = None;
+            (tracked.retake, tracked.differs) = (None, None);
         }
         let wanted = self.desired.get(volume).is_some();
         if !wanted && !self.is_busy(volume) {
@@ -455,6 +466,17 @@ impl State {
     }
 }
 
+/// Whether a path of a SCSI unit that did not run, or that was not there, runs now: the
+/// array may have given its address to another unit meanwhile.
+fn is_back(known: &Surveyed, there: &Surveyed) -> bool {
+    if there.spec.nbd.is_some() || there.condition != Condition::Complete {
+        return false;
+    }
+    let runs = |path: &&Hctl| there.paths.contains(path) && !there.silent.contains(path);
+    let was_away = matches!(known.condition, Condition::LinkDead | Condition::Gone);
+    was_away || known.silent.iter().any(|path| runs(&path))
+}
+
 fn budget(there: &Surveyed) -> Option<Duration> {
     let nbd = there.spec.nbd.as_ref()?;
     Some(Duration::from_millis(nbd.dead_connection_timeout_ms))
@@ -473,3 +495,6 @@ fn components(there: &Surveyed) -> Vec<String> {
     }
     components
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::plan::StepKind;
 use crate::deadline::Backoff;
-use crate::engine::Treatment;
+use crate::engine::{Condition, Treatment};
 use crate::error::{Error, Stage};
 
 /// A volume beside what stands of it.
@@ -25,6 +25,9 @@ pub(super) struct Tracked {
     pub(super) retake: Option<Retake>,
     /// Something of it went away while a step was done, or changed while it was asked.
     pub(super) stirred: bool,
+    /// What it was found to be when it was asked, where that is not what sysfs shows: it
+    /// holds until it is asked again, or until that device has gone.
+    pub(super) differs: Option<(Condition, String)>,
     /// It was said to be lost.
     pub(super) lost: bool,
     /// What it was refused for.

@@ -84,6 +84,19 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
 /// A file that could not be read, or held against what stands, is read again after this.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
+/// The error that was told last. One that stays is told once.
+#[derive(Default)]
+struct Told(Option<String>);
+
+impl Told {
+    fn is_new(&mut self, error: &Error) -> bool {
+        let text = Some(format!("{error:#}"));
+        let is_new = self.0 != text;
+        self.0 = text;
+        is_new
+    }
+}
+
 /// Sets what the file says whenever the file changes. A file that is broken, or that
 /// would detach too many volumes, changes nothing. Where the file cannot be followed any
 /// more the reconciler is stopped, and the error is sent.
@@ -97,7 +110,7 @@ fn follow(
     let (file, limit) = (what.file.clone(), what.allow_detach);
     let (ended, deaf) = mpsc::channel();
     thread::spawn(move || {
-        let mut again_after = None;
+        let (mut again_after, mut told) = (None, Told::default());
         loop {
             let followed = changes.wait(again_after.take());
             let Some(reconciler) = reconciler.upgrade() else {
@@ -109,13 +122,15 @@ fn follow(
                 return;
             }
             match take_in(&reconciler, &file, &wanted, limit) {
-                Ok(None) => {}
+                Ok(None) => told = Told::default(),
                 Ok(Some(now)) => {
-                    wanted = now;
+                    (wanted, told) = (now, Told::default());
                     let _told = writeln!(io::stderr(), "lunbd: the file has changed");
                 }
                 Err(error) => {
-                    let _told = writeln!(io::stderr(), "lunbd: not taken in: {error:#}");
+                    if told.is_new(&error) {
+                        let _told = writeln!(io::stderr(), "lunbd: not taken in: {error:#}");
+                    }
                     let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
                     if !is_the_files.contains(&error.kind()) {
                         again_after = Some(AGAIN_AFTER);
@@ -174,12 +189,18 @@ fn show_left(
             },
         );
     }
-    if left.is_empty() {
+    if left.is_empty() && errors.is_empty() {
         let volumes = if count == 1 { "volume" } else { "volumes" };
         return writeln!(out, "as it is wanted: {count} {volumes}");
     }
     writeln!(out, "LEFT TO DO:")?;
-    write_steps(out, left, errors)
+    if !left.is_empty() {
+        write_steps(out, left, errors)?;
+    }
+    let mut without_step = errors
+        .iter()
+        .filter(|(volume, _)| left.step(volume).is_none());
+    without_step.try_for_each(|(volume, error)| writeln!(out, "{volume}: failed: {error:#}"))
 }
 
 /// A table for people, a line a step for programs; what failed with its error.
@@ -215,4 +236,27 @@ fn write_steps(
     });
     let rows: Vec<_> = std::iter::once(heading).chain(steps).collect();
     table::write(out, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_stays_is_told_once() {
+        let error = |text| Error::new(ErrorKind::Io, text);
+        let mut told = Told::default();
+        let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
+        assert_eq!(is_new, [true, false, true, true]);
+    }
+
+    #[test]
+    fn an_error_of_a_volume_that_needs_no_step_is_shown() {
+        let error = Arc::new(Error::new(ErrorKind::InUse, "it is mounted"));
+        let errors = [("pvc-1".parse().unwrap(), error)];
+        let mut out = Vec::new();
+        show_left(&mut out, &Plan::default(), &errors, 1, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "LEFT TO DO:\npvc-1: failed: it is mounted\n");
+    }
 }

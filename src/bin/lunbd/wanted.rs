@@ -8,14 +8,16 @@ use lunbd::reconcile::Desired;
 use lunbd::{Error, ErrorKind, Result};
 
 /// # Errors
-/// `NotFound`; `InvalidInput`, naming the line and the key.
+/// `NotFound`; `InvalidInput`, naming the line and the key; `NotPermitted` and `Io`, which
+/// a later read need not meet.
 pub(crate) fn read(path: &Path) -> Result<Desired> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| {
         let kind = match error.kind() {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             io::ErrorKind::PermissionDenied => ErrorKind::NotPermitted,
-            _ => ErrorKind::InvalidInput,
+            io::ErrorKind::InvalidData | io::ErrorKind::IsADirectory => ErrorKind::InvalidInput,
+            _ => ErrorKind::Io,
         };
         Error::new(kind, format!("cannot read {shown}: {error}"))
     })?;
@@ -26,4 +28,23 @@ pub(crate) fn read(path: &Path) -> Result<Desired> {
             format!("{shown}: {}", message.trim_end()),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn kind(path: &str) -> ErrorKind {
+        read(Path::new(path)).unwrap_err().kind()
+    }
+
+    #[test]
+    fn a_read_that_fails_is_no_fault_of_what_the_file_says() {
+        // No process has anything at its address 0, and the kernel answers EIO.
+        assert_eq!(kind("/proc/self/mem"), ErrorKind::Io);
+        assert_eq!(kind("/"), ErrorKind::InvalidInput);
+        assert_eq!(kind("/proc/self/exe"), ErrorKind::InvalidInput);
+        assert_eq!(kind("/proc/self/nothing"), ErrorKind::NotFound);
+    }
 }

@@ -39,6 +39,8 @@ pub struct Surveyed {
     pub size: Option<u64>,
     /// The addresses of the SCSI devices of its unit, sorted.
     pub paths: Vec<Hctl>,
+    /// Those of them that do not run: blocked or offline, for one.
+    pub silent: Vec<Hctl>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
     /// Addresses of its sources that can be scanned and where no device is.
@@ -67,6 +69,7 @@ impl Surveyed {
             node: None,
             size: None,
             paths: Vec::new(),
+            silent: Vec::new(),
             nbd_index: None,
             untaken: Vec::new(),
             without_session: Vec::new(),
@@ -264,6 +267,8 @@ impl Engine {
         }
         found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
         found.paths.sort_unstable();
+        let silent = there.iter().filter(|scanned| !scanned.runs);
+        found.silent = silent.map(|scanned| scanned.device.hctl()).collect();
         if there.is_empty() {
             for name in names.iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {

@@ -195,6 +195,13 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     state.settle(&mut job, never, &impatient());
     state.plan_now();
     assert!(state.take_job(8).is_none());
+    // Another of its connections dies: the kernel may take a new one now.
+    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.plan_now();
+    let mut job = state.take_job(8).expect("a healing at once");
+    assert_eq!(job.step.kind, StepKind::Heal);
+    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    state.settle(&mut job, never, &impatient());
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
     let epoch = state.epoch();

@@ -1,0 +1,150 @@
+use std::time::Duration;
+
+use super::super::jobs::{Done, Job};
+use super::super::options::Options;
+use super::*;
+use crate::engine::AttachRequest;
+use crate::engine::journal::VolumeSpec;
+use crate::error::ErrorKind;
+
+fn id(number: u32) -> VolumeId {
+    format!("pvc-{number}").parse().unwrap()
+}
+
+/// Tried again at once.
+fn impatient() -> Options {
+    Options::default().retry(Duration::ZERO, Duration::ZERO)
+}
+
+/// A SCSI volume of two paths, as sysfs shows it.
+fn unit_there() -> Surveyed {
+    let source = |host: u32| -> Source { format!("scsi:{host}:0:0:1").parse().unwrap() };
+    let request = AttachRequest::new(source(2)).path(source(3));
+    let mut there = Surveyed::new(id(0), VolumeSpec::of(&request), Condition::Complete);
+    there.paths = ["2:0:0:1", "3:0:0:1"]
+        .map(|path| path.parse().unwrap())
+        .into();
+    there.node = Some("/dev/dm-0".into());
+    there
+}
+
+/// One that was asked which unit it is, and is attached.
+fn unit_attached() -> State {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let request = unit_there().spec.request().unwrap();
+    desired.insert(id(0), &request).unwrap();
+    state.want(desired);
+    state.merge(vec![unit_there()], &Scope::All, 0, true);
+    let mut job = take(&mut state, StepKind::Prove);
+    state.settle(&mut job, Done::Serves, &impatient());
+    assert!(state.attached(&id(0)).is_some());
+    state
+}
+
+/// The only step that can be done now.
+#[track_caller]
+fn take(state: &mut State, kind: StepKind) -> Job {
+    state.plan_now();
+    let job = state.take_job(8).expect("a step");
+    assert_eq!(job.step.kind, kind, "{}", job.step);
+    assert!(state.take_job(8).is_none());
+    job
+}
+
+fn look(state: &mut State, there: Surveyed) -> Vec<Event> {
+    let epoch = state.epoch();
+    state.merge(vec![there], &Scope::All, epoch, true)
+}
+
+#[test]
+fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let request = unit_there().spec.request().unwrap();
+    desired.insert(id(0), &request).unwrap();
+    state.want(desired);
+    state.merge(vec![unit_there()], &Scope::All, 0, true);
+    let mut job = take(&mut state, StepKind::Prove);
+    let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
+    let differs = Done::Differs(Condition::Changed, seen.to_owned());
+    state.settle(&mut job, differs, &impatient());
+    // The device is the same, and so is what the kernel read when it scanned it.
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_none(), "it is handed out");
+
+    let mut job = take(&mut state, StepKind::Attach);
+    assert_eq!(job.step.reason, seen);
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    let mounted = Done::Failed(Error::new(ErrorKind::InUse, "mounted"));
+    state.settle(&mut job, mounted, &patient);
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_none(), "it is handed out");
+    state.plan_now();
+    assert!(state.take_job(8).is_none(), "it waits");
+    assert_eq!(state.errors().len(), 1);
+    assert_eq!(state.step(&id(0)).unwrap().reason, seen);
+
+    state.forgive();
+    let mut job = take(&mut state, StepKind::Attach);
+    state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_device_that_came_in_place_of_another_unit_is_judged_by_itself() {
+    let mut state = unit_attached();
+    let mut doubted = unit_there();
+    doubted.condition = Condition::LinkDead;
+    look(&mut state, doubted);
+    look(&mut state, unit_there());
+    let mut job = take(&mut state, StepKind::Prove);
+    let differs = Done::Differs(Condition::Changed, "another answers".to_owned());
+    state.settle(&mut job, differs, &impatient());
+    let mut gone = unit_there();
+    (gone.condition, gone.node) = (Condition::Gone, None);
+    gone.paths.clear();
+    look(&mut state, gone);
+    look(&mut state, unit_there());
+    take(&mut state, StepKind::Prove);
+}
+
+#[test]
+fn a_volume_whose_paths_were_offline_is_asked_which_unit_it_is_before_it_is_said_to_be_healed() {
+    let mut state = unit_attached();
+    let mut offline = unit_there();
+    (offline.condition, offline.silent) = (Condition::LinkDead, offline.paths.clone());
+    let events = look(&mut state, offline);
+    assert!(
+        matches!(events.as_slice(), [Event::Lost { .. }]),
+        "{events:?}"
+    );
+    let events = look(&mut state, unit_there());
+    assert!(events.is_empty(), "{events:?}");
+    assert!(state.attached(&id(0)).is_none());
+    let mut job = take(&mut state, StepKind::Prove);
+    let events = state.settle(&mut job, Done::Serves, &impatient());
+    assert!(
+        matches!(events.as_slice(), [Event::Healed { .. }]),
+        "{events:?}"
+    );
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn one_path_that_was_offline_is_asked_which_unit_it_is_though_the_other_served_meanwhile() {
+    let mut state = unit_attached();
+    let mut offline = unit_there();
+    offline.silent.push("3:0:0:1".parse().unwrap());
+    look(&mut state, offline.clone());
+    assert!(state.attached(&id(0)).is_some(), "the other path serves");
+    look(&mut state, offline);
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
+    let mut job = take(&mut state, StepKind::Prove);
+    state.settle(&mut job, Done::Serves, &impatient());
+    look(&mut state, unit_there());
+    assert!(state.attached(&id(0)).is_some());
+}
