@@ -84,7 +84,8 @@ impl Engine {
     /// in use.
     ///
     /// # Errors
-    /// `NotSupported` where a map is required and no multipathd answers;
+    /// `NotSupported` where a map is required and there is no multipathd; `Unreachable`
+    /// where multipathd went away twice;
     /// `Refused` where a map is required and multipathd makes none of these paths, or
     /// one of them is in use;
     /// `IdentityMismatch` where a path is in the map of another unit; `TimedOut` at
@@ -103,13 +104,23 @@ impl Engine {
             wanted,
         } = gathering;
         phases.enter(Stage::Map);
+        let mut kind_of_none = ErrorKind::NotSupported;
         let mut why_none = "no multipathd answers in this network namespace".to_owned();
         let mut answers = Answers::default();
         if let Some(there) = &daemon {
-            match Answers::about(there, paths, deadline) {
+            kind_of_none = ErrorKind::Refused;
+            let told = Answers::about(there, paths, deadline);
+            let told = told.or_else(|error| match error.kind() {
+                // systemd keeps the socket of a multipathd that restarts, and the next
+                // connection waits for the new one.
+                ErrorKind::Unreachable => Answers::about(there, paths, deadline),
+                _ => Err(error),
+            });
+            match told {
                 Ok(said) => answers = said,
-                // A map that stands needs no daemon.
+                // A map that is there needs no daemon.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    kind_of_none = error.kind();
                     why_none = error.to_string();
                     daemon = None;
                 }
@@ -136,7 +147,7 @@ impl Engine {
                         _ => {}
                     }
                     if wanted == Wanted::Required {
-                        return Err(no_map(daemon.is_some(), &why_none));
+                        return Err(no_map(kind_of_none, &why_none));
                     }
                     return Ok(GatheredMap {
                         why_none: Some(why_none),
@@ -270,12 +281,7 @@ impl Engine {
     }
 }
 
-fn no_map(asked: bool, why: &str) -> Error {
-    let kind = if asked {
-        ErrorKind::Refused
-    } else {
-        ErrorKind::NotSupported
-    };
+fn no_map(kind: ErrorKind, why: &str) -> Error {
     let message = format!("a multipath map is required and there is none: {why}");
     Error::new(kind, message).at(Stage::Map)
 }
@@ -307,14 +313,15 @@ mod tests {
     use crate::kernel::Roots;
     use crate::transport::Via;
 
-    /// A multipathd that says `ok` to all and makes no map. What it is told is kept.
-    fn multipathd(roots: &Roots) -> Arc<Mutex<Vec<String>>> {
+    /// A multipathd that says `ok` to all and makes no map, and that closes the first
+    /// connections without an answer. What it is told is kept.
+    fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
         fs::create_dir_all(&roots.run).unwrap();
         let listener = UnixListener::bind(roots.run.join("multipathd.socket")).unwrap();
         let told = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&told);
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            for stream in listener.incoming().skip(closed_first) {
                 let mut stream = stream.unwrap();
                 let mut length = [0; 8];
                 if stream.read_exact(&mut length).is_err() {
@@ -338,45 +345,71 @@ mod tests {
         told
     }
 
+    /// Requires the map of one path, sdb, and never gets it.
+    fn require_map(engine: &Engine) -> Error {
+        let roots = engine.roots();
+        fs::create_dir_all(roots.proc.join("self")).unwrap();
+        fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+        let mounts = roots.proc.join("self/mountinfo");
+        if !mounts.exists() {
+            fs::write(mounts, "").unwrap();
+        }
+        let known = path(roots, "1:0:0:4", "sdb");
+        let hctl = known.device.hctl();
+        let paths = [Brought {
+            via: Via::Address { hctl },
+            diskseq: None,
+            identity: Identity::default(),
+            watch: engine.hub().watch("1:0:0:4"),
+            changed: false,
+            disk: known.disk.unwrap(),
+            device: known.device,
+        }];
+        let gathering = Gathering {
+            watch: engine.hub().watch("virtual"),
+            daemon: Daemon::find(roots).unwrap(),
+            wanted: Wanted::Required,
+        };
+        let mut phases = Phases::new(Call::Attach, None);
+        let soon = Deadline::after(Duration::from_secs(30));
+        let identity = Identity::default();
+        let done = engine.gather_map(gathering, &paths, &identity, &mut phases, soon);
+        done.unwrap_err()
+    }
+
     #[test]
     fn no_map_is_made_over_a_path_that_is_in_use() {
         for in_use in [false, true] {
             let root = tempfile::tempdir().unwrap();
             let engine = Engine::start(Roots::below(root.path())).unwrap();
             let roots = engine.roots();
-            let told = multipathd(roots);
+            let told = multipathd(roots, 0);
             fs::create_dir_all(roots.proc.join("self")).unwrap();
-            fs::create_dir_all(roots.sysfs.join("block")).unwrap();
             let mount = "1 1 8:16 / /mnt rw - ext4 /dev/sdb rw\n";
             let mounts = if in_use { mount } else { "" };
             fs::write(roots.proc.join("self/mountinfo"), mounts).unwrap();
-            let known = path(roots, "1:0:0:4", "sdb");
-            let hctl = known.device.hctl();
-            let paths = [Brought {
-                via: Via::Address { hctl },
-                diskseq: None,
-                identity: Identity::default(),
-                watch: engine.hub().watch("1:0:0:4"),
-                changed: false,
-                disk: known.disk.unwrap(),
-                device: known.device,
-            }];
-            let gathering = Gathering {
-                watch: engine.hub().watch("virtual"),
-                daemon: Daemon::find(roots).unwrap(),
-                wanted: Wanted::Required,
-            };
-            let mut phases = Phases::new(Call::Attach, None);
-            let soon = Deadline::after(Duration::from_secs(30));
-            let identity = Identity::default();
-            let done = engine.gather_map(gathering, &paths, &identity, &mut phases, soon);
-            let error = done.unwrap_err();
+            let error = require_map(&engine);
             assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
             let told = told.lock().unwrap();
             let asked = told.iter().any(|command| command.starts_with("add map"));
             assert_eq!(asked, !in_use, "{told:?}");
             let names_the_user = error.to_string().contains("sdb is in use: mounted");
             assert_eq!(names_the_user, in_use, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_multipathd_that_is_restarted_meanwhile_is_told_again() {
+        // `Daemon::find` connects too.
+        for (closed, kind) in [(2, ErrorKind::Refused), (1000, ErrorKind::Unreachable)] {
+            let root = tempfile::tempdir().unwrap();
+            let engine = Engine::start(Roots::below(root.path())).unwrap();
+            let told = multipathd(engine.roots(), closed);
+            let error = require_map(&engine);
+            assert_eq!(error.kind(), kind, "{error}");
+            let told = told.lock().unwrap();
+            let asked = told.iter().any(|command| command == "add path sdb");
+            assert_eq!(asked, kind == ErrorKind::Refused, "{told:?}");
         }
     }
 }
