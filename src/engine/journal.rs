@@ -6,9 +6,10 @@
 //!
 //! One small file a volume, whole or not there at all whenever the machine stops
 //! (written beside, brought to the disk, renamed, the directory brought to the
-//! disk), with a version and a SHA-256 of all that follows. What is no record of
-//! this version (torn, of a newer version, foreign) is renamed and reported, and
-//! neither trusted nor deleted. One process has a journal at a time.
+//! disk), with a version and a SHA-256 of that and all that follows. What is no record
+//! (torn, foreign) is renamed and reported, and neither trusted nor deleted. A journal
+//! with a record of a later version is not opened: nothing of it would be known. One
+//! process has a journal at a time.
 //!
 //! A volume's record goes when its detach is proven, or when an attach that
 //! never came to its end has left nothing. It does **not** go because the device
@@ -106,7 +107,8 @@ impl Engine {
     ///
     /// # Errors
     /// `InUse`, naming the process that has it; `InvalidInput` where the
-    /// directory holds something and was never a journal; `NotPermitted`;
+    /// directory holds something and was never a journal; `NotSupported` where a later
+    /// version of lunbd wrote a record, and nothing is touched then; `NotPermitted`;
     /// `TimedOut` at stage `journal`; `Io`.
     pub fn open_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<Journal> {
         let path = directory.to_owned();

@@ -43,7 +43,7 @@ fn a_record_reads_back_as_it_was_written_and_is_readable() {
     let abandon_unwritten = true;
     assert_eq!(intent.operation, Operation::Detach { abandon_unwritten });
     let text = String::from_utf8(bytes).unwrap();
-    assert!(text.starts_with("lunbd-journal 1 sha256:") && text.contains("\n  \"volume\""));
+    assert!(text.starts_with("lunbd-journal 2 sha256:") && text.contains("\n  \"volume\""));
 }
 
 #[test]
