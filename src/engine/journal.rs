@@ -44,7 +44,7 @@ use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
-use crate::kernel::worker;
+use crate::kernel::{machine, worker};
 
 /// A journal that this process holds, until it is dropped.
 #[derive(Debug)]
@@ -61,6 +61,8 @@ struct Shared {
     freed: Condvar,
     /// What was told of those that fail, as long as it counts.
     told: Mutex<Option<Flock<File>>>,
+    /// The machine's boot; `None` where the kernel does not say it.
+    boot: Option<String>,
     // The kernel takes it back when the process dies, in whatever way.
     _lock: Flock<File>,
 }
@@ -102,7 +104,12 @@ impl Engine {
     }
 
     /// Opens the journal in a directory, which is made where it is not there and
-    /// must hold nothing else. Files in it that are no records are set aside and
+    /// must hold nothing else. It belongs where it lives as long as the machine's boot, and
+    /// longer than the process: in a container in a directory of the host's `/run`, and for
+    /// a service of systemd's in its `RuntimeDirectory=` with `RuntimeDirectoryPreserve=yes`.
+    /// In one that outlives the boot, what was begun at an address as `scsi:2:0:0:1` by an
+    /// earlier boot is forgotten, where no unique name of the unit is known, and the device
+    /// there is left alone. Files in it that are no records are set aside and
     /// are in [`Journal::problems`].
     ///
     /// # Errors
@@ -128,6 +135,7 @@ impl Engine {
             table: Mutex::new(table),
             freed: Condvar::new(),
             told: Mutex::default(),
+            boot: machine::boot_id(self.roots()),
             _lock: found.lock,
         };
         Ok(Journal {

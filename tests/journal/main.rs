@@ -252,6 +252,37 @@ fn a_begun_attach_leaves_another_unit_alone_and_what_does_not_say_which_it_is_re
 }
 
 #[test]
+fn what_was_begun_at_a_bare_address_before_a_reboot_is_not_finished_at_it() {
+    let detach = json!({ "detach": { "abandon_unwritten": false } });
+    for operation in [json!("attach"), detach] {
+        let mut record = begun("pvc-1", ATTACHED, &operation);
+        record["boot"] = json!("8f0a5a3c-0000-4000-8000-000000000001");
+        for is_recovered in [true, false] {
+            let node = Node::with(&[record.clone()]);
+            let boot = "8f0a5a3c-0000-4000-8000-000000000002\n";
+            node.machine.write("proc/sys/kernel/random/boot_id", boot);
+            node.disk_named();
+            let journal = node.open();
+            let seen = node.engine.survey(&journal).unwrap();
+            assert_eq!(seen[0].condition, Condition::Gone, "{seen:?}");
+            if is_recovered {
+                let recovery = node.engine.recover(&journal, soon()).unwrap();
+                let found = &recovery.volumes[0];
+                assert_eq!(found.condition, Condition::Gone, "{found:?}");
+                assert!(found.is_whole(), "{found:?}");
+            } else {
+                let (volume, how) = (id("pvc-1"), DetachVolume::default());
+                let detached = node.engine.detach_volume(&journal, &volume, &how, soon());
+                assert!(!detached.unwrap().changed);
+            }
+            assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+            assert!(node.is_untouched());
+            assert_eq!(node.files(), [] as [&str; 0]);
+        }
+    }
+}
+
+#[test]
 fn a_begun_attach_at_another_volumes_device_is_undone_and_the_device_left_alone() {
     let node = Node::new();
     node.disk_named();
