@@ -279,6 +279,30 @@ fn a_record_that_cannot_be_read_is_set_aside_and_told_of() {
 }
 
 #[test]
+fn recover_and_status_fail_while_a_record_is_set_aside() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().to_str().unwrap();
+    std::fs::write(place.path().join("journal.lock"), "").unwrap();
+    let aside = place.path().join("pvc-1.json.set-aside-0");
+    std::fs::write(&aside, "lunbd-journal 1 sha2").unwrap();
+    let run = |command| lunbd(&[command, "--journal", directory, "--json"]);
+    for command in ["recover", "status"] {
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(1), "{command}: {output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            report["problems"][0]["kind"], "set_aside_earlier",
+            "{report}"
+        );
+    }
+    std::fs::remove_file(&aside).unwrap();
+    for command in ["recover", "status"] {
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(0), "{command}: {output:?}");
+    }
+}
+
+#[test]
 fn list_and_doctor_answer_in_json_on_any_machine() {
     let list: Value = serde_json::from_slice(&lunbd(&["list", "--json"]).stdout).unwrap();
     assert!(list["units"].is_array());

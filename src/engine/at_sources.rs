@@ -8,6 +8,7 @@ use super::journal::{Record, Turn};
 use super::same_unit::PathPlace;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
+use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
@@ -35,7 +36,9 @@ impl Engine {
             return Ok(there);
         }
         for source in &record.spec.sources {
-            there.scsi.extend(self.at_source(source)?);
+            if !self.is_renumbered(record, source) {
+                there.scsi.extend(self.at_source(source)?);
+            }
         }
         Ok(there)
     }
@@ -56,14 +59,32 @@ impl Engine {
         }
     }
 
+    /// Whether a source is an address that the kernel has given anew since the record was
+    /// begun, in an earlier boot, and no name of the unit says that it is there again.
+    pub(super) fn is_renumbered(&self, record: &Record, source: &Source) -> bool {
+        let is_known = record.names().first().is_some_and(Wwid::is_unique);
+        let Some(boot) = &record.boot else {
+            return false;
+        };
+        let is_address = matches!(source, Source::Scsi(_));
+        let now = || machine::boot_id(self.roots());
+        is_address && !is_known && now().is_some_and(|now| now != *boot)
+    }
+
     /// Whether what is at a source's addresses is another volume's, or another unit
-    /// than the volume is expected to be. What has said nothing may be that.
+    /// than the volume is expected to be, or nothing says that it is the volume's any
+    /// more. What has said nothing may be that.
     pub(super) fn leads_to_another(
         &self,
         turn: &Turn,
-        expected: Option<&Wwid>,
+        record: &Record,
         source: &Source,
     ) -> Result<bool> {
+        if self.is_renumbered(record, source) {
+            return Ok(true);
+        }
+        let names = record.names();
+        let expected = names.first();
         for device in self.at_source(source)? {
             let identity = device.cached_identity()?;
             let place = PathPlace::of(self.roots(), &device);

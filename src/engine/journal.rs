@@ -6,9 +6,10 @@
 //!
 //! One small file a volume, whole or not there at all whenever the machine stops
 //! (written beside, brought to the disk, renamed, the directory brought to the
-//! disk), with a version and a SHA-256 of all that follows. What is no record of
-//! this version (torn, of a newer version, foreign) is renamed and reported, and
-//! neither trusted nor deleted. One process has a journal at a time.
+//! disk), with a version and a SHA-256 of that and all that follows. What is no record
+//! (torn, foreign) is renamed and reported, and neither trusted nor deleted. A journal
+//! with a record of a later version is not opened: nothing of it would be known. One
+//! process has a journal at a time.
 //!
 //! A volume's record goes when its detach is proven, or when an attach that
 //! never came to its end has left nothing. It does **not** go because the device
@@ -43,7 +44,7 @@ use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
-use crate::kernel::worker;
+use crate::kernel::{machine, worker};
 
 /// A journal that this process holds, until it is dropped.
 #[derive(Debug)]
@@ -60,6 +61,8 @@ struct Shared {
     freed: Condvar,
     /// What was told of those that fail, as long as it counts.
     told: Mutex<Option<Flock<File>>>,
+    /// The machine's boot; `None` where the kernel does not say it.
+    boot: Option<String>,
     // The kernel takes it back when the process dies, in whatever way.
     _lock: Flock<File>,
 }
@@ -101,12 +104,18 @@ impl Engine {
     }
 
     /// Opens the journal in a directory, which is made where it is not there and
-    /// must hold nothing else. Files in it that are no records are set aside and
+    /// must hold nothing else. It belongs where it lives as long as the machine's boot, and
+    /// longer than the process: in a container in a directory of the host's `/run`, and for
+    /// a service of systemd's in its `RuntimeDirectory=` with `RuntimeDirectoryPreserve=yes`.
+    /// In one that outlives the boot, what was begun at an address as `scsi:2:0:0:1` by an
+    /// earlier boot is forgotten, where no unique name of the unit is known, and the device
+    /// there is left alone. Files in it that are no records are set aside and
     /// are in [`Journal::problems`].
     ///
     /// # Errors
     /// `InUse`, naming the process that has it; `InvalidInput` where the
-    /// directory holds something and was never a journal; `NotPermitted`;
+    /// directory holds something and was never a journal; `NotSupported` where a later
+    /// version of lunbd wrote a record, and nothing is touched then; `NotPermitted`;
     /// `TimedOut` at stage `journal`; `Io`.
     pub fn open_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<Journal> {
         let path = directory.to_owned();
@@ -126,6 +135,7 @@ impl Engine {
             table: Mutex::new(table),
             freed: Condvar::new(),
             told: Mutex::default(),
+            boot: machine::boot_id(self.roots()),
             _lock: found.lock,
         };
         Ok(Journal {

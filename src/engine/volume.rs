@@ -102,6 +102,7 @@ impl Engine {
             spec,
             intent: Some(Intent::now(Operation::Attach)),
             outcome: before.as_ref().and_then(|before| before.outcome.clone()),
+            boot: None,
         };
         self.attach_in_turn(&turn, before, intent, request, deadline)
     }
@@ -353,7 +354,7 @@ impl Engine {
         let mut request: Option<DetachRequest> = None;
         for source in &record.spec.sources {
             self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-            if self.leads_to_another(turn, names.first(), source)? {
+            if self.leads_to_another(turn, record, source)? {
                 continue;
             }
             request = Some(match request {
@@ -385,7 +386,7 @@ impl Engine {
         let names = record.names();
         let expected = names.first();
         self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-        if self.leads_to_another(turn, expected, source)? {
+        if self.leads_to_another(turn, record, source)? {
             // All that is known is where it was meant to be, and it is not
             // what is there.
             return Ok(Detachment::unchanged(NOWHERE));

@@ -59,6 +59,12 @@ pub fn kernel_version(roots: &Roots) -> Result<(u32, u32)> {
     })
 }
 
+/// What tells this boot of the machine from every other; `None` where that is not shown.
+#[must_use]
+pub fn boot_id(roots: &Roots) -> Option<String> {
+    sysfs::read(&roots.proc.join("sys/kernel/random/boot_id")).ok()
+}
+
 /// Whether the file system at `path` is mounted read-only.
 pub fn is_read_only(path: &Path) -> Result<bool> {
     statvfs(path)

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use lunbd::ErrorKind;
 use lunbd::engine::Journal;
 use lunbd::engine::journal::{FaultKind, Record};
 use serde_json::{Value, json};
@@ -140,14 +141,12 @@ fn a_file_with_every_byte_flipped_is_set_aside_and_no_volume_comes_of_it() {
 fn what_is_no_record_is_set_aside_whole_reported_again_and_never_deleted() {
     let node = Node::new();
     let good = sealed(&attached("pvc-1", ATTACHED, NAME));
-    let newer = [b"lunbd-journal 2 crc:1\n", &good[..]].concat();
     let no_source = {
         let mut record = attached("empty", ATTACHED, NAME);
         record["spec"]["sources"] = json!([]);
         sealed(&record)
     };
     for (name, bytes, kind) in [
-        ("newer.json", &newer, FaultKind::Newer),
         ("pvc-2.json", &good, FaultKind::Foreign),
         ("notes", &b"remember the milk".to_vec(), FaultKind::Foreign),
         ("empty.json", &no_source, FaultKind::Foreign),
@@ -181,7 +180,25 @@ fn what_is_no_record_is_set_aside_whole_reported_again_and_never_deleted() {
         1
     );
     let again = kinds(&node.open());
-    assert_eq!(again, [FaultKind::SetAsideEarlier; 9]);
+    assert_eq!(again, [FaultKind::SetAsideEarlier; 7]);
+}
+
+#[test]
+fn a_journal_with_a_record_of_a_later_version_is_refused_and_left_as_it_is() {
+    let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
+    fs::write(node.file("notes"), "remember the milk").unwrap();
+    let mut unknown = attached("pvc-2", "scsi:0:0:0:2", OTHER_NAME);
+    unknown["spec"]["interface"] = json!("eth1");
+    for bytes in [b"lunbd-journal 9 crc:1\n{}".to_vec(), sealed(&unknown)] {
+        fs::write(node.file("pvc-2.json"), &bytes).unwrap();
+        let error = node.try_open().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+        assert!(error.to_string().contains("pvc-2.json"), "{error}");
+        assert_eq!(node.files(), ["notes", "pvc-1.json", "pvc-2.json"]);
+        assert_eq!(fs::read(node.file("pvc-2.json")).unwrap(), bytes);
+    }
+    fs::remove_file(node.file("pvc-2.json")).unwrap();
+    assert_eq!(node.open().records().len(), 1);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn a_record_reads_back_as_it_was_written_and_is_readable() {
     let abandon_unwritten = true;
     assert_eq!(intent.operation, Operation::Detach { abandon_unwritten });
     let text = String::from_utf8(bytes).unwrap();
-    assert!(text.starts_with("lunbd-journal 1 sha256:") && text.contains("\n  \"volume\""));
+    assert!(text.starts_with("lunbd-journal 2 sha256:") && text.contains("\n  \"volume\""));
 }
 
 #[test]
@@ -249,6 +249,37 @@ fn a_begun_attach_leaves_another_unit_alone_and_what_does_not_say_which_it_is_re
     assert_eq!(failure.kind(), ErrorKind::IdentityMismatch, "{failure}");
     assert_eq!(node.files(), ["late.json"]);
     assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+}
+
+#[test]
+fn what_was_begun_at_a_bare_address_before_a_reboot_is_not_finished_at_it() {
+    let detach = json!({ "detach": { "abandon_unwritten": false } });
+    for operation in [json!("attach"), detach] {
+        let mut record = begun("pvc-1", ATTACHED, &operation);
+        record["boot"] = json!("8f0a5a3c-0000-4000-8000-000000000001");
+        for is_recovered in [true, false] {
+            let node = Node::with(&[record.clone()]);
+            let boot = "8f0a5a3c-0000-4000-8000-000000000002\n";
+            node.machine.write("proc/sys/kernel/random/boot_id", boot);
+            node.disk_named();
+            let journal = node.open();
+            let seen = node.engine.survey(&journal).unwrap();
+            assert_eq!(seen[0].condition, Condition::Gone, "{seen:?}");
+            if is_recovered {
+                let recovery = node.engine.recover(&journal, soon()).unwrap();
+                let found = &recovery.volumes[0];
+                assert_eq!(found.condition, Condition::Gone, "{found:?}");
+                assert!(found.is_whole(), "{found:?}");
+            } else {
+                let (volume, how) = (id("pvc-1"), DetachVolume::default());
+                let detached = node.engine.detach_volume(&journal, &volume, &how, soon());
+                assert!(!detached.unwrap().changed);
+            }
+            assert_eq!(node.machine.read("sys/devices/fake/0:0:0:1/delete"), "");
+            assert!(node.is_untouched());
+            assert_eq!(node.files(), [] as [&str; 0]);
+        }
+    }
 }
 
 #[test]

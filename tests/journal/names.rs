@@ -169,8 +169,8 @@ fn what_is_no_name_is_refused_before_there_is_a_file() {
     ] {
         let error = text.parse::<VolumeId>().unwrap_err();
         assert!(error.to_string().contains("1 to 253 bytes"), "{error}");
-        // A record that has it is none.
+        // A record that has it is none of this version.
         let record = sealed(&attached(text, ATTACHED, NAME));
-        assert_eq!(Record::parse(&record).unwrap_err().kind, FaultKind::Foreign);
+        assert_eq!(Record::parse(&record).unwrap_err().kind, FaultKind::Newer);
     }
 }

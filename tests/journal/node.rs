@@ -7,7 +7,7 @@ use std::time::Duration;
 use lunbd::engine::Journal;
 use lunbd::engine::journal::Record;
 use lunbd::id::VolumeId;
-use lunbd::{AttachRequest, Deadline, Engine, Error, ErrorKind};
+use lunbd::{AttachRequest, Deadline, Engine, Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
@@ -107,13 +107,17 @@ impl Node {
     /// that another test starts: until it is another program it has all that is
     /// open here.
     pub(crate) fn open(&self) -> Journal {
+        self.try_open().unwrap()
+    }
+
+    pub(crate) fn try_open(&self) -> Result<Journal> {
         let limit = soon();
         loop {
             match self.engine.open_journal(soon()) {
                 Err(error) if error.kind() == ErrorKind::InUse && !limit.has_passed() => {
                     std::thread::yield_now();
                 }
-                opened => return opened.unwrap(),
+                opened => return opened,
             }
         }
     }

@@ -68,7 +68,8 @@ pub(crate) fn place(engine: &Engine) -> PathBuf {
     engine.roots().run.join("lunbd/journal")
 }
 
-/// Exits with 1 where a volume is left that is neither attached nor detached.
+/// Exits with 1 where a volume is left that is neither attached nor detached, or may be
+/// behind a file that is no record.
 pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Result<ExitCode> {
     let progress = Progress::of("recovering");
     let deadline = Deadline::after(what.timeout);
@@ -82,7 +83,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Res
             write(out, &recovery)
         }
     });
-    Ok(if recovery.is_whole() {
+    Ok(if recovery.is_whole() && recovery.problems.is_empty() {
         printed
     } else {
         ExitCode::FAILURE

@@ -66,7 +66,8 @@ impl Volume {
     }
 }
 
-/// Exits with 1 where a volume is not attached, does not serve, or fails.
+/// Exits with 1 where a volume is not attached, does not serve, or fails, or may be behind
+/// a file that is no record.
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
     let place = place.unwrap_or_else(|| recover::place(engine));
@@ -98,11 +99,13 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
         }
     });
     let all_stand = status.volumes.iter().all(Volume::is_whole);
-    Ok(if all_stand && status.failing.is_empty() {
-        printed
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(
+        if all_stand && status.failing.is_empty() && status.problems.is_empty() {
+            printed
+        } else {
+            ExitCode::FAILURE
+        },
+    )
 }
 
 fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {

@@ -283,6 +283,7 @@ mod tests {
             spec: spec(NbdOptions::default()),
             intent: None,
             outcome: None,
+            boot: None,
         };
         let two = NonZeroU16::new(2).unwrap();
         for (options, why) in [

@@ -2,7 +2,7 @@
 //! then JSON, for the reader at three in the morning.
 //!
 //! ```text
-//! lunbd-journal 1 sha256:HEX
+//! lunbd-journal 2 sha256:HEX
 //! { "volume": "pvc-1", ... }
 //! ```
 
@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
+/// With a version after it, what a record begins with.
 const MAGIC: &str = "lunbd-journal ";
 
-/// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
+/// The version that is written. Each before it is read too.
+const VERSION: u32 = 2;
 
 /// More than any record; a file that is none stays small in memory too.
 pub(super) const LONGEST: usize = 256 << 10;
@@ -38,7 +39,8 @@ pub struct Fault {
 pub enum FaultKind {
     /// It begins as a record does, and its checksum is not that of the rest.
     Torn,
-    /// It is of a later version of this library.
+    /// It is whole, and of a later version of this library. A journal that has one is not
+    /// opened.
     Newer,
     /// It is something else, or another volume's record.
     Foreign,
@@ -72,7 +74,7 @@ impl Record {
     #[doc(hidden)]
     #[must_use]
     pub fn seal(body: &[u8]) -> Vec<u8> {
-        let mut sealed = header(body).into_bytes();
+        let mut sealed = header(VERSION, body).into_bytes();
         sealed.extend_from_slice(body);
         sealed
     }
@@ -94,19 +96,25 @@ impl Record {
         let version = line.split(|&byte| byte == b' ').next().unwrap_or(line);
         let version = std::str::from_utf8(version).ok();
         match version.and_then(|version| version.parse::<u32>().ok()) {
-            Some(version) if version > VERSION => {
-                let text = format!("it is of version {version}, and this library reads {VERSION}");
-                return Err(Fault::new(FaultKind::Newer, text));
-            }
             // As it would be written here: one spelling, so that no flipped bit
             // gets through.
-            _ if bytes.get(..bytes.len() - body.len()) != Some(header(body).as_bytes()) => {
-                return Err(torn("its checksum is not that of the rest"));
+            Some(version) if bytes.strip_suffix(body) == Some(header(version, body).as_bytes()) => {
+                if version > VERSION {
+                    let text =
+                        format!("it is of version {version}, and this library reads {VERSION}");
+                    return Err(Fault::new(FaultKind::Newer, text));
+                }
             }
-            _ => {}
+            Some(version) if version > VERSION && !contains(line, b" sha256:") => {
+                let text = format!("it is of version {version}, with another checksum");
+                return Err(Fault::new(FaultKind::Newer, text));
+            }
+            _ => return Err(torn("its checksum is not that of the rest")),
         }
-        let record: Self = serde_json::from_slice(body)
-            .map_err(|error| Fault::new(FaultKind::Foreign, format!("it is no record: {error}")))?;
+        let record: Self = serde_json::from_slice(body).map_err(|error| {
+            let text = format!("it is whole, and says what this library does not know: {error}");
+            Fault::new(FaultKind::Newer, text)
+        })?;
         if record.spec.sources.is_empty() {
             return Err(Fault::new(FaultKind::Foreign, "its volume has no source"));
         }
@@ -114,8 +122,18 @@ impl Record {
     }
 }
 
-fn header(body: &[u8]) -> String {
-    format!("{MAGIC}{VERSION} sha256:{}\n", digest(body))
+fn header(version: u32, body: &[u8]) -> String {
+    let begin = format!("{MAGIC}{version}");
+    let digest = match version {
+        1 => digest(body),
+        // A version that was flipped is none that is later.
+        _ => digest(&[begin.as_bytes(), b"\n", body].concat()),
+    };
+    format!("{begin} sha256:{digest}\n")
+}
+
+fn contains(line: &[u8], what: &[u8]) -> bool {
+    line.windows(what.len()).any(|part| part == what)
 }
 
 /// SHA-256 in hex.

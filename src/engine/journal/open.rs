@@ -48,6 +48,10 @@ pub(super) struct Found {
 
 /// Takes the journal and reads it. **Blocks** for as long as the file system
 /// does.
+///
+/// # Errors
+/// `NotSupported` where a record is of a later version: who went on without it would
+/// give its device to another volume, and leave it at the end. Nothing is touched then.
 pub(super) fn open(directory: &Path) -> Result<Found> {
     let lock = hold(directory)?;
     let mut found = Found {
@@ -55,11 +59,46 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
         records: BTreeMap::new(),
         problems: Vec::new(),
     };
-    for name in names(directory)? {
-        found.take_in(directory, &name);
+    let names = names(directory)?;
+    let mut files = Vec::new();
+    for name in &names {
+        let (path, text) = (directory.join(name), name.to_string_lossy());
+        if !is_beside_records(&text) {
+            let record = read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text));
+            files.push((path, record));
+        }
+    }
+    for (path, record) in &files {
+        if let Err(Fault { kind, text }) = record
+            && *kind == FaultKind::Newer
+        {
+            let message = format!(
+                "a later version of lunbd wrote a record: {text}; run that version, or detach \
+                 the volume with it first"
+            );
+            return Err(Error::new(ErrorKind::NotSupported, message).with_path(path));
+        }
+    }
+    for name in &names {
+        found.see_to(directory, name);
+    }
+    for (path, record) in files {
+        found.take_in(path, record);
     }
     sync(directory)?;
     Ok(found)
+}
+
+/// Whether a name is that of a file which never was a record.
+fn is_beside_records(name: &str) -> bool {
+    let unfinished = name.strip_suffix(BEING_WRITTEN);
+    let is_unfinished = unfinished.is_some_and(|of| of.ends_with(RECORD) || of == FAILING);
+    name == LOCK || name == FAILING || is_unfinished || is_set_aside(name)
+}
+
+fn is_set_aside(name: &str) -> bool {
+    let number = name.rsplit_once(SET_ASIDE);
+    number.is_some_and(|(_, number)| number.parse::<u64>().is_ok())
 }
 
 /// Reads what is there and touches nothing. **Blocks** as [`open`].
@@ -76,7 +115,12 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
         if text == LOCK || text == FAILING || text.ends_with(BEING_WRITTEN) {
             continue;
         }
-        match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {
+        let record = if is_set_aside(&text) {
+            Err(set_aside_earlier())
+        } else {
+            read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text))
+        };
+        match record {
             Ok(record) => view.records.push(record),
             // Its holder has removed it meanwhile.
             Err(_) if path.symlink_metadata().is_err() => {}
@@ -169,32 +213,30 @@ fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
 }
 
 impl Found {
-    fn take_in(&mut self, directory: &Path, name: &std::ffi::OsStr) {
-        let path = directory.join(name);
-        let text = name.to_string_lossy();
-        if text == LOCK {
+    /// Clears away what a writer that died has left beside the records, and reports what
+    /// was set aside.
+    fn see_to(&mut self, directory: &Path, name: &std::ffi::OsStr) {
+        let (path, text) = (directory.join(name), name.to_string_lossy());
+        if is_set_aside(&text) {
+            return self.report(path, set_aside_earlier());
+        }
+        if text == LOCK || !is_beside_records(&text) {
             return;
         }
-        if text == FAILING || text.strip_suffix(BEING_WRITTEN) == Some(FAILING) {
+        if text.starts_with(FAILING) {
             // Its writer is gone, and it counts for nothing.
             let _ = fs::remove_file(&path);
             return;
         }
-        let aside = text.rsplit_once(SET_ASIDE);
-        if aside.is_some_and(|(_, number)| number.parse::<u64>().is_ok()) {
-            let fault = Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier");
-            return self.report(path, fault);
-        }
-        let unfinished = text.strip_suffix(BEING_WRITTEN);
-        if unfinished.is_some_and(|record| record.ends_with(RECORD)) {
-            // Its writer died before the rename, so it was never the record, and
-            // nobody was told that it is. Where it stays, the next replaces it.
-            point!(JournalToDropUnfinished);
-            let _ = fs::remove_file(&path);
-            point!(JournalUnfinishedDropped);
-            return;
-        }
-        match read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text)) {
+        // Its writer died before the rename, so it was never the record, and
+        // nobody was told that it is. Where it stays, the next replaces it.
+        point!(JournalToDropUnfinished);
+        let _ = fs::remove_file(&path);
+        point!(JournalUnfinishedDropped);
+    }
+
+    fn take_in(&mut self, path: PathBuf, record: Result<Record, Fault>) {
+        match record {
             Ok(record) => {
                 self.records.insert(record.volume.clone(), record);
             }
@@ -215,6 +257,10 @@ impl Found {
         tracing::warn!(file = %file.display(), %text, "no record of the journal");
         self.problems.push(Problem { file, kind, text });
     }
+}
+
+fn set_aside_earlier() -> Fault {
+    Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier")
 }
 
 /// A copy under another name is not that volume's record.

@@ -26,6 +26,10 @@ pub struct Record {
     pub intent: Option<Intent>,
     /// What the last attach read back; `None` where none has come to its end.
     pub outcome: Option<Outcome>,
+    /// The boot of the machine in which this was begun: an address as `scsi:2:0:0:1`
+    /// means another device after the next. Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
 }
 
 /// How a volume is attached, without what was asked of a single call.

@@ -127,7 +127,7 @@ impl Turn {
         others.any(|other| other.owns(identity, place))
     }
 
-    /// Writes the record.
+    /// Writes the record; one that says of no boot is of this one.
     ///
     /// # Errors
     /// `Io` where the disk is full; `InUse` where something is at its place that
@@ -135,9 +135,12 @@ impl Turn {
     /// still be written.
     pub(in crate::engine) fn write(
         self: &Arc<Self>,
-        record: Record,
+        mut record: Record,
         deadline: Deadline,
     ) -> Result<()> {
+        if record.boot.is_none() {
+            record.boot.clone_from(&self.shared.boot);
+        }
         let bytes = record.to_bytes()?;
         self.run(deadline, move |turn, name| {
             let directory = &turn.shared.directory;
@@ -211,6 +214,7 @@ mod tests {
                 spec: VolumeSpec::of(&AttachRequest::new(source)),
                 intent: None,
                 outcome: None,
+                boot: None,
             };
             let turn = journal.turn(&volume, None, deadline).unwrap();
             turn.write(record, deadline).unwrap();

@@ -240,7 +240,11 @@ impl Engine {
                 let is_other = attached && unit.compare(&scanned.identity).is_different();
                 !is_other && !ground.is_anothers(&scanned.identity, &found.volume)
             };
-            for route in &routes {
+            let is_renumbered = |route: &&Route| match route.via {
+                Via::Address { hctl } => self.is_renumbered(record, &Source::Scsi(hctl)),
+                _ => false,
+            };
+            for route in routes.iter().filter(|route| !is_renumbered(route)) {
                 let place = route.place.as_ref();
                 let Some(hctl) = place.map_or_else(|missing| missing.hctl, |hctl| Some(*hctl))
                 else {

@@ -42,6 +42,7 @@ impl Node {
             spec: VolumeSpec::of(&AttachRequest::new(source).expect(NAME.parse().unwrap())),
             intent: Some(Intent::now(Operation::Attach)),
             outcome: None,
+            boot: None,
         }
     }
 
@@ -72,6 +73,33 @@ impl Node {
         let how = DetachVolume::default();
         self.engine
             .detach_volume(&self.journal, &self.volume, &how, deadline)
+    }
+}
+
+#[test]
+fn a_record_says_in_which_boot_it_was_begun_and_keeps_that_until_it_is_begun_anew() {
+    let root = tempfile::tempdir().unwrap();
+    let boot = root.path().join("proc/sys/kernel/random/boot_id");
+    fs::create_dir_all(boot.parent().unwrap()).unwrap();
+    let volume: VolumeId = "pvc-1".parse().unwrap();
+    let record = Node::new().begun();
+    for (now, written) in [("first\n", "first"), ("second\n", "first")] {
+        fs::write(&boot, now).unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let journal = engine.open_journal(soon()).unwrap();
+        let turn = journal.turn(&volume, None, soon()).unwrap();
+        let again = turn.record().unwrap_or(record.clone());
+        turn.write(again, soon()).unwrap();
+        let read = journal.record(&volume).unwrap();
+        assert_eq!(read.boot.as_deref(), Some(written));
+        let place = &read.spec.sources[0];
+        assert!(
+            !engine.is_renumbered(&read, place),
+            "its unit has a unique name"
+        );
+        let mut nameless = read.clone();
+        nameless.spec.expect = None;
+        assert_eq!(engine.is_renumbered(&nameless, place), now != "first\n");
     }
 }
 
