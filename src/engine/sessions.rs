@@ -329,7 +329,7 @@ mod tests {
         fs::create_dir_all(&roots.run).unwrap();
         let session = StandingSession::new(&roots, id.parse().unwrap());
         assert!(session.is_ours().unwrap() && session.devices().unwrap().is_empty());
-        let deadline = Deadline::after(std::time::Duration::from_secs(20));
+        let deadline = Deadline::after(Duration::from_secs(20));
         assert!(!end_if_down(&roots, &session, deadline).unwrap());
     }
 }
