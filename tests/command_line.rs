@@ -133,14 +133,16 @@ fn completions_and_manual_pages_name_every_command_and_its_options() {
     assert!(commands.len() > 10, "{commands:?}");
     let all = String::from_utf8(lunbd(&["man"]).stdout).unwrap();
     for command in commands.iter().filter(|name| *name != "help") {
+        // As roff has it.
+        let escaped = command.replace('-', "\\-");
         assert!(
-            all.contains(&format!("lunbd\\-{command}(1)")),
+            all.contains(&format!("lunbd\\-{escaped}(1)")),
             "{command}: {all}"
         );
         let page = lunbd(&["man", command]);
         assert!(page.status.success(), "{page:?}");
         let page = String::from_utf8(page.stdout).unwrap();
-        assert!(page.contains(&format!("lunbd\\-{command}")), "{page}");
+        assert!(page.contains(&format!("lunbd\\-{escaped}")), "{page}");
         assert!(page.contains("json"), "{command}: {page}");
     }
     let page = String::from_utf8(lunbd(&["man", "reap"]).stdout).unwrap();

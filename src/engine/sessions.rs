@@ -133,7 +133,7 @@ fn end_unless(
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = hold_off_makers(patience).map_err(|error| error.at(Stage::Logout))?;
+        let nobody = hold_off_makers(roots, patience).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
