@@ -20,7 +20,7 @@ mod wire;
 
 use std::fmt;
 
-pub use chap::{Algorithm, Algorithms, Credentials, CredentialsSource, Secret};
+pub use chap::{Algorithm, Algorithms, Credentials, CredentialsFile, CredentialsSource, Secret};
 pub use discovery::{
     Discovered, DiscoveredTarget, DiscoveryOptions, SkippedRecord, TargetPortal, discover,
     discover_over,

@@ -15,6 +15,7 @@ pub(crate) mod iscsi_netlink;
 pub(crate) mod loops;
 pub mod machine;
 pub mod mounts;
+pub(crate) mod netlink_port;
 pub(crate) mod peer;
 pub mod process;
 pub(crate) mod sg;

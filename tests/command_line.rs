@@ -133,14 +133,16 @@ fn completions_and_manual_pages_name_every_command_and_its_options() {
     assert!(commands.len() > 10, "{commands:?}");
     let all = String::from_utf8(lunbd(&["man"]).stdout).unwrap();
     for command in commands.iter().filter(|name| *name != "help") {
+        // As roff has it.
+        let escaped = command.replace('-', "\\-");
         assert!(
-            all.contains(&format!("lunbd\\-{command}(1)")),
+            all.contains(&format!("lunbd\\-{escaped}(1)")),
             "{command}: {all}"
         );
         let page = lunbd(&["man", command]);
         assert!(page.status.success(), "{page:?}");
         let page = String::from_utf8(page.stdout).unwrap();
-        assert!(page.contains(&format!("lunbd\\-{command}")), "{page}");
+        assert!(page.contains(&format!("lunbd\\-{escaped}")), "{page}");
         assert!(page.contains("json"), "{command}: {page}");
     }
     let page = String::from_utf8(lunbd(&["man", "reap"]).stdout).unwrap();
@@ -347,4 +349,28 @@ fn where_no_portal_listens_discover_says_so_and_a_broken_file_of_secrets_is_not_
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains("one or more of MD5, SHA1,"), "{text}");
     }
+}
+
+#[test]
+fn a_file_of_secrets_has_sections_and_one_that_does_not_answer_is_not_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let (file, silent) = (place.path().join("chap"), place.path().join("silent"));
+    nix::unistd::mkfifo(&silent, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let ask = |file: &std::path::Path| {
+        let me = ["--initiator", "iqn.2026-01.example:me", "--timeout", "2s"];
+        let file = ["--chap-file", file.to_str().unwrap(), "--json"];
+        // Where nobody listens.
+        lunbd(&[&["discover", "127.0.0.1:1"], &me[..], &file[..]].concat())
+    };
+    let section = "[127.0.0.1:1]\nuser=me\nsecret=hush\n";
+    std::fs::write(&file, section).unwrap();
+    assert_eq!(failure(&ask(&file))["kind"], "unreachable");
+    std::fs::write(&file, section.replace(":1]", ":2]")).unwrap();
+    let refused = ask(&file);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("no section [127.0.0.1:1]"), "{text}");
+    let timed_out = failure(&ask(&silent));
+    assert_eq!(timed_out["kind"], "timed_out", "{timed_out}");
+    assert_eq!(timed_out["stage"], "login", "{timed_out}");
 }

@@ -133,7 +133,7 @@ fn end_unless(
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = hold_off_makers(patience).map_err(|error| error.at(Stage::Logout))?;
+        let nobody = hold_off_makers(roots, patience).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
@@ -329,7 +329,7 @@ mod tests {
         fs::create_dir_all(&roots.run).unwrap();
         let session = StandingSession::new(&roots, id.parse().unwrap());
         assert!(session.is_ours().unwrap() && session.devices().unwrap().is_empty());
-        let deadline = Deadline::after(std::time::Duration::from_secs(20));
+        let deadline = Deadline::after(Duration::from_secs(20));
         assert!(!end_if_down(&roots, &session, deadline).unwrap());
     }
 }

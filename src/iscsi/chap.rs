@@ -10,11 +10,15 @@ mod algorithm;
 mod binary;
 mod conversation;
 mod credentials;
+mod file;
+mod source;
 
 pub use algorithm::{Algorithm, Algorithms};
 pub use binary::{decode_binary, encode_binary};
 pub(super) use conversation::Conversation;
-pub use credentials::{Credentials, CredentialsSource, Secret};
+pub use credentials::{Credentials, Secret};
+pub use file::CredentialsFile;
+pub use source::CredentialsSource;
 
 use crate::error::{Error, ErrorKind};
 

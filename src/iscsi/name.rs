@@ -100,7 +100,7 @@ mod tests {
     fn read(content: &str) -> Result<Iqn> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("initiatorname.iscsi");
-        std::fs::write(&path, content).unwrap();
+        fs::write(&path, content).unwrap();
         initiator_name(&path)
     }
 

@@ -41,7 +41,7 @@ pub fn connect_again(
     number: impl FnOnce() -> Result<u32>,
     deadline: Deadline,
 ) -> Result<Connection> {
-    let login = login_options(name, options)?;
+    let login = login_options(name, options, deadline)?;
     log_in_from(&name.portal, &login, number, deadline)
 }
 

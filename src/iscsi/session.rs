@@ -188,11 +188,19 @@ pub fn connect(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Connection> {
-    log_in(&name.portal, &login_options(name, options)?, deadline)
+    log_in(
+        &name.portal,
+        &login_options(name, options, deadline)?,
+        deadline,
+    )
 }
 
 /// How a session of this name is logged in.
-pub(super) fn login_options(name: &SessionName, options: &SessionOptions) -> Result<LoginOptions> {
+pub(super) fn login_options(
+    name: &SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<LoginOptions> {
     let offer = Parameters {
         header_digest: options.header_digest,
         data_digest: options.data_digest,
@@ -203,8 +211,8 @@ pub(super) fn login_options(name: &SessionName, options: &SessionOptions) -> Res
     Ok(match &options.proof {
         Some(Proof::Known(credentials)) => login.credentials(credentials.clone()),
         Some(Proof::At(source)) => {
-            let credentials = source.read().map_err(|error| error.at(Stage::Login))?;
-            login.credentials(credentials)
+            let credentials = source.read(Some(&name.target), &name.portal, deadline);
+            login.credentials(credentials.map_err(|error| error.at(Stage::Login))?)
         }
         None => login,
     })

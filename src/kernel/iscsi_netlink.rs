@@ -20,8 +20,7 @@ pub(crate) use lunbd_sys::iscsi::{Param, Stop};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use nix::errno::Errno;
 
-use super::Roots;
-use super::sysfs;
+use super::{Roots, netlink_port, sysfs};
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,8 +54,9 @@ impl Maker {
     /// Waits for it. **Blocks**, for as long as another has it and no longer.
     ///
     /// # Errors
-    /// `InUse` where another had it all the time, until `deadline`.
-    pub(crate) fn wait(deadline: Deadline) -> Result<Self> {
+    /// `InUse` where another had it all the time, until `deadline`, naming the process:
+    /// the kernel gives the port to any user.
+    pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
         /// As a signed number: -1.
         const NOBODY: u32 = u32::MAX;
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
@@ -66,8 +66,13 @@ impl Maker {
                     thread::park_timeout(pauses.pause().min(deadline.remaining()));
                 }
                 Err(error) if is(&error, Errno::EADDRINUSE) => {
-                    let what = "another process makes a session all the time";
-                    return Err(error.with_kind(ErrorKind::InUse).with_last_seen(what));
+                    let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);
+                    let holder = holder.unwrap_or_else(|| "one process after another".to_owned());
+                    let seen = format!(
+                        "{holder} has the netlink port that the making of a session needs: it is \
+                         to be ended where it is none of lunbd's"
+                    );
+                    return Err(error.with_kind(ErrorKind::InUse).with_last_seen(seen));
                 }
                 opened => return opened.map(Self),
             }

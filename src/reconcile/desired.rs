@@ -27,7 +27,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 ///
 /// [volume.log_in]         # where no session is there; `log_in = {}` is enough
 /// initiator = "iqn.2026-01.example:host"  # this machine's without it
-/// chap_file = "/etc/lunbd/chap"   # as of `Credentials::from_file`; or
+/// chap_file = "/etc/lunbd/chap"   # as of `CredentialsFile`; or
 /// # chap_variables = "LUNBD_CHAP_" # as of `Credentials::from_variables`
 /// digests = false
 /// recovery_timeout = "5s"

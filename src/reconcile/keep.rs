@@ -13,6 +13,8 @@ use crate::iscsi::SessionName;
 
 /// Where the kernel cannot be heard, or is no more, it is tried again after so long.
 const AGAIN: Duration = Duration::from_secs(30);
+/// How long a file of secrets may take.
+const TO_READ: Duration = Duration::from_secs(10);
 
 impl Reconciler {
     /// From when a volume is wanted with a login, or is left with one, until the loop
@@ -58,8 +60,10 @@ impl Reconciler {
             said.or_else(|| known(session))
         };
         let options = KeepOptions::new().credentials(move |session| {
-            let proof = proof(session);
-            proof.map(|at| at.read()).transpose()
+            let (target, portal) = (&session.target, &session.portal);
+            let limit = Deadline::after(TO_READ);
+            let known = proof(session).map(|at| at.read(Some(target), portal, limit));
+            known.transpose()
         });
         let (header, data) = self.digests();
         let mut keeper = self.engine.keep_sessions(options.digests(header, data))?;

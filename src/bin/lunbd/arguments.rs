@@ -13,7 +13,8 @@ use clap_complete::Shell;
 use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
-    Credentials, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name,
+    Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
+    initiator_name,
 };
 use lunbd::{DetachTarget, Error, ErrorKind, Source};
 
@@ -241,7 +242,7 @@ impl Iscsi {
         let initiator = self.who.initiator()?;
         let mut options = SessionOptions::new(initiator).digests(self.digests, self.digests);
         // Where they are and not what they are, for the journal.
-        if let Some((source, _)) = self.who.credentials()? {
+        if let Some(source) = self.who.credentials()? {
             options = options.credentials_from(source);
         }
         if let Some(limit) = self.recovery_timeout {
@@ -264,7 +265,8 @@ pub(crate) struct Who {
     /// others than all, algorithms=SHA3-256,SHA1,MD5,SHA256, the most wanted first.
     /// Without it the same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET,
     /// LUNBD_CHAP_TARGET_SECRET, LUNBD_CHAP_TARGET_USER and LUNBD_CHAP_ALGORITHMS,
-    /// where they are set.
+    /// where they are set. A line [IQN] or [PORTAL] begins a section for that target or
+    /// portal alone. The file is to be readable by its owner alone (chmod 0600).
     #[arg(long, value_name = "FILE")]
     chap_file: Option<PathBuf>,
 }
@@ -277,16 +279,14 @@ impl Who {
         }
     }
 
-    /// Where they are, and they.
-    pub(crate) fn credentials(&self) -> lunbd::Result<Option<(CredentialsSource, Credentials)>> {
+    /// Where they are, if there are any.
+    pub(crate) fn credentials(&self) -> lunbd::Result<Option<CredentialsSource>> {
         let Some(file) = &self.chap_file else {
             let source = CredentialsSource::Environment(CredentialsSource::VARIABLES.to_owned());
-            let known = Credentials::from_environment()?;
-            return Ok(known.map(|known| (source, known)));
+            return Ok(Credentials::from_environment()?.map(|_| source));
         };
-        let source = CredentialsSource::File(std::path::absolute(file).unwrap_or(file.clone()));
-        let known = source.read()?;
-        Ok(Some((source, known)))
+        let path = std::path::absolute(file).unwrap_or(file.clone());
+        Ok(Some(CredentialsSource::File(path)))
     }
 }
 
@@ -416,8 +416,11 @@ impl Heal {
     pub(crate) fn keep_options(&self) -> KeepOptions {
         let file = self.chap_file.clone();
         let options = KeepOptions::new().digests(self.digests, self.digests);
-        options.credentials(move |_| match &file {
-            Some(file) => Credentials::from_file(file).map(Some),
+        options.credentials(move |session| match &file {
+            Some(file) => {
+                let known = CredentialsFile::read(file)?;
+                Ok(known.find(Some(&session.target), &session.portal).cloned())
+            }
             None => Credentials::from_environment(),
         })
     }

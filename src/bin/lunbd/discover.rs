@@ -13,8 +13,8 @@ pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
     let initiator = what.who.initiator()?;
     let mut options = DiscoveryOptions::new(initiator);
-    if let Some((_, credentials)) = what.who.credentials()? {
-        options = options.credentials(credentials);
+    if let Some(source) = what.who.credentials()? {
+        options = options.credentials(source.read(None, &what.portal, deadline)?);
     }
     let progress = Progress::of(&format!("asking {}", what.portal));
     let found = discover(&what.portal, &options, deadline)?;

@@ -2,19 +2,14 @@
 //! list of processes shows them.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
 use super::{Algorithms, invalid};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Of a name or a secret, in bytes.
 const LONGEST: usize = 255;
-/// Of a file of credentials, in bytes.
-const LONGEST_FILE: u64 = 8 << 10;
 /// What a file calls them; in the environment they are in capitals, behind a
 /// prefix.
 const FIELDS: [&str; 5] = [
@@ -24,6 +19,9 @@ const FIELDS: [&str; 5] = [
     "target_secret",
     "algorithms",
 ];
+
+/// What the variables begin with where nothing else is said.
+pub(super) const VARIABLES: &str = "LUNBD_CHAP_";
 
 /// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
 /// when it is dropped.
@@ -110,46 +108,25 @@ impl Credentials {
         self.target.is_some()
     }
 
-    /// From a file of lines `user=`, `secret=`, and for mutual CHAP
-    /// `target_secret=` and, where it is to be checked, `target_user=`. A line
-    /// `algorithms=` is for [`Algorithms`]: it stands with the secret, so that each
-    /// login heeds it, also one of the recovery of a session. Lines that begin with
-    /// `#` and empty lines say nothing; a value is all behind the first equals sign.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and
-    /// others of reading a file.
-    pub fn from_file(path: &Path) -> Result<Self> {
-        let failed = |error: &std::io::Error| Error::io("cannot read credentials", path, error);
-        let file = File::open(path).map_err(|error| failed(&error))?;
-        // No growing: that would leave copies behind.
-        let mut text = Zeroizing::new(Vec::with_capacity(8 << 10));
-        file.take(LONGEST_FILE)
-            .read_to_end(&mut text)
-            .map_err(|error| failed(&error))?;
-        Self::parse(&text).map_err(|error| error.with_path(path))
-    }
-
-    fn parse(text: &[u8]) -> Result<Self> {
+    /// From lines `user=`, `secret=`, and so on; `None` where there are none. The first
+    /// has this number.
+    pub(super) fn of_lines<'a>(
+        lines: impl Iterator<Item = (usize, &'a [u8])>,
+    ) -> Result<Option<Self>> {
         let mut values = [None; FIELDS.len()];
-        for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            if line.is_empty() || line.starts_with(b"#") {
-                continue;
-            }
+        for (number, line) in lines {
             let at = line.iter().position(|byte| *byte == b'=');
             let (key, value) = line.split_at(at.unwrap_or(line.len()));
             let field = FIELDS.iter().position(|field| field.as_bytes() == key);
             let slot = field.and_then(|field| values.get_mut(field));
             let (Some(slot @ None), Some(value)) = (slot, value.get(1..)) else {
-                let number = number + 1;
                 let expected = "expected each of user=, secret=, target_user=, target_secret= and \
-                                algorithms= at most once";
+                                algorithms= at most once in a section";
                 return Err(invalid(&format!("line {number}: {expected}")));
             };
             *slot = Some(value);
         }
-        Self::of(values)?.ok_or_else(|| invalid("no line user=NAME and no line secret=SECRET"))
+        Self::of(values)
     }
 
     /// From `LUNBD_CHAP_USER`, `LUNBD_CHAP_SECRET`, for mutual CHAP
@@ -160,7 +137,7 @@ impl Credentials {
     /// # Errors
     /// `InvalidInput` where one is missing or none.
     pub fn from_environment() -> Result<Option<Self>> {
-        Self::from_variables(CredentialsSource::VARIABLES)
+        Self::from_variables(VARIABLES)
     }
 
     /// As [`from_environment`](Self::from_environment), with another beginning of
@@ -218,38 +195,6 @@ impl Credentials {
     }
 }
 
-/// Where credentials are, for what is written down: not what they are. They are
-/// read at each login, so that a secret that was changed counts from the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum CredentialsSource {
-    /// In a file, as of [`Credentials::from_file`].
-    File(PathBuf),
-    /// In the environment, in variables whose names begin so, as of
-    /// [`Credentials::from_variables`].
-    Environment(String),
-}
-
-impl CredentialsSource {
-    /// What the variables of [`Credentials::from_environment`] begin with.
-    pub const VARIABLES: &str = "LUNBD_CHAP_";
-
-    /// Reads them.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the line or the variables but not what they hold;
-    /// `NotPermitted`, and others of reading a file.
-    pub fn read(&self) -> Result<Credentials> {
-        match self {
-            Self::File(path) => Credentials::from_file(path),
-            Self::Environment(prefix) => Credentials::from_variables(prefix)?
-                .ok_or_else(|| invalid(&format!("{prefix}USER and {prefix}SECRET are not set"))),
-        }
-    }
-}
-
 fn checked(name: String) -> Result<String> {
     if name.is_empty() || name.len() > LONGEST || name.contains(char::is_control) {
         let message = "a CHAP name has 1 to 255 bytes and no control characters";
@@ -261,69 +206,6 @@ fn checked(name: String) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-
-    #[test]
-    fn a_file_gives_one_way_and_mutual_credentials() {
-        let one_way = Credentials::parse(b"# me\nuser=joe\nsecret= a=b \r\n\n").unwrap();
-        assert_eq!(one_way.user, "joe");
-        assert_eq!(one_way.secret.bytes(), b" a=b ");
-        assert!(one_way.target.is_none());
-        assert_eq!(one_way.algorithms, Algorithms::default());
-        let chosen = b"user=joe\nsecret=a\nalgorithms=SHA3-256,SHA256\n";
-        let chosen = Credentials::parse(chosen).unwrap().algorithms;
-        assert_eq!(chosen.to_string(), "SHA3-256,SHA256");
-        let mutual = b"user=joe\nsecret=a\ntarget_user=array\ntarget_secret=b";
-        let (user, secret) = Credentials::parse(mutual).unwrap().target.unwrap();
-        assert_eq!(
-            (user.as_deref(), secret.bytes()),
-            (Some("array"), &b"b"[..])
-        );
-    }
-
-    #[test]
-    fn what_is_wrong_in_a_file_is_said_without_its_secret() {
-        for text in [
-            "",
-            "user=joe",
-            "secret=hush",
-            "user=joe\nsecret=hush\nsecret=hush",
-            "user=joe\nsecret=hush\nhush",
-            "user=joe\nsecret=hush\npassword=hush",
-            "user=joe\nsecret=hush\ntarget_secret=hush",
-            "user=joe\nsecret=hush\ntarget_user=x",
-            "algorithms=MD5",
-            "user=joe\nsecret=hush\nalgorithms=",
-            "user=joe\nsecret=hush\nalgorithms=hush",
-            "user=joe\nsecret=hush\nalgorithms=MD5,MD5",
-            "user=joe\nsecret=hush\nalgorithms=MD5\nalgorithms=MD5",
-            "user=\nsecret=hush",
-            "user=joe\nsecret=",
-        ] {
-            let error = Credentials::parse(text.as_bytes()).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text:?}");
-            assert!(!error.to_string().contains("hush"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_source_reads_what_is_there_now_and_names_what_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("chap");
-        let source = CredentialsSource::File(path.clone());
-        let absent = source.read().unwrap_err();
-        assert_eq!(absent.path(), Some(&*path));
-        for secret in ["one", "two"] {
-            std::fs::write(&path, format!("user=joe\nsecret={secret}\n")).unwrap();
-            assert_eq!(source.read().unwrap().secret.bytes(), secret.as_bytes());
-        }
-        let unset = CredentialsSource::Environment("LUNBD_TEST_UNSET_".to_owned());
-        let error = unset.read().unwrap_err();
-        assert!(
-            error.to_string().contains("LUNBD_TEST_UNSET_USER"),
-            "{error}"
-        );
-    }
 
     #[test]
     fn a_secret_is_not_shown() {

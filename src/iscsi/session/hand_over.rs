@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// `InvalidInput` for a recovery timeout that is no whole number of seconds;
 /// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
-/// closed the connection meanwhile; `InUse` where another makes a session all the
-/// time; `TimedOut` at stage `session`.
+/// closed the connection meanwhile; `InUse` where another process had the right to make
+/// sessions for half of the time, naming it; `TimedOut` at stage `session`.
 pub fn hand_over(
     roots: &Roots,
     name: &SessionName,
@@ -56,8 +56,9 @@ pub fn hand_over(
         || "not returned".to_owned(),
         move || {
             let mut control = Control::open(&roots)?;
-            // Until it is started, or gone again.
-            let maker = Maker::wait(deadline)?;
+            // Until it is started, or gone again. Who waits in vain says so while there is
+            // somebody to hear it.
+            let maker = Maker::wait(&roots, deadline.half())?;
             let (id, host) = control.create_session(&maker, connection.session.cmd_sn)?;
             let standing = StandingSession::new(&roots, id);
             match begin(&mut control, &standing, &connection, &settings, deadline) {

@@ -27,8 +27,8 @@ pub struct NobodyMakes {
 ///
 /// # Errors
 /// `InUse` where another was at it all the time, until `deadline`.
-pub fn hold_off_makers(deadline: Deadline) -> Result<NobodyMakes> {
-    let right = Maker::wait(deadline)?;
+pub fn hold_off_makers(roots: &Roots, deadline: Deadline) -> Result<NobodyMakes> {
+    let right = Maker::wait(roots, deadline)?;
     Ok(NobodyMakes { _right: right })
 }
 
@@ -53,7 +53,7 @@ pub fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> 
     if unnamed(roots)?.is_empty() {
         return Ok(Vec::new());
     }
-    let maker = Maker::wait(deadline).map_err(|error| error.at(Stage::Session))?;
+    let maker = Maker::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
     let roots = roots.clone();
     worker::run(
         Stage::Session,
