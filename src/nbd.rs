@@ -49,7 +49,7 @@ mod refusal;
 mod served;
 mod wait;
 
-pub(crate) use adoption::{Adoption, adoption};
+pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};
 pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
