@@ -55,7 +55,7 @@ pub use block_size::{BlockSizes, Geometry};
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub use device::{Facts, Knowledge, NbdDevice, State};
 pub(crate) use dial::dial_for_device;
-pub use dial::{Connection, dial, list_exports};
+pub use dial::{Connection, dial, discover, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use link::{Link, LinkState, duplicate};

@@ -3,11 +3,14 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::id::Portal;
+use indicatif::HumanBytes;
+use lunbd::id::{NbdServer, Portal};
 use lunbd::iscsi::{DiscoveredTarget, DiscoveryOptions, discover};
+use lunbd::nbd::{self, handshake::DiscoveredExport};
 use lunbd::{Deadline, Result};
 use serde::Serialize;
 
+use crate::arguments::DiscoverAt;
 use crate::{arguments, exit, progress::Progress, table};
 
 #[derive(Serialize)]
@@ -15,27 +18,62 @@ struct Discovered<'a> {
     targets: &'a [DiscoveredTarget],
 }
 
+#[derive(Serialize)]
+struct Exports<'a> {
+    exports: &'a [DiscoveredExport],
+}
+
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let initiator = what.who.initiator()?;
+    match &what.at {
+        DiscoverAt::Iscsi(portal) => targets_of(portal, &what.who, deadline, json),
+        DiscoverAt::Nbd(server) => exports_of(server, deadline, json),
+    }
+}
+
+fn targets_of(
+    portal: &Portal,
+    who: &arguments::Who,
+    deadline: Deadline,
+    json: bool,
+) -> Result<ExitCode> {
+    let initiator = who.initiator()?;
     let mut options = DiscoveryOptions::new(initiator);
-    if let Some((_, credentials)) = what.who.credentials()? {
+    if let Some((_, credentials)) = who.credentials()? {
         options = options.credentials(credentials);
     }
-    let progress = Progress::of(&format!("asking {}", what.portal));
-    let targets = discover(&what.portal, &options, deadline)?;
+    let progress = Progress::of(&format!("asking {portal}"));
+    let targets = discover(portal, &options, deadline)?;
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
             let targets = &targets;
             exit::write_json(&mut out, &Discovered { targets })
         } else {
-            write(out, &what.portal, &targets)
+            write_targets(out, portal, &targets)
         }
     }))
 }
 
-fn write(out: &mut dyn Write, portal: &Portal, targets: &[DiscoveredTarget]) -> io::Result<()> {
+fn exports_of(server: &NbdServer, deadline: Deadline, json: bool) -> Result<ExitCode> {
+    let progress = Progress::of(&format!("asking {server}"));
+    let exports = nbd::discover(server, deadline)?;
+    drop(progress);
+    Ok(exit::print(|mut out| {
+        if json {
+            let exports = &exports;
+            exit::write_json(&mut out, &Exports { exports })
+        } else {
+            write_exports(out, server, &exports)
+        }
+    }))
+}
+
+fn write_targets(
+    out: &mut dyn Write,
+    portal: &Portal,
+    targets: &[DiscoveredTarget],
+) -> io::Result<()> {
     if targets.is_empty() {
         return writeln!(out, "{portal} shows no targets to this initiator");
     }
@@ -47,6 +85,35 @@ fn write(out: &mut dyn Write, portal: &Portal, targets: &[DiscoveredTarget]) -> 
                 .map_or_else(|| "-".to_owned(), |tag| tag.to_string());
             [target.iqn.to_string(), at.portal.to_string(), group]
         }));
+    }
+    table::write(out, &rows)
+}
+
+fn write_exports(
+    out: &mut dyn Write,
+    server: &NbdServer,
+    exports: &[DiscoveredExport],
+) -> io::Result<()> {
+    if exports.is_empty() {
+        return writeln!(out, "{server} lists no exports");
+    }
+    let mut rows = vec![["EXPORT", "SIZE", "BYTES", "FLAGS"].map(str::to_owned)];
+    for listed in exports {
+        // It may hold control characters.
+        let name = format!("{:?}", listed.name);
+        rows.push(match (&listed.export, &listed.error) {
+            (Some(export), _) => {
+                let names = export.flags.iter_names();
+                let names: Vec<_> = names.map(|(name, _)| name.to_ascii_lowercase()).collect();
+                let size = HumanBytes(export.size).to_string();
+                [name, size, export.size.to_string(), names.join(",")]
+            }
+            (None, error) => {
+                let why = error.as_ref().map(ToString::to_string);
+                let unknown = "-".to_owned();
+                [name, unknown.clone(), unknown, why.unwrap_or_default()]
+            }
+        });
     }
     table::write(out, &rows)
 }
