@@ -49,13 +49,13 @@ mod refusal;
 mod served;
 mod wait;
 
-pub(crate) use adoption::{Adoption, adoption};
+pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};
 pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub use device::{Facts, Knowledge, NbdDevice, State};
 pub(crate) use dial::dial_for_device;
-pub use dial::{Connection, dial, list_exports};
+pub use dial::{Connection, dial, discover, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use link::{Link, LinkState, duplicate};

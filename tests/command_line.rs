@@ -34,6 +34,11 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
         (&["detach", "sda"], "the path of a disk's node"),
         (&["discover", "::1"], "an IPv6 address in brackets"),
         (
+            &["discover", "nbd://h/disk"],
+            "an NBD server without an export",
+        ),
+        (&["discover", "nbds://h"], "TLS"),
+        (
             &["discover", "h", "--initiator", "me"],
             "iqn.YYYY-MM.DOMAIN",
         ),

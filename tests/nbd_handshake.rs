@@ -101,6 +101,77 @@ fn a_server_that_closes_when_it_is_asked_by_name_may_not_have_the_export() {
     server.finish();
 }
 
+/// A server that lists these names.
+fn lists(names: &[&str]) -> Vec<Step> {
+    let entry = |name: &&str| Step::Send(reply(OPT_LIST, REP_SERVER, &listed(name, "")));
+    let until_list = [
+        Step::Send(greeting()),
+        Step::Expect(client_flags(3)),
+        Step::ExpectOption(OPT_LIST),
+    ];
+    let mut script: Vec<Step> = until_list
+        .into_iter()
+        .chain(names.iter().map(entry))
+        .collect();
+    script.push(Step::Send(reply(OPT_LIST, REP_ACK, b"")));
+    script
+}
+
+#[test]
+fn each_export_of_a_server_is_discovered_with_its_size_and_flags_or_why_it_has_none() {
+    let answers = [
+        described(OPT_INFO, GIB, FLAGS),
+        reply(OPT_INFO, ERR_POLICY, b"not yours"),
+        described(OPT_INFO, 0, FLAGS),
+        described(OPT_INFO, 512, FLAGS | 0b10),
+    ];
+    let asked = answers
+        .into_iter()
+        .flat_map(|answer| [Step::ExpectOption(OPT_INFO), Step::Send(answer)]);
+    let leave = [Step::ExpectOption(OPT_ABORT), Step::ExpectClose];
+    let script = lists(&["a", "b", "empty", "d"]);
+    let server = Server::tcp(with(script, asked.chain(leave)));
+    let found = nbd::discover(server.uri("").server(), soon()).unwrap();
+    server.finish();
+    let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "empty", "d"]);
+    let sizes: Vec<Option<u64>> = found
+        .iter()
+        .map(|one| Some(one.export.as_ref()?.size))
+        .collect();
+    assert_eq!(sizes, [Some(GIB), None, None, Some(512)]);
+    assert!(found[3].export.as_ref().unwrap().read_only());
+    let kinds: Vec<Option<ErrorKind>> = found
+        .iter()
+        .map(|one| Some(one.error.as_ref()?.kind()))
+        .collect();
+    let expected = [
+        None,
+        Some(ErrorKind::NotPermitted),
+        Some(ErrorKind::Protocol),
+        None,
+    ];
+    assert_eq!(kinds, expected);
+}
+
+#[test]
+fn a_server_that_does_not_know_info_is_asked_once_and_its_names_are_discovered() {
+    let unknown = [
+        Step::ExpectOption(OPT_INFO),
+        Step::Send(reply(OPT_INFO, ERR_UNSUP, b"")),
+        Step::ExpectOption(OPT_ABORT),
+        Step::ExpectClose,
+    ];
+    let server = Server::unix(with(lists(&["a", "b", "c"]), unknown));
+    let found = nbd::discover(server.uri("").server(), soon()).unwrap();
+    server.finish();
+    assert_eq!(found.len(), 3);
+    for one in &found {
+        let kind = one.error.as_ref().map(lunbd::Error::kind);
+        assert_eq!(kind, Some(ErrorKind::NotSupported), "{one:?}");
+    }
+}
+
 #[test]
 fn the_exports_of_a_server_are_listed() {
     let server = Server::unix(vec![

@@ -214,6 +214,42 @@ fn a_list_that_is_forbidden_or_broken_is_an_error() {
 }
 
 #[test]
+fn a_server_that_dribbles_or_hangs_while_it_is_discovered_does_not_outlast_the_deadline() {
+    let interval = Duration::from_secs(1);
+    let until_list = || {
+        vec![
+            Step::Send(greeting()),
+            Step::Expect(client_flags(3)),
+            Step::ExpectOption(OPT_LIST),
+        ]
+    };
+    let list = [
+        reply(OPT_LIST, REP_SERVER, &listed("a", "")),
+        reply(OPT_LIST, REP_ACK, b""),
+    ]
+    .concat();
+    let info = described(OPT_INFO, GIB, FLAGS);
+    for ends in [
+        vec![Step::Hang],
+        vec![Step::Dribble(list.clone(), interval), Step::Hang],
+        vec![Step::Send(list.clone()), Step::Hang],
+        vec![
+            Step::Send(list),
+            Step::ExpectOption(OPT_INFO),
+            Step::Dribble(info, interval),
+            Step::Hang,
+        ],
+    ] {
+        let server = Server::tcp(with(until_list(), ends));
+        let limit = Deadline::after(Duration::from_millis(300));
+        let error = nbd::discover(server.uri("").server(), limit).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Handshake), "{error}");
+        server.finish();
+    }
+}
+
+#[test]
 fn no_other_error_makes_the_client_fall_back() {
     for (kind, expected) in [
         (ERR_POLICY, ErrorKind::NotPermitted),

@@ -204,6 +204,22 @@ mod tests {
     }
 
     #[test]
+    fn a_link_of_an_earlier_device_of_the_same_number_is_not_taken_for_its_link() {
+        let (_root, engine) = machine("6.1.0\n");
+        let index = NbdIndex::new(0).unwrap();
+        // The thread that has connected it shows as its pid.
+        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        for (connected_by, is_its_own) in [(Some(1), true), (None, true), (Some(5), false)] {
+            let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
+            let timeouts = NewTimeouts::default();
+            let link = Link::new(uri, backend, Vec::new(), timeouts, connected_by);
+            engine.links().insert(index, link);
+            let is_there = engine.links_beside(&device).contains_key(&index);
+            assert_eq!(is_there, is_its_own, "connected by {connected_by:?}");
+        }
+    }
+
+    #[test]
     fn a_link_that_the_kernel_was_not_brought_to_end_is_not_forgotten() {
         let (_root, engine) = machine("6.1.0\n");
         // The module numbers none so high, where there is one.

@@ -27,7 +27,11 @@ pub enum HealOutcome {
     /// The kernel took a new connection for each that was dead, and the device answers
     /// a read. Connections that lived were left as they were. What the server says
     /// otherwise than before, and does no harm, is listed: an export that has grown,
-    /// for one, whose device keeps its size.
+    /// for one, whose device keeps its size until it is [resized](Engine::resize).
+    ///
+    /// Of a device that another process attached without a request timeout the kernel
+    /// does not show whether it took a connection: one that was offered for a dead one of
+    /// this process is taken for adopted.
     Adopted(Vec<Difference>),
     /// The device answers a read, but not over all of its connections: some are dead,
     /// and the error says why they were not replaced.

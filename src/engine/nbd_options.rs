@@ -82,7 +82,9 @@ impl NbdOptions {
     /// acknowledges nothing is given up after the same time (`TCP_USER_TIMEOUT`).
     ///
     /// With zero a server that hangs is never noticed over one connection, and after
-    /// 30 s over several; see [`Timeouts::request`].
+    /// 30 s over several; see [`Timeouts::request`]. Each connection that a heal offers
+    /// sets it to 30 s for the moment of the offer, so that the kernel shows whether it
+    /// took the connection; a heal that ends in between leaves 30 s.
     #[must_use]
     pub fn io_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.request = Some(limit);

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::iscsi::{self, Plight, StandingSession};
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::machine::{self, Capabilities};
-use crate::kernel::{process, sysfs};
+use crate::kernel::{mounts, process, sysfs};
 use crate::multipath::{Daemon, Map};
 use crate::uevent::{self, Mode};
 
@@ -263,12 +263,37 @@ impl Engine {
 
     fn check_nbd(&self, _: Deadline) -> Result<Check> {
         let module = self.roots().sysfs.join("module/nbd");
-        Ok(if sysfs::resolve(&module)?.is_some() {
+        let swapped = self.swaps_on_nbd()?;
+        Ok(if !swapped.is_empty() {
+            let seen = format!(
+                "swap is on {}: where its server is gone, the memory that the heal needs may \
+                 itself have to be swapped out first, and the machine stands",
+                swapped.join(" and ")
+            );
+            Check::limited(
+                "nbd",
+                seen,
+                "swapoff it, and swap on a disk of this machine",
+            )
+        } else if sysfs::resolve(&module)?.is_some() {
             Check::good("nbd", "the module is loaded")
         } else {
             let remedy = "modprobe nbd, where NBD is wanted";
             Check::limited("nbd", "the module is not loaded", remedy)
         })
+    }
+
+    /// The NBD devices of which the kernel swaps on the whole or on a partition.
+    fn swaps_on_nbd(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for device in mounts::read_swaps(self.roots())? {
+            if let Some(disk) = BlockDevice::of(self.roots(), device)?
+                && disk.name().starts_with("nbd")
+            {
+                names.push(disk.name().to_owned());
+            }
+        }
+        Ok(names)
     }
 
     fn check_multipath(&self, _: Deadline) -> Result<Check> {

@@ -51,14 +51,12 @@ pub(crate) fn look(
     let pending =
         worker::start_apart(Stage::Claim, move || Ok(look())).map_err(io::Error::other)?;
     let patience = PATIENCE.min(deadline.remaining() / PART);
-    match pending.wait(Deadline::after(patience)) {
-        Some(found) => found.map_err(io::Error::other)?,
-        None => {
-            tracing::warn!(name, "the kernel has not returned; its thread stays");
-            given_up().insert(name, pending);
-            Err(io::ErrorKind::TimedOut.into())
-        }
+    if let Some(found) = pending.wait(Deadline::after(patience)) {
+        return found.map_err(io::Error::other)?;
     }
+    tracing::warn!(name, "the kernel has not returned; its thread stays");
+    given_up().insert(name, pending);
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! Whether the kernel has taken a connection that it was offered.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use nix::sys::socket::{getsockopt, sockopt};
-use nix::sys::time::TimeValLike;
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::command::NewTimeouts;
+use crate::error::{Error, Result};
 
 /// What a socket itself shows after it was offered with
 /// [`Reconfigure`](super::Reconfigure), whose answer does not tell.
@@ -15,9 +17,33 @@ pub(crate) enum Adoption {
     Taken,
     /// No slot was dead.
     NotTaken,
-    /// The device has no request timeout, or one that nobody knows: there the kernel
-    /// leaves no mark on a socket.
+    /// Nobody here knows the device's request timeout: where it has none the kernel leaves
+    /// no mark on a socket.
     Unseen,
+}
+
+/// The timeouts with which a connection is offered to a device that is to have `wanted`.
+/// Requests that are to have no timeout get one until the offer is answered, so that the
+/// kernel marks what it takes: of 30 s, after which it looks at such a request anyway
+/// (`drivers/block/nbd.c`, `nbd_set_cmd_timeout`).
+pub(crate) fn timeouts_that_mark(wanted: NewTimeouts) -> NewTimeouts {
+    const MARK: Duration = Duration::from_secs(30);
+    NewTimeouts {
+        request: wanted.request.map(|limit| match limit {
+            Duration::ZERO => MARK,
+            limit => limit,
+        }),
+        ..wanted
+    }
+}
+
+/// Takes the mark away: the connection is to have no timeout of its own.
+///
+/// # Errors
+/// By the errno.
+pub(crate) fn unmark(taken: &OwnedFd) -> Result<()> {
+    setsockopt(taken, sockopt::SendTimeout, &TimeVal::zero())
+        .map_err(|errno| Error::of_errno("cannot take a socket's send timeout away", errno))
 }
 
 /// Offered sockets are looked at when the command has returned: the kernel has decided by
@@ -38,7 +64,6 @@ pub(crate) fn adoption(offered: &OwnedFd, timeouts: NewTimeouts) -> Adoption {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     use super::*;
 
@@ -60,6 +85,29 @@ mod tests {
             .unwrap();
         for timeouts in [request(30), request(0), NewTimeouts::default()] {
             assert_eq!(seen(&socket, timeouts), Adoption::Taken);
+        }
+        unmark(&socket.try_clone().unwrap().into()).unwrap();
+        assert_eq!(seen(&socket, request(30)), Adoption::NotTaken);
+        assert_eq!(socket.write_timeout().unwrap(), None);
+    }
+
+    #[test]
+    fn only_a_device_whose_request_timeout_is_not_known_leaves_an_adoption_unseen() {
+        let dead_connection = Some(Duration::from_secs(7));
+        let of = |request: Option<u64>| NewTimeouts {
+            request: request.map(Duration::from_secs),
+            dead_connection,
+        };
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let socket = OwnedFd::from(socket);
+        for (wanted, offered, seen) in [
+            (Some(0), Some(30), Adoption::NotTaken),
+            (Some(5), Some(5), Adoption::NotTaken),
+            (None, None, Adoption::Unseen),
+        ] {
+            let offered = of(offered);
+            assert_eq!(timeouts_that_mark(of(wanted)), offered);
+            assert_eq!(adoption(&socket, offered), seen, "{wanted:?}");
         }
     }
 }

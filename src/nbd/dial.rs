@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use super::export::Export;
-use super::handshake::{self, ListedExport};
+use super::handshake::{self, DiscoveredExport, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -70,6 +70,17 @@ pub(crate) fn dial_for_device(
 pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
     let stream = connect(server, deadline)?;
     handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
+}
+
+/// Connects to `server` and asks for its exports, each with its size and flags: all within
+/// `deadline`. The kernel's NBD driver takes no part in it, and no privilege is needed.
+///
+/// # Errors
+/// As of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
+/// failure, no socket is left.
+pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
+    let stream = connect(server, deadline)?;
+    handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {

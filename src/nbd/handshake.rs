@@ -7,6 +7,7 @@
 //! The server is not trusted: every length has a limit before anything is
 //! allocated, every count too, and its texts are shown quoted, escaped and cut.
 
+mod discover;
 mod info;
 mod refusal;
 mod server;
@@ -15,6 +16,7 @@ mod wire;
 use std::fmt;
 use std::io::{Read, Write};
 
+pub use self::discover::{DiscoveredExport, discover};
 use self::info::Infos;
 use self::refusal::Refusal;
 use self::server::Server;
@@ -109,20 +111,42 @@ fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {
 
 /// The inner error is the server's own.
 fn go<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Result<Export, Refusal>> {
-    const WHAT: &str = "the reply to OPT_GO";
-    server.write("OPT_GO", &wire::go(name))?;
+    match ask_for(server, OptionCode::Go, name, &mut 0)? {
+        Answer::Export(export) => export.map(Ok),
+        Answer::Refused(refusal) => Ok(Err(refusal)),
+    }
+}
+
+/// What a server says of one export, after which it can be asked for more.
+enum Answer {
+    /// The error is of what no export can have.
+    Export(Result<Export>),
+    Refused(Refusal),
+}
+
+/// Asks for one export with `OPT_GO` or `OPT_INFO`; `length` grows by the bytes of the
+/// answer.
+fn ask_for<S: Read + Write>(
+    server: &mut Server<'_, S>,
+    option: OptionCode,
+    name: &str,
+    length: &mut usize,
+) -> Result<Answer> {
+    const WHAT: &str = "the reply to OPT_GO or OPT_INFO";
+    server.write("OPT_GO or OPT_INFO", &wire::ask_for(option, name))?;
     let mut infos = Infos::default();
     for _ in 0..=MOST_INFOS {
-        let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::Go)?;
+        let reply = ReplyHeader::decode(&server.read(WHAT)?, option)?;
         let payload = server.payload(WHAT, reply)?;
+        *length += payload.len();
         match reply.kind {
-            ReplyHeader::ACK => return infos.finish(name, &payload).map(Ok),
+            ReplyHeader::ACK => return Ok(Answer::Export(infos.finish(name, &payload))),
             ReplyHeader::INFO => infos.add(&payload)?,
-            kind => return Refusal::decode(kind, &payload).map(Err),
+            kind => return Refusal::decode(kind, &payload).map(Answer::Refused),
         }
     }
     Err(broken(
-        "number of replies to OPT_GO",
+        "number of replies to OPT_GO or OPT_INFO",
         "too large",
         "at most 64 before the ACK",
     ))

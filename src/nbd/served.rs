@@ -5,6 +5,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::block_size::BlockSizes;
 use super::device::NbdDevice;
+use super::difference::Difference;
 use super::export::{Export, ExportFlags};
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -116,9 +117,49 @@ impl NbdDevice {
         Ok(())
     }
 
+    /// In what `export`, which a server serves now, is not what the kernel was told when
+    /// the device was connected, as far as sysfs shows that.
+    ///
+    /// # Errors
+    /// As of [`served`](Self::served).
+    pub(crate) fn differences_of(
+        &self,
+        mut export: Export,
+        deadline: Deadline,
+    ) -> Result<Vec<Difference>> {
+        let before = self.served(&export.name, deadline)?;
+        // The kernel keeps the block size of the connect, and whole blocks of the export.
+        let block = before.block_sizes.unwrap_or_default().minimum;
+        export.size -= export.size % u64::from(block.max(1));
+        let mut differences = export.differences_from(&before);
+        // What the server prefers, or can do beside, is not in sysfs.
+        differences.retain(|difference| {
+            let harmless = matches!(
+                difference,
+                Difference::Flags { .. } | Difference::BlockSizes { .. }
+            );
+            !harmless || difference.prevents_reattach()
+        });
+        Ok(differences)
+    }
+
     /// What the kernel takes the export for: it keeps what it was told when the
     /// device was connected, whatever a server that comes back says.
-    pub(crate) fn served(&self, name: &str) -> Result<Export> {
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read; `TimedOut` at stage `probe`.
+    fn served(&self, name: &str, deadline: Deadline) -> Result<Export> {
+        let (device, name) = (self.clone(), name.to_owned());
+        worker::run(
+            Stage::Probe,
+            "the kernel to show what the device stands on",
+            deadline,
+            || format!("{} shows nothing", self.index().name()),
+            move || device.read_served(name),
+        )
+    }
+
+    fn read_served(&self, name: String) -> Result<Export> {
         let queue = |attribute: &str| self.disk().dir().join("queue").join(attribute);
         let number = |attribute: &str| sysfs::parse::<u64>(&queue(attribute));
         let mut flags = ExportFlags::HAS_FLAGS;
@@ -126,7 +167,11 @@ impl NbdDevice {
         let flushes = sysfs::read(&queue("write_cache"))? == "write back";
         flags.set(ExportFlags::SEND_FLUSH, flushes);
         flags.set(ExportFlags::SEND_FUA, number("fua")? != 0);
-        let trims = number("discard_max_bytes")? != 0;
+        // Neither tells alone whether the driver was told to trim. Until 5.18 the driver
+        // leaves the largest discard behind when a device is disconnected
+        // (`drivers/block/nbd.c`, `nbd_config_put`), and from 6.8 every queue has a
+        // granularity (`block/blk-settings.c`).
+        let trims = number("discard_max_bytes")? != 0 && number("discard_granularity")? != 0;
         flags.set(ExportFlags::SEND_TRIM, trims);
         let zeroes = number("write_zeroes_max_bytes")? != 0;
         flags.set(ExportFlags::SEND_WRITE_ZEROES, zeroes);
@@ -135,7 +180,7 @@ impl NbdDevice {
         let minimum = self.block_size()?;
         let longest = number("max_sectors_kb")?.saturating_mul(1024);
         Ok(Export {
-            name: name.to_owned(),
+            name,
             size: self.disk().size()?,
             flags,
             block_sizes: Some(BlockSizes {
@@ -150,6 +195,8 @@ impl NbdDevice {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
+    use std::time::Duration;
 
     use super::*;
 
@@ -172,6 +219,71 @@ mod tests {
             let slots = Slots { count: 2, exact };
             assert_eq!(device.slots(&roots).unwrap(), slots, "{possible:?}");
         }
+    }
+
+    /// A connected device of 1 MiB, and the directory of its queue.
+    fn connected(roots: &Roots) -> (NbdDevice, PathBuf) {
+        let dir = roots.sysfs.join("block/nbd0");
+        let queue = dir.join("queue");
+        fs::create_dir_all(&queue).unwrap();
+        for (attribute, value) in [
+            ("dev", "43:0"),
+            ("ro", "0"),
+            ("size", "2048"),
+            ("queue/write_cache", "write back"),
+            ("queue/fua", "0"),
+            ("queue/discard_max_bytes", "0"),
+            ("queue/discard_granularity", "0"),
+            ("queue/write_zeroes_max_bytes", "0"),
+            ("queue/logical_block_size", "512"),
+            ("queue/max_sectors_kb", "128"),
+        ] {
+            fs::write(dir.join(attribute), format!("{value}\n")).unwrap();
+        }
+        let index = NbdIndex::new(0).unwrap();
+        (NbdDevice::find(roots, index).unwrap().unwrap(), queue)
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn an_index_that_was_used_before_shows_no_trim_of_a_server_that_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        let (device, queue) = connected(&Roots::below(root.path()));
+        // What each range of kernels shows of such a server, and of one that trims.
+        for (max_bytes, granularity, trims) in [
+            ("0", "0", false),
+            // 5.10 to 5.18, from the second use of an index.
+            ("2199023255040", "0", false),
+            // From 6.8.
+            ("0", "512", false),
+            ("2199023255040", "512", true),
+        ] {
+            fs::write(queue.join("discard_max_bytes"), max_bytes).unwrap();
+            fs::write(queue.join("discard_granularity"), granularity).unwrap();
+            let flags = device.served("", soon()).unwrap().flags;
+            assert_eq!(
+                flags.contains(ExportFlags::SEND_TRIM),
+                trims,
+                "discard_max_bytes={max_bytes} discard_granularity={granularity}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_attribute_that_the_kernel_does_not_answer_costs_its_caller_the_deadline_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let (device, queue) = connected(&Roots::below(root.path()));
+        let attribute = queue.join("fua");
+        fs::remove_file(&attribute).unwrap();
+        // Its open waits for a writer.
+        nix::unistd::mkfifo(&attribute, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let limit = Deadline::after(Duration::from_millis(20));
+        let error = device.served("", limit).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Probe), "{error}");
     }
 
     #[test]

@@ -48,6 +48,7 @@ impl Write for Canned<'_> {
 pub(crate) fn handshake(bytes: &[u8]) -> bool {
     let deadline = Deadline::after(Duration::from_secs(60));
     let listed = handshake::list(&mut Canned(bytes), deadline);
+    let _discovered = handshake::discover(&mut Canned(bytes), deadline);
     let mut server = Canned(bytes);
     let negotiated = handshake::negotiate(&mut server, "export", deadline);
     let understood = listed.is_ok() || negotiated.is_ok();

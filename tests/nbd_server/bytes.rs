@@ -4,6 +4,7 @@
 pub(crate) const OPT_EXPORT_NAME: u32 = 1;
 pub(crate) const OPT_ABORT: u32 = 2;
 pub(crate) const OPT_LIST: u32 = 3;
+pub(crate) const OPT_INFO: u32 = 6;
 pub(crate) const OPT_GO: u32 = 7;
 
 pub(crate) const REP_ACK: u32 = 1;
@@ -71,10 +72,15 @@ pub(crate) fn listed(name: &str, description: &str) -> Vec<u8> {
 
 /// All that a good server answers to `OPT_GO`.
 pub(crate) fn go(size: u64, flags: u16) -> Vec<u8> {
+    described(OPT_GO, size, flags)
+}
+
+/// All that a good server answers to `OPT_GO` or `OPT_INFO`.
+pub(crate) fn described(option: u32, size: u64, flags: u16) -> Vec<u8> {
     [
-        reply(OPT_GO, REP_INFO, &info_export(size, flags)),
-        reply(OPT_GO, REP_INFO, &info_block_size(1, 4096, 32 << 20)),
-        reply(OPT_GO, REP_ACK, b""),
+        reply(option, REP_INFO, &info_export(size, flags)),
+        reply(option, REP_INFO, &info_block_size(1, 4096, 32 << 20)),
+        reply(option, REP_ACK, b""),
     ]
     .concat()
 }

@@ -6,12 +6,13 @@
 
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
-use lunbd::id::{BackendId, Iqn, NbdIndex, Portal, VolumeId, Wwid};
+use lunbd::id::{BackendId, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
     Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
     initiator_name,
@@ -58,7 +59,8 @@ pub(crate) enum Command {
     /// connections.
     Heal(Heal),
     /// Ask an iSCSI portal which targets it knows, and where each is to be
-    /// reached. No daemon is needed.
+    /// reached; or an NBD server which exports it lists, with their size and flags. No
+    /// daemon is needed.
     Discover(Discover),
     /// After a crash: find every volume of the journal on this machine, finish or
     /// undo what was begun, and say what was found.
@@ -498,8 +500,10 @@ pub(crate) struct Resize {
 
 #[derive(Debug, Args)]
 pub(crate) struct Discover {
-    /// HOST or HOST:PORT, an IPv6 address in brackets.
-    pub(crate) portal: Portal,
+    /// HOST or HOST:PORT of an iSCSI portal, an IPv6 address in brackets; or an NBD
+    /// server, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH.
+    #[arg(value_name = "PORTAL|NBD-URI")]
+    pub(crate) at: DiscoverAt,
 
     #[command(flatten)]
     pub(crate) who: Who,
@@ -507,6 +511,29 @@ pub(crate) struct Discover {
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
     pub(crate) timeout: Duration,
+}
+
+/// Whom to ask for what it serves.
+#[derive(Debug, Clone)]
+pub(crate) enum DiscoverAt {
+    Iscsi(Portal),
+    Nbd(NbdServer),
+}
+
+impl FromStr for DiscoverAt {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.starts_with("nbd") || !text.contains("://") {
+            let portal = text.parse::<Portal>();
+            return portal.map(Self::Iscsi).map_err(|error| error.to_string());
+        }
+        let uri = text.parse::<NbdUri>().map_err(|error| error.to_string())?;
+        if !uri.export().is_empty() {
+            return Err("expected an NBD server without an export".to_owned());
+        }
+        Ok(Self::Nbd(uri.server().clone()))
+    }
 }
 
 fn multipath(text: &str) -> Result<Multipath, String> {

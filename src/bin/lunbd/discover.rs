@@ -3,32 +3,67 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::id::Portal;
+use indicatif::HumanBytes;
+use lunbd::id::{NbdServer, Portal};
 use lunbd::iscsi::{Discovered, DiscoveryOptions, discover};
+use lunbd::nbd::{self, handshake::DiscoveredExport};
 use lunbd::{Deadline, Result};
+use serde::Serialize;
 
+use crate::arguments::DiscoverAt;
 use crate::{arguments, exit, progress::Progress, table};
+
+#[derive(Serialize)]
+struct Exports<'a> {
+    exports: &'a [DiscoveredExport],
+}
 
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let initiator = what.who.initiator()?;
-    let mut options = DiscoveryOptions::new(initiator);
-    if let Some(source) = what.who.credentials()? {
-        options = options.credentials(source.read(None, &what.portal, deadline)?);
+    match &what.at {
+        DiscoverAt::Iscsi(portal) => targets_of(portal, &what.who, deadline, json),
+        DiscoverAt::Nbd(server) => exports_of(server, deadline, json),
     }
-    let progress = Progress::of(&format!("asking {}", what.portal));
-    let found = discover(&what.portal, &options, deadline)?;
+}
+
+fn targets_of(
+    portal: &Portal,
+    who: &arguments::Who,
+    deadline: Deadline,
+    json: bool,
+) -> Result<ExitCode> {
+    let initiator = who.initiator()?;
+    let mut options = DiscoveryOptions::new(initiator);
+    if let Some(source) = who.credentials()? {
+        options = options.credentials(source.read(None, portal, deadline)?);
+    }
+    let progress = Progress::of(&format!("asking {portal}"));
+    let found = discover(portal, &options, deadline)?;
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
             exit::write_json(&mut out, &found)
         } else {
-            write(out, &what.portal, &found)
+            write_targets(out, portal, &found)
         }
     }))
 }
 
-fn write(out: &mut dyn Write, portal: &Portal, found: &Discovered) -> io::Result<()> {
+fn exports_of(server: &NbdServer, deadline: Deadline, json: bool) -> Result<ExitCode> {
+    let progress = Progress::of(&format!("asking {server}"));
+    let exports = nbd::discover(server, deadline)?;
+    drop(progress);
+    Ok(exit::print(|mut out| {
+        if json {
+            let exports = &exports;
+            exit::write_json(&mut out, &Exports { exports })
+        } else {
+            write_exports(out, server, &exports)
+        }
+    }))
+}
+
+fn write_targets(out: &mut dyn Write, portal: &Portal, found: &Discovered) -> io::Result<()> {
     for record in &found.skipped {
         writeln!(out, "skipped {record}")?;
     }
@@ -43,6 +78,35 @@ fn write(out: &mut dyn Write, portal: &Portal, found: &Discovered) -> io::Result
                 .map_or_else(|| "-".to_owned(), |tag| tag.to_string());
             [target.iqn.to_string(), at.portal.to_string(), group]
         }));
+    }
+    table::write(out, &rows)
+}
+
+fn write_exports(
+    out: &mut dyn Write,
+    server: &NbdServer,
+    exports: &[DiscoveredExport],
+) -> io::Result<()> {
+    if exports.is_empty() {
+        return writeln!(out, "{server} lists no exports");
+    }
+    let mut rows = vec![["EXPORT", "SIZE", "BYTES", "FLAGS"].map(str::to_owned)];
+    for listed in exports {
+        // It may hold control characters.
+        let name = format!("{:?}", listed.name);
+        rows.push(match (&listed.export, &listed.error) {
+            (Some(export), _) => {
+                let names = export.flags.iter_names();
+                let names: Vec<_> = names.map(|(name, _)| name.to_ascii_lowercase()).collect();
+                let size = HumanBytes(export.size).to_string();
+                [name, size, export.size.to_string(), names.join(",")]
+            }
+            (None, error) => {
+                let why = error.as_ref().map(ToString::to_string);
+                let unknown = "-".to_owned();
+                [name, unknown.clone(), unknown, why.unwrap_or_default()]
+            }
+        });
     }
     table::write(out, &rows)
 }

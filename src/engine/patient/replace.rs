@@ -60,24 +60,10 @@ impl Patient {
     /// Dials once, and compares what is served with what the kernel was told.
     pub(super) fn dial_once(&self, deadline: Deadline) -> Result<Server> {
         let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
-        let mut served = connection.export;
-        let before = self.device.served(self.uri.export())?;
-        // The kernel keeps the block size of the connect, and whole blocks of the export.
-        let block = before.block_sizes.unwrap_or_default().minimum;
-        served.size -= served.size % u64::from(block.max(1));
-        let mut differences = served.differences_from(&before);
-        // What the server prefers, or can do beside, is not in sysfs.
-        differences.retain(|difference| {
-            let harmless = matches!(
-                difference,
-                Difference::Flags { .. } | Difference::BlockSizes { .. }
-            );
-            !harmless || difference.prevents_reattach()
-        });
         Ok(Server {
             stream: connection.stream,
-            allows_several: served.can_multi_conn(),
-            differences,
+            allows_several: connection.export.can_multi_conn(),
+            differences: self.device.differences_of(connection.export, deadline)?,
         })
     }
 
@@ -98,12 +84,20 @@ impl Patient {
         } = server;
         let received = lunbd_sys::socket::tcp_bytes_received(&stream).ok();
         let streams = [stream];
-        Reconfigure::new(self.index(), self.timeouts)
-            .backend(self.backend.clone())
+        let marking = nbd::timeouts_that_mark(self.timeouts);
+        let reconfigure =
+            |timeouts| Reconfigure::new(self.index(), timeouts).backend(self.backend.clone());
+        let offered = reconfigure(marking)
             .sockets(nbd::duplicate(&streams)?)
-            .send(engine.roots(), deadline)?;
+            .send(engine.roots(), deadline);
         let [stream] = streams;
-        let adoption = nbd::adoption(&stream, self.timeouts);
+        let adoption = nbd::adoption(&stream, marking);
+        if marking != self.timeouts {
+            let unmarked = nbd::unmark(&stream);
+            reconfigure(self.timeouts).send(engine.roots(), deadline)?;
+            unmarked?;
+        }
+        offered?;
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
         match adoption {

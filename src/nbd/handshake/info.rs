@@ -9,7 +9,7 @@ use crate::nbd::export::Export;
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
 
-/// The infos that came before the ACK to `OPT_GO`.
+/// The infos that came before the ACK to `OPT_GO` or `OPT_INFO`.
 #[derive(Debug, Default)]
 pub(super) struct Infos {
     /// Size and flags.
@@ -51,7 +51,7 @@ impl Infos {
         wire::empty_ack(ack)?;
         let Some((size, flags)) = self.export else {
             return Err(broken(
-                "ACK to OPT_GO",
+                "ACK to OPT_GO or OPT_INFO",
                 "the first reply",
                 "INFO_EXPORT before it",
             ));

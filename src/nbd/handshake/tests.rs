@@ -75,7 +75,10 @@ fn what_follows_the_ack_is_left_in_the_stream() {
     let export = negotiate(&mut stream, "a", soon()).unwrap();
     assert_eq!((export.name.as_str(), export.size), ("a", 4096));
     assert_eq!(stream.input, b"kernel");
-    assert_eq!(stream.output, [&[0, 0, 0, 3][..], &wire::go("a")].concat());
+    assert_eq!(
+        stream.output,
+        [&[0, 0, 0, 3][..], &wire::ask_for(OptionCode::Go, "a")].concat()
+    );
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn no_length_that_a_server_claims_is_allocated_beyond_the_limit() {
             if option == GO {
                 negotiate(&mut stream, "a", soon()).unwrap_err();
             } else {
-                list(&mut stream, soon()).unwrap_err();
+                discover(&mut stream, soon()).unwrap_err();
             }
             let longest = if length == 65_536 { 65_536 } else { 20 };
             assert_eq!(
@@ -119,6 +122,43 @@ fn a_server_that_never_comes_to_its_ack_is_refused() {
     let input = [GREETING, &short.repeat(65_537)].concat();
     let error = list(&mut Canned::new(&input), soon()).unwrap_err();
     assert!(error.to_string().contains("list of exports"), "{error}");
+}
+
+/// A list of so many exports without a name, each described by `answer`.
+fn described(count: usize, answer: &[u8]) -> Vec<u8> {
+    let listed = reply(LIST, 2, &[0; 4]).repeat(count);
+    [
+        GREETING,
+        &listed,
+        &reply(LIST, 1, b""),
+        &answer.repeat(count),
+    ]
+    .concat()
+}
+
+#[test]
+fn what_a_server_says_of_its_exports_is_bounded_for_each_and_for_all() {
+    const INFO: u32 = 6;
+    let protocol = |input: &[u8], field: &str| {
+        let error = discover(&mut Canned::new(input), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().contains(field), "{error}");
+    };
+    let endless = reply(INFO, 3, b"\0\x01name").repeat(1000);
+    protocol(&described(1, &endless), "number of replies");
+    // Both an answer that is long and a refusal that is.
+    let long = vec![b'x'; 65_000];
+    let described_at_length = [
+        reply(INFO, 3, &long),
+        reply(INFO, 3, EXPORT),
+        reply(INFO, 1, b""),
+    ];
+    let refused_at_length = reply(INFO, (1 << 31) | 2, &long);
+    for answer in [described_at_length.concat(), refused_at_length] {
+        let few = discover(&mut Canned::new(&described(100, &answer)), soon());
+        assert_eq!(few.unwrap().len(), 100);
+        protocol(&described(200, &answer), "description of the exports");
+    }
 }
 
 #[test]
@@ -160,5 +200,6 @@ proptest! {
         let _ = negotiate(&mut Canned::new(&input), "a", soon());
         let _ = negotiate(&mut Canned::new(&junk), "a", soon());
         let _ = list(&mut Canned::new(&input), soon());
+        let _ = discover(&mut Canned::new(&input), soon());
     }
 }

@@ -69,6 +69,7 @@ pub(super) enum OptionCode {
     ExportName = 1,
     Abort = 2,
     List = 3,
+    Info = 6,
     Go = 7,
 }
 
@@ -83,16 +84,16 @@ pub(super) fn option(code: OptionCode, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `OPT_GO` for the export `name`, asking for its block sizes: a server may
-/// insist that a client does.
-pub(super) fn go(name: &str) -> Vec<u8> {
+/// `OPT_GO` or `OPT_INFO` for the export `name`, asking for its block sizes: a server
+/// may insist that a client does.
+pub(super) fn ask_for(code: OptionCode, name: &str) -> Vec<u8> {
     let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
     let mut data = Vec::with_capacity(8 + name.len());
     data.extend(length.to_be_bytes());
     data.extend(name.as_bytes());
     data.extend(1_u16.to_be_bytes());
     data.extend(INFO_BLOCK_SIZE.to_be_bytes());
-    option(OptionCode::Go, &data)
+    option(code, &data)
 }
 
 /// What stands in front of each reply to an option.
@@ -204,11 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn go_asks_for_the_block_sizes_of_the_export_and_for_nothing_else() {
-        assert_eq!(
-            go("ab"),
-            *b"IHAVEOPT\0\0\0\x07\0\0\0\x0a\0\0\0\x02ab\0\x01\0\x03"
-        );
+    fn go_and_info_ask_for_the_block_sizes_of_the_export_and_for_nothing_else() {
+        for (option, code) in [(OptionCode::Go, 7), (OptionCode::Info, 6)] {
+            let mut expected = *b"IHAVEOPT\0\0\0\0\0\0\0\x0a\0\0\0\x02ab\0\x01\0\x03";
+            expected[11] = code;
+            assert_eq!(ask_for(option, "ab"), expected);
+        }
         assert_eq!(
             option(OptionCode::List, &[]),
             *b"IHAVEOPT\0\0\0\x03\0\0\0\0"

@@ -347,6 +347,32 @@ fn without_an_io_timeout_connections_are_replaced_too() {
 }
 
 #[test]
+fn without_an_io_timeout_a_connection_that_the_kernel_did_not_take_is_closed() {
+    let _module = NbdModule::with_backend_ids(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (ours, another, uri) = (engine(), engine(), server.uri(""));
+    let without_timeout = options().io_timeout(Duration::ZERO);
+    attach(&ours, &uri, &without_timeout);
+    server.cut(server.tcp_clients()[1]);
+    let all = || {
+        guest::wait_until("four connections", LIMIT, || {
+            (server.connections() == CONNECTIONS).then_some(())
+        });
+    };
+    let healing = another.heal_source(&source(&uri), &without_timeout, soon());
+    assert!(healing.as_ref().unwrap().outcome.serves(), "{healing:?}");
+    all();
+    // One of its own has ended, and the kernel has another in its place.
+    let healing = heal(&ours);
+    assert!(
+        !is_adopted(&healing) && healing.outcome.serves(),
+        "{healing:?}"
+    );
+    all();
+    detach(&ours, &uri);
+}
+
+#[test]
 fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
     let _module = NbdModule::with_backend_ids(2);
     // With none the kernel's events alone settle it, and nobody reads it.

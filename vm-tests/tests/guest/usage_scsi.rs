@@ -237,7 +237,7 @@ fn a_loop_device_whose_file_server_hangs_is_named_and_holds_up_no_detach_of_anot
     drop(device);
     for detachment in detached {
         let receipt = detachment.unwrap().receipt.unwrap();
-        assert_eq!(receipt.not_looked_at, [unseen.clone()]);
+        assert_eq!(receipt.not_looked_at, std::slice::from_ref(&unseen));
     }
 }
 

@@ -1,0 +1,93 @@
+//! What a server serves: its list, then each export of it.
+
+use std::io::{Read, Write};
+
+use super::server::Server;
+use super::wire::OptionCode;
+use super::{Answer, ask_for, broken, greet, read_list};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::nbd::export::Export;
+
+/// What all answers about exports may hold together, in bytes: each of 65,536 exports has
+/// its size, flags and block sizes in 26 of them.
+const LONGEST_ANSWERS: usize = 8 << 20;
+
+/// One export that a server lists, and what the server says of it.
+#[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DiscoveredExport {
+    /// Its name: free text, which may hold control characters, so show it with
+    /// `{:?}`.
+    pub name: String,
+    /// The server's words for it, escaped and cut to be shown; `None` where it says
+    /// nothing.
+    pub description: Option<String>,
+    /// Its size, flags and block sizes; `None` where the server does not say them.
+    pub export: Option<Export>,
+    /// Why it does not.
+    pub error: Option<Error>,
+}
+
+/// The exports that a server lists (`OPT_LIST`), each with its size, flags and block sizes
+/// (`OPT_INFO`), in the order of the list. None is opened for I/O. The stream is of no more
+/// use afterwards; its reads and writes must give up by themselves when `deadline` passes,
+/// as those of [`nbd::discover`](crate::nbd::discover) do.
+///
+/// An export of which the server refuses to speak, or says what no export can have, has the
+/// reason as its error. A server that does not know `OPT_INFO` is not asked for the others.
+///
+/// # Errors
+/// As of [`list`](super::list); `Protocol` also where the answers about the exports hold more
+/// than 8 MiB together.
+pub fn discover(
+    stream: &mut (impl Read + Write),
+    deadline: Deadline,
+) -> Result<Vec<DiscoveredExport>> {
+    ask(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
+}
+
+fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExport>> {
+    greet(server)?;
+    let listed = match read_list(server)? {
+        Ok(listed) => listed,
+        Err(refusal) => {
+            server.abort();
+            return Err(refusal.into_error("the list of exports"));
+        }
+    };
+    let mut found = Vec::with_capacity(listed.len());
+    let mut knows_info = true;
+    let mut length = 0;
+    for listed in listed {
+        let told = if knows_info {
+            match ask_for(server, OptionCode::Info, &listed.name, &mut length)? {
+                Answer::Export(export) => export,
+                Answer::Refused(refusal) => {
+                    knows_info = !refusal.is_unsupported();
+                    Err(refusal.into_error(&format!("to describe the export {:?}", listed.name)))
+                }
+            }
+        } else {
+            let message = "the NBD server says no more of its exports than their names";
+            Err(Error::new(ErrorKind::NotSupported, message))
+        };
+        if length > LONGEST_ANSWERS {
+            let expected = "at most 8 MiB for all exports together";
+            return Err(broken("description of the exports", "too long", expected));
+        }
+        let (export, error) = match told {
+            Ok(export) => (Some(export), None),
+            Err(error) => (None, Some(error)),
+        };
+        found.push(DiscoveredExport {
+            name: listed.name,
+            description: listed.description,
+            export,
+            error,
+        });
+    }
+    server.abort();
+    Ok(found)
+}
