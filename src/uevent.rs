@@ -21,6 +21,7 @@ mod dispatch;
 mod event;
 mod hub;
 mod kernel_reader;
+mod mark;
 mod message;
 mod mode;
 mod news;

@@ -81,8 +81,12 @@ fn network_namespace(process: &Path) -> Option<u64> {
 
 /// The kernel shows this setting in the initial network namespace alone
 /// (`net/core/sysctl_net_core.c`, `net_core_table`).
+///
+/// Of a `/proc` without settings (`subset=pid`) this is not known, and the namespace is
+/// taken for the initial one: a wait for udev says then that no answer comes.
 fn is_initial_network_namespace(roots: &Roots) -> bool {
-    roots.proc.join("sys/net/core/netdev_max_backlog").exists()
+    let settings = roots.proc.join("sys");
+    !settings.exists() || settings.join("net/core/netdev_max_backlog").exists()
 }
 
 /// Whether a udevd of this container's own runs, in our network namespace.
@@ -107,6 +111,7 @@ mod tests {
         let roots = Roots::below(root.path());
         let process = |pid: &str| roots.proc.join(pid);
         let own = network_namespace(Path::new("/proc/self")).unwrap();
+        fs::create_dir_all(process("sys/net/core")).unwrap();
         for pid in ["1", "7"] {
             fs::create_dir_all(process(pid).join("ns")).unwrap();
             // Any other file is a PID namespace of a container.
@@ -121,9 +126,7 @@ mod tests {
         assert!(is_in_udevds_network_namespace(&roots));
         assert!(!has_udevd_beside_us(&roots, Some(own + 1)), "elsewhere");
         fs::remove_file(process("7").join("comm")).unwrap();
-        let initial = process("sys/net/core");
-        fs::create_dir_all(&initial).unwrap();
-        fs::write(initial.join("netdev_max_backlog"), "1000\n").unwrap();
+        fs::write(process("sys/net/core/netdev_max_backlog"), "1000\n").unwrap();
         assert!(is_in_udevds_network_namespace(&roots));
     }
 }

@@ -154,6 +154,31 @@ fn a_container_with_udevs_socket_hears_udev_in_the_hosts_network_namespace_alone
     guest::run(&["lunbd", "detach", &source]);
 }
 
+/// As a service of systemd with `ProcSubset=pid`.
+#[test]
+fn a_proc_that_shows_processes_alone_is_enough() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let script = "mount -t proc -o subset=pid proc /proc && exec lunbd \"$@\"";
+    let lunbd = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let attach = ["attach", &source, "--json", "--timeout", "40s"];
+    assert_eq!(lunbd(&attach)["changed"], true);
+    // What stands has to be asked of udev by a marked event.
+    let again = lunbd(&attach);
+    assert_eq!(again["changed"], false);
+    assert_eq!(again["settled"], "barrier");
+    assert_eq!(lunbd(&["doctor", "--json"])["ready"], true);
+    let detached = lunbd(&["detach", &source, "--json"]);
+    assert_eq!(detached["receipt"]["not_looked_at"], serde_json::json!([]));
+}
+
 /// Root of the machine by its numbers, and without its capabilities: no event
 /// comes here, sysfs can be written, and no page cache dropped.
 #[test]
