@@ -10,6 +10,7 @@ pub(crate) mod exports;
 pub(crate) mod file_server_looks;
 pub(crate) mod file_servers;
 pub mod file_system;
+pub(crate) mod generic_nodes;
 pub(crate) mod genl;
 pub(crate) mod iscsi_netlink;
 pub(crate) mod loops;

@@ -16,10 +16,12 @@
 
 mod changes;
 mod counters;
+mod deaf;
 mod dispatch;
 mod event;
 mod hub;
 mod kernel_reader;
+mod mark;
 mod message;
 mod mode;
 mod news;
@@ -34,6 +36,7 @@ mod watch;
 pub(crate) use changes::Noted;
 pub(crate) use changes::{Changed, Changes};
 pub use counters::Counters;
+pub(crate) use deaf::why_deaf;
 pub use event::{Event, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};

@@ -55,6 +55,18 @@ fn one_line_in_plain_decimal_is_written_and_a_scan_that_says_nothing_is_not_foun
 }
 
 #[test]
+fn a_scan_in_which_the_kernel_may_have_waited_in_vain_is_no_word_of_the_target() {
+    let machine = Machine::new();
+    machine.host(3);
+    // No scan takes less.
+    machine.write("sys/module/scsi_mod/parameters/inq_timeout", "0\n");
+    let error = attach(&machine, "scsi:3:1:2:4", LIMIT);
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Scan));
+    assert!(error.to_string().contains("inq_timeout"), "{error}");
+}
+
+#[test]
 fn a_lun_that_the_array_may_count_in_flat_addressing_is_explained() {
     let machine = Machine::new();
     machine.host(0);

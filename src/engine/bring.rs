@@ -176,7 +176,7 @@ impl Engine {
     /// Why a scan brought no device. The kernel scans nothing, and says nothing,
     /// where the session is not logged in or the port is not online
     /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`): so what an empty scan says
-    /// of the LUN counts only where the path stands after it.
+    /// of the LUN, and why nobody answered it, counts only where the path stands after it.
     fn why_nothing_came(
         &self,
         error: Error,
@@ -184,7 +184,7 @@ impl Engine {
         hctl: Hctl,
         request: &AttachRequest,
     ) -> Error {
-        if error.kind() != ErrorKind::NotFound {
+        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotReady) {
             return error;
         }
         let routes = match self.routes(request.sources()) {

@@ -334,11 +334,20 @@ impl Engine {
     fn check_udev(&self, deadline: Deadline) -> Result<Check> {
         match self.hub().mode() {
             Mode::Udev => self.probe_udev(deadline),
-            Mode::KernelOnly => Ok(Check::limited(
-                "udev",
-                "kernel events only: there are no by-id links to wait for",
-                "start systemd-udevd; a container needs the host's network namespace and /run/udev",
-            )),
+            Mode::KernelOnly => {
+                // What was found when the hub started may have been mended since.
+                let (why, remedy) = match uevent::why_deaf(self.roots()) {
+                    Some(deaf) => (deaf.to_string(), deaf.remedy()),
+                    None => (
+                        "udevd was not heard at the start".to_owned(),
+                        "start this process again",
+                    ),
+                };
+                let seen = format!(
+                    "kernel events only: there are no by-id links to wait for, since {why}"
+                );
+                Ok(Check::limited("udev", seen, remedy))
+            }
             Mode::SysfsPoll => Ok(Check::limited(
                 "udev",
                 "no events reach this process: sysfs is looked at every 1 to 50 ms",
@@ -382,11 +391,12 @@ impl Engine {
 
     fn check_receive_buffer(&self, _: Deadline) -> Result<Check> {
         const ENOUGH: usize = 16 << 20;
+        if Capabilities::effective(self.roots())?.net_admin() {
+            let seen = "as large as wanted (CAP_NET_ADMIN)";
+            return Ok(Check::good("receive buffer", seen));
+        }
         let largest = machine::largest_receive_buffer(self.roots())?;
-        let forced = Capabilities::effective(self.roots())?.net_admin();
-        Ok(if forced {
-            Check::good("receive buffer", "as large as wanted (CAP_NET_ADMIN)")
-        } else if largest >= ENOUGH {
+        Ok(if largest >= ENOUGH {
             Check::good("receive buffer", format!("up to {largest} bytes"))
         } else {
             Check::limited(

@@ -3,8 +3,9 @@
 //!
 //! An exclusive open is one witness: the kernel refuses it while the disk or a
 //! partition is mounted, stacked on or swapped on. Those that open plainly it does not
-//! exclude, and they are looked for: processes (by the descriptors in `/proc`), loop
-//! devices and targets of the kernel, whose opens are in no process.
+//! exclude, and they are looked for: processes (by the descriptors in `/proc`, those of
+//! the disk's `/dev/sg*` and `/dev/bsg/*` among them), loop devices and targets of the
+//! kernel, whose opens are in no process.
 //!
 //! Five things it cannot show: a writable mapping whose descriptor is closed, a
 //! descriptor that is on its way through a socket, one that is registered with `io_uring`
@@ -20,6 +21,7 @@
 //! | md array | refused | refused | refused | refused | refused |
 //! | loop device, on the disk or a partition | refused | refused | refused | refused | refused |
 //! | writer of the disk or a partition | refused | refused | refused | refused | refused |
+//! | writer of a generic node of the disk (`/dev/sg*`, `/dev/bsg/*`) | refused | refused | refused | refused | has none |
 //! | LIO, iblock or fileio | refused | refused | refused | refused | refused |
 //! | reader | allowed | refused | refused | refused | allowed |
 //!

@@ -13,8 +13,20 @@ use std::time::Duration;
 pub use lunbd_sys::sg::{Completion, Info};
 use nix::fcntl::OFlag;
 
+use lunbd_sys::stat::DeviceKind;
+
 use super::blockdev::devno_of;
 use crate::id::DevNo;
+
+/// A device by its kind and number: a block and a character device may have the same
+/// number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NumberedDevice {
+    /// A block device.
+    Block(DevNo),
+    /// A character device.
+    Character(DevNo),
+}
 
 /// How a SCSI volume's devices are reached. [`Devices::Kernel`] is the machine's
 /// own kernel. A process that may not open devices can give another, which has a
@@ -45,12 +57,23 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
     /// The kernel's.
     fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)>;
 
-    /// The block device that `path` leads to, links followed; `None` where it is
-    /// none. It should not ask a file server (`AT_STATX_DONT_SYNC`).
+    /// The device that `path` leads to, links followed; `None` where it is none. It
+    /// should not ask a file server (`AT_STATX_DONT_SYNC`).
     ///
     /// # Errors
     /// The kernel's.
-    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>>;
+    fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>>;
+
+    /// The same of a block device; `None` where it is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
+        Ok(match self.device_at(path)? {
+            Some(NumberedDevice::Block(number)) => Some(number),
+            Some(NumberedDevice::Character(_)) | None => None,
+        })
+    }
 
     /// The block device that backs the loop device of this node; `None` where a
     /// regular file does (`LOOP_GET_STATUS64`).
@@ -156,9 +179,15 @@ impl DeviceAccess for Kernel {
         Ok((file, number))
     }
 
-    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
-        let number = lunbd_sys::stat::block_number_at(path)?;
-        Ok(number.map(|(major, minor)| DevNo { major, minor }))
+    fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>> {
+        let found = lunbd_sys::stat::device_at(path)?;
+        Ok(found.map(|(kind, major, minor)| {
+            let number = DevNo { major, minor };
+            match kind {
+                DeviceKind::Block => NumberedDevice::Block(number),
+                DeviceKind::Character => NumberedDevice::Character(number),
+            }
+        }))
     }
 
     fn loop_backing(&self, node: &Path) -> io::Result<Option<DevNo>> {
@@ -218,14 +247,14 @@ pub(crate) mod tests {
             Kernel.open(node, claim)
         }
 
-        fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
+        fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>> {
             if path == Path::new(self.0) {
-                return Ok(Some(self.1));
+                return Ok(Some(NumberedDevice::Block(self.1)));
             }
             if path.ends_with("denied") {
                 return Err(nix::errno::Errno::EACCES.into());
             }
-            Kernel.number_at(path)
+            Kernel.device_at(path)
         }
 
         fn disk_sequence(&self, disk: &File) -> io::Result<u64> {

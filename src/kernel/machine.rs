@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::sys::utsname::uname;
 
 use super::{Roots, sysfs};
 use crate::error::{Error, ErrorKind, Result};
@@ -48,10 +49,16 @@ impl Capabilities {
     }
 }
 
-/// The kernel's release, its major and minor number.
+/// The kernel's release, its major and minor number. A `/proc` that shows processes
+/// alone (`subset=pid`) does not have it, and this process's own kernel says it.
 pub fn kernel_version(roots: &Roots) -> Result<(u32, u32)> {
     let path = roots.proc.join("sys/kernel/osrelease");
-    let release = sysfs::read(&path)?;
+    let release = if let Some(release) = sysfs::read_if_there(&path)? {
+        release
+    } else {
+        let own = uname().map_err(|errno| Error::of_errno("uname", errno))?;
+        own.release().to_string_lossy().into_owned()
+    };
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next().and_then(|text| text.parse().ok());
     number().zip(number()).ok_or_else(|| {

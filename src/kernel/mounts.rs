@@ -58,13 +58,23 @@ pub(crate) fn read_file_servers(roots: &Roots) -> Result<FileServers> {
 
 /// The options of the file system that is mounted at `point`.
 pub(crate) fn read_options(roots: &Roots, point: &Path) -> Result<String> {
+    read_field(roots, point, 2)
+}
+
+/// The type of the file system that is mounted at `point`; empty where none is.
+pub(crate) fn read_type(roots: &Roots, point: &Path) -> Result<String> {
+    read_field(roots, point, 0)
+}
+
+/// A field behind the dash, of the last file system that is mounted at `point`.
+fn read_field(roots: &Roots, point: &Path, field: usize) -> Result<String> {
     let text = read_whole(&roots.proc.join("self/mountinfo"))?;
-    let mut options = text.lines().filter_map(|line| {
+    let mut fields = text.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
         let is_it = Path::new(&unescape(mount.split(' ').nth(4)?)) == point;
-        is_it.then(|| file_system.split(' ').nth(2)).flatten()
+        is_it.then(|| file_system.split(' ').nth(field)).flatten()
     });
-    Ok(options.next_back().unwrap_or_default().to_owned())
+    Ok(fields.next_back().unwrap_or_default().to_owned())
 }
 
 /// Each mount's point, with its file system's type.

@@ -1,4 +1,4 @@
-//! Which processes have a block device open, and which of them are hidden.
+//! Which processes have a device open, and which of them are hidden.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,15 +10,15 @@ use std::sync::{Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
+use super::devices::NumberedDevice;
 use super::{Roots, sysfs};
 use crate::error::{Error, Result};
-use crate::id::DevNo;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Opener {
     /// What is open.
-    pub device: DevNo,
+    pub device: NumberedDevice,
     /// The process.
     pub pid: u32,
     /// Its command name.
@@ -83,7 +83,7 @@ pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
 /// The processes that have one of `devices` open. A descriptor that only names a
 /// device (`O_PATH`) is none of it. What is open on a file server is not asked for
 /// there.
-pub fn read_openers(roots: &Roots, devices: &[DevNo]) -> Result<Openers> {
+pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
     let mut openers = Openers::default();
     let kernel_threads = KernelThreads::read(roots);
     for pid in pids(roots)? {
@@ -118,19 +118,19 @@ fn read_openers_of(
     roots: &Roots,
     pid: u32,
     process: &Path,
-    devices: &[DevNo],
+    devices: &[NumberedDevice],
     is_whole: &mut bool,
 ) -> Vec<Opener> {
     let mut found: Vec<Opener> = Vec::new();
     for descriptor in descriptors(process, is_whole) {
-        let number = match roots.devices.number_at(&descriptor) {
+        let at = match roots.devices.device_at(&descriptor) {
             // The kernel lets us look, and the file's own file system does not: one in
             // user space refuses other users (`fs/fuse/dir.c`,
             // `fuse_allow_current_process`). It has no disk of this machine.
             Err(error) if !has_gone(&error) && fs::read_link(&descriptor).is_ok() => continue,
-            number => unless_denied(number, is_whole).flatten(),
+            at => unless_denied(at, is_whole).flatten(),
         };
-        let Some(device) = number.filter(|number| devices.contains(number)) else {
+        let Some(device) = at.filter(|device| devices.contains(device)) else {
             continue;
         };
         let Some(writes) = writes(&descriptor) else {
@@ -255,6 +255,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::id::DevNo;
     use crate::kernel::Devices;
     use crate::kernel::devices::tests::Named;
 
@@ -268,7 +269,11 @@ mod tests {
             ..Roots::below(root.path())
         };
         let process = |pid: &str| roots.proc.join(pid);
-        let unreadable = || read_openers(&roots, &[SDA]).unwrap().unreadable;
+        let unreadable = || {
+            read_openers(&roots, &[NumberedDevice::Block(SDA)])
+                .unwrap()
+                .unreadable
+        };
         fs::create_dir_all(process("7/fd")).unwrap();
         symlink("/none/there", process("7/fd/3")).unwrap();
         fs::create_dir_all(process("8")).unwrap();

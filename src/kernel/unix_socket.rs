@@ -47,14 +47,14 @@ fn limit_connect(socket: &OwnedFd, limit: Duration) -> nix::Result<()> {
     setsockopt(socket, sockopt::SendTimeout, &limit)
 }
 
-/// Whether a socket of this abstract name is in `/proc/net/unix`, which shows
+/// Whether a socket of this abstract name is in `/proc/self/net/unix`, which shows
 /// the network namespace that a connection would be made in. No connection is
 /// made, so nothing is started by its socket.
 ///
 /// # Errors
 /// By the errno; a machine without the file has no such socket.
 pub(crate) fn is_abstract_name_bound(roots: &Roots, name: &str) -> Result<bool> {
-    let path = roots.proc.join("net/unix");
+    let path = roots.proc.join("self/net/unix");
     let failed = |error: &std::io::Error| Error::io("cannot read", &path, error);
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -94,6 +94,17 @@ mod tests {
         assert!(!is_abstract_name_bound(&roots, &name[1..]).unwrap());
         drop(listener);
         assert!(!is_abstract_name_bound(&roots, &name).unwrap());
+    }
+
+    #[test]
+    fn a_proc_that_shows_processes_alone_has_the_list_of_this_one() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let own = roots.proc.join("self/net");
+        std::fs::create_dir_all(&own).unwrap();
+        let line = "0: 00000002 00000000 00010000 0001 01 20 @/multipathd\n";
+        std::fs::write(own.join("unix"), line).unwrap();
+        assert!(is_abstract_name_bound(&roots, "/multipathd").unwrap());
     }
 
     #[test]

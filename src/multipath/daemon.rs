@@ -80,7 +80,7 @@ impl Daemon {
     /// abstract socket: the file of a daemon that was killed stays.
     ///
     /// # Errors
-    /// `NotPermitted` or `Io` where `/proc/net/unix` cannot be read.
+    /// `NotPermitted` or `Io` where `/proc/self/net/unix` cannot be read.
     pub fn find(roots: &Roots) -> Result<Option<Self>> {
         /// A connection that waits longer waits for a place in a living queue.
         const LIMIT: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::devices::NumberedDevice;
 use crate::kernel::process::{self, Opener};
 use crate::kernel::{Roots, sysfs};
 
@@ -270,7 +271,8 @@ impl NbdDevice {
     pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
         let mut facts = self.facts()?;
         if facts.pid.is_none() {
-            facts.openers = process::read_openers(roots, &[self.disk.devno()])?.found;
+            let disk = NumberedDevice::Block(self.disk.devno());
+            facts.openers = process::read_openers(roots, &[disk])?.found;
         }
         Ok(facts)
     }
@@ -312,7 +314,7 @@ mod tests {
         let mut facts = Facts::default();
         assert_eq!(facts.state(&knowledge), State::Free);
         facts.openers.push(Opener {
-            device: "43:0".parse().unwrap(),
+            device: NumberedDevice::Block("43:0".parse().unwrap()),
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,

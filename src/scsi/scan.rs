@@ -1,5 +1,7 @@
 //! A scan of one LUN, and of nothing else.
 
+use std::time::{Duration, Instant};
+
 use super::device::ScsiDevice;
 use super::lanes::Lanes;
 use crate::crash::point;
@@ -20,8 +22,8 @@ use crate::kernel::{Roots, sysfs};
 /// a file lock says so long that something may come.
 ///
 /// # Errors
-/// `NotFound` where the target does not present the LUN; `Refused` where the
-/// host cannot address it; `NotSupported` where the kernel's interface cannot
+/// `NotFound` where the target does not present the LUN; `NotReady` where the kernel
+/// may have waited in vain for its answer; `Refused` where the host cannot address it; `NotSupported` where the kernel's interface cannot
 /// carry it; `NotPermitted`; `Quarantined`; `TimedOut` at stage `queue`, and then
 /// nothing was scanned, or `scan`.
 pub(crate) fn scan<H>(
@@ -47,7 +49,7 @@ pub(crate) fn scan<H>(
     tracing::debug!(%line, path = %path.display(), "scan");
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
-    lanes
+    let took = lanes
         .on_host(
             hctl,
             Stage::Scan,
@@ -59,12 +61,42 @@ pub(crate) fn scan<H>(
             },
             move || {
                 let _until_it_has_ended = held()?;
-                sysfs::write(&devices, &path, &line)
+                let begun = Instant::now();
+                sysfs::write(&devices, &path, &line)?;
+                Ok(begun.elapsed())
             },
         )
         .map_err(|error| explain(error, hctl))?;
     point!(ScanWritten);
-    ScsiDevice::find(roots, hctl)?.ok_or_else(|| not_found(hctl))
+    ScsiDevice::find(roots, hctl)?.ok_or_else(|| {
+        let patience = inquiry_timeout(roots);
+        if took < patience {
+            not_found(hctl)
+        } else {
+            not_answered(hctl, took, patience)
+        }
+    })
+}
+
+/// How long the kernel waits for the answer to the INQUIRY of a scan
+/// (`scsi_scan.c`, `scsi_inq_timeout`). Where that passes, its scan ends as it does where
+/// there is no unit.
+fn inquiry_timeout(roots: &Roots) -> Duration {
+    const DEFAULT: u64 = 20;
+    let parameter = roots.sysfs.join("module/scsi_mod/parameters/inq_timeout");
+    Duration::from_secs(sysfs::parse(&parameter).unwrap_or(DEFAULT))
+}
+
+fn not_answered(hctl: Hctl, took: Duration, patience: Duration) -> Error {
+    let message = format!(
+        "the host scanned {hctl} for {:.1} s and no device came: the kernel waits {} s for an \
+         answer (scsi_mod.inq_timeout), so the target may have LUN {} and be too slow; see \
+         whether it is overloaded, and try again",
+        took.as_secs_f64(),
+        patience.as_secs(),
+        hctl.lun
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Scan)
 }
 
 fn explain(error: Error, hctl: Hctl) -> Error {

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 
+use super::deaf::why_deaf;
 use crate::kernel::Roots;
 
 /// What a wait can stand on here. Found out once, when the [`Hub`](super::Hub)
@@ -40,12 +40,12 @@ impl Mode {
         if !is_sysfs || !in_initial_user_namespace() {
             return Self::SysfsPoll;
         }
-        // libudev itself looks at the control socket before it binds.
-        let udevd = roots.run.join("udev/control").exists();
-        if udevd && in_network_namespace_of_init(roots) {
-            Self::Udev
-        } else {
-            Self::KernelOnly
+        match why_deaf(roots) {
+            None => Self::Udev,
+            Some(why) => {
+                tracing::info!(%why, "the kernel's events alone");
+                Self::KernelOnly
+            }
         }
     }
 }
@@ -56,14 +56,4 @@ impl Mode {
 fn in_initial_user_namespace() -> bool {
     const PROC_USER_INIT_INO: u64 = 0xEFFF_FFFD;
     fs::metadata("/proc/self/ns/user").is_ok_and(|meta| meta.ino() == PROC_USER_INIT_INO)
-}
-
-/// udevd multicasts in its own network namespace, which is the first
-/// process's. Where that may not be read, it is taken to be ours: the wait for
-/// udev's answer then says so when none comes.
-fn in_network_namespace_of_init(roots: &Roots) -> bool {
-    let inode = |path: &Path| fs::metadata(path).map(|meta| meta.ino()).ok();
-    let own = inode(Path::new("/proc/self/ns/net"));
-    let first = inode(&roots.proc.join("1/ns/net"));
-    first.is_none() || own == first
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{Event, Origin};
+use super::mark;
 use super::mode::Mode;
 use super::watch::{Notice, Watch};
 use crate::crash::point;
@@ -180,7 +181,7 @@ struct Barrier {
 
 impl Barrier {
     fn send(earlier: Option<Self>, roots: &Roots, dir: &Path, deadline: Deadline) -> Result<Self> {
-        let uuid = sysfs::read(&roots.proc.join("sys/kernel/random/uuid"))?;
+        let uuid = mark::new()?;
         let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
         let devices = roots.devices.clone();
         tracing::debug!(%uuid, dir = %dir.display(), "barrier");

@@ -1,4 +1,4 @@
-//! Which block device a path leads to, without asking a file server.
+//! Which device a path leads to, without asking a file server.
 
 use std::ffi::CString;
 use std::io;
@@ -8,8 +8,17 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-/// The major and minor number of the block device that `path` leads to, links
-/// followed; `None` where it is something else.
+/// The kind of a device. Each kind has numbers of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A block device.
+    Block,
+    /// A character device.
+    Character,
+}
+
+/// The kind, the major and the minor number of the device that `path` leads to, links
+/// followed; `None` where it is no device.
 ///
 /// `AT_STATX_DONT_SYNC` and `AT_NO_AUTOMOUNT`: a network or FUSE file system answers
 /// from what the kernel has of it, and nothing is mounted. The walk of the path up to
@@ -18,7 +27,7 @@ use nix::errno::Errno;
 /// # Errors
 /// The errno of `statx` (Linux 4.11); `InvalidInput` for a path with a zero byte.
 #[doc(alias = "statx")]
-pub fn block_number_at(path: &Path) -> io::Result<Option<(u32, u32)>> {
+pub fn device_at(path: &Path) -> io::Result<Option<(DeviceKind, u32, u32)>> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut found = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path ends with a zero byte and lives through the call, and the
@@ -35,8 +44,12 @@ pub fn block_number_at(path: &Path) -> io::Result<Option<(u32, u32)>> {
     Errno::result(result)?;
     // SAFETY: zeroes are a valid `struct statx`, which has only integers.
     let found = unsafe { found.assume_init() };
-    let kind = libc::mode_t::from(found.stx_mode) & libc::S_IFMT;
-    Ok((kind == libc::S_IFBLK).then_some((found.stx_rdev_major, found.stx_rdev_minor)))
+    let kind = match libc::mode_t::from(found.stx_mode) & libc::S_IFMT {
+        libc::S_IFBLK => DeviceKind::Block,
+        libc::S_IFCHR => DeviceKind::Character,
+        _ => return Ok(None),
+    };
+    Ok(Some((kind, found.stx_rdev_major, found.stx_rdev_minor)))
 }
 
 #[cfg(test)]
@@ -44,11 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_no_block_device_and_what_is_missing_is_an_error() {
-        for path in ["/dev/null", "/proc/self/exe", "/"] {
-            assert_eq!(block_number_at(Path::new(path)).unwrap(), None, "{path}");
+    fn a_file_is_no_device_and_what_is_missing_is_an_error() {
+        for path in ["/proc/self/exe", "/"] {
+            assert_eq!(device_at(Path::new(path)).unwrap(), None, "{path}");
         }
-        let missing = block_number_at(Path::new("/none/there")).unwrap_err();
+        // `Documentation/admin-guide/devices.txt`.
+        let null = device_at(Path::new("/dev/null")).unwrap();
+        assert_eq!(null, Some((DeviceKind::Character, 1, 3)));
+        let missing = device_at(Path::new("/none/there")).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

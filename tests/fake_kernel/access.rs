@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use lunbd::id::DevNo;
-use lunbd::kernel::devices::{Completion, Info};
+use lunbd::kernel::devices::{Completion, Info, NumberedDevice};
 use lunbd::kernel::{DeviceAccess, Devices};
 use lunbd::uevent::{HubOptions, Message, Mode};
 use lunbd::{Engine, Roots};
@@ -118,11 +118,12 @@ impl DeviceAccess for FakeAccess {
         Ok((file, Some(devno)))
     }
 
-    fn number_at(&self, path: &Path) -> io::Result<Option<DevNo>> {
+    fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>> {
         if !fs::metadata(path)?.is_file() {
             return Ok(None);
         }
-        Ok(read_node(&File::open(path)?).map(|(devno, _)| devno))
+        let node = read_node(&File::open(path)?);
+        Ok(node.map(|(devno, _)| NumberedDevice::Block(devno)))
     }
 
     fn disk_sequence(&self, disk: &File) -> io::Result<u64> {

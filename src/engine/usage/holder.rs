@@ -46,6 +46,16 @@ pub enum Holder {
         /// Whether it can write.
         writes: bool,
     },
+    /// A process has a generic node of the disk open for writing: what it sends passes
+    /// by the block device.
+    Generic {
+        /// The process.
+        pid: u32,
+        /// Its command name.
+        command: String,
+        /// The node's name below `/dev`: `sg0`, `bsg/0:0:0:1`.
+        node: String,
+    },
 }
 
 impl fmt::Display for Holder {
@@ -71,6 +81,9 @@ impl fmt::Display for Holder {
             } => {
                 let how = if *writes { "open for writing" } else { "open" };
                 write!(f, "{how} in process {pid} ({command})")
+            }
+            Self::Generic { pid, command, node } => {
+                write!(f, "open for writing in process {pid} ({command}) as {node}")
             }
         }
     }

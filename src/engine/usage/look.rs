@@ -5,6 +5,9 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::devices::NumberedDevice;
+use crate::kernel::generic_nodes::{self, GenericNode};
+use crate::kernel::process::Opener;
 use crate::kernel::{Roots, exports, loops, mounts, process, sysfs};
 
 /// How much is read.
@@ -60,6 +63,8 @@ struct Look {
     /// The disks and their partitions, each with the place of its disk.
     devices: Vec<(usize, BlockDevice)>,
     numbers: Vec<DevNo>,
+    /// Those of the disks, each with its disk's number.
+    generic: Vec<(DevNo, GenericNode)>,
     /// Of each disk.
     found: Vec<Vec<Holder>>,
     not_looked_at: Vec<NotLookedAt>,
@@ -68,14 +73,18 @@ struct Look {
 impl Look {
     fn at(disks: &[BlockDevice]) -> Result<Self> {
         let mut devices = Vec::new();
+        let mut generic = Vec::new();
         for (place, disk) in disks.iter().enumerate() {
             devices.push((place, disk.clone()));
+            let nodes = generic_nodes::read_generic_nodes(disk.dir())?.into_iter();
+            generic.extend(nodes.map(|node| (disk.devno(), node)));
             let partitions = disk.partitions()?.into_iter();
             devices.extend(partitions.map(|partition| (place, partition)));
         }
         Ok(Self {
             numbers: devices.iter().map(|(_, device)| device.devno()).collect(),
             devices,
+            generic,
             found: vec![Vec::new(); disks.len()],
             not_looked_at: Vec::new(),
         })
@@ -113,17 +122,17 @@ impl Look {
     }
 
     fn read_processes(&mut self, roots: &Roots) -> Result<()> {
-        let openers = process::read_openers(roots, &self.numbers)?;
+        let blocks = self.numbers.iter().copied().map(NumberedDevice::Block);
+        let generic = self.generic.iter().map(|(_, node)| node.number);
+        let wanted: Vec<_> = blocks
+            .chain(generic.map(NumberedDevice::Character))
+            .collect();
+        let openers = process::read_openers(roots, &wanted)?;
         for opener in openers.found {
-            if self.serves(roots, opener.pid, opener.device)? {
-                continue;
+            match opener.device {
+                NumberedDevice::Block(device) => self.add_opener(roots, device, opener)?,
+                NumberedDevice::Character(node) => self.add_generic(node, opener),
             }
-            let open = Holder::Open {
-                pid: opener.pid,
-                command: opener.command,
-                writes: opener.writes,
-            };
-            self.add(opener.device, &open);
         }
         self.not_looked_at
             .extend(not_looked_at::read_hidden(roots)?);
@@ -133,6 +142,30 @@ impl Look {
             self.not_looked_at.push(unreadable);
         }
         Ok(())
+    }
+
+    fn add_opener(&mut self, roots: &Roots, device: DevNo, opener: Opener) -> Result<()> {
+        if self.serves(roots, opener.pid, device)? {
+            return Ok(());
+        }
+        let open = Holder::Open {
+            pid: opener.pid,
+            command: opener.command,
+            writes: opener.writes,
+        };
+        self.add(device, &open);
+        Ok(())
+    }
+
+    /// A user of a generic node; who only reads asks the disk about itself, as
+    /// inventory tools do.
+    fn add_generic(&mut self, number: DevNo, opener: Opener) {
+        let node = self.generic.iter().find(|(_, node)| node.number == number);
+        if let Some((disk, node)) = node.filter(|_| opener.writes) {
+            let (disk, node) = (*disk, node.name.clone());
+            let (pid, command) = (opener.pid, opener.command);
+            self.add(disk, &Holder::Generic { pid, command, node });
+        }
     }
 
     /// Whether this process is in the ioctl that connects this NBD device, as

@@ -26,7 +26,7 @@ pub struct Nodes {
 }
 
 /// A kind of user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DiskUser {
     /// A mount of a partition.
     Mount,
@@ -48,6 +48,9 @@ pub enum DiskUser {
     Writer,
     /// The same with a partition.
     WriterOfPartition,
+    /// A process that has a generic node of the disk, or of a path of it, open for
+    /// writing.
+    WriterOfGeneric,
     /// A volume of the kernel's target, which claims the disk.
     LioIblock,
     /// The same, which opens it as a file.
@@ -58,7 +61,7 @@ pub enum DiskUser {
 
 impl DiskUser {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Mount,
         Self::MountElsewhere,
         Self::Swap,
@@ -69,6 +72,7 @@ impl DiskUser {
         Self::LoopOnPartition,
         Self::Writer,
         Self::WriterOfPartition,
+        Self::WriterOfGeneric,
         Self::LioIblock,
         Self::LioFileio,
         Self::Reader,
@@ -98,7 +102,9 @@ impl DiskUser {
             Self::Dm | Self::DmOnPartition => "held by dm-",
             Self::Md => "held by md127",
             Self::Loop | Self::LoopOnPartition => "the backing file of loop",
-            Self::Writer | Self::WriterOfPartition => "open for writing in process",
+            Self::Writer | Self::WriterOfPartition | Self::WriterOfGeneric => {
+                "open for writing in process"
+            }
             Self::LioIblock => "exported by the kernel's target as iblock_",
             Self::LioFileio => "exported by the kernel's target as fileio_",
             Self::Reader => "open in process",
@@ -138,11 +144,26 @@ impl DiskUser {
                 let node = if self == Self::Writer { disk } else { first };
                 Box::new(OpenOptions::new().write(true).open(node).expect("a writer"))
             }
+            Self::WriterOfGeneric => {
+                let node = generic_node(disk);
+                Box::new(OpenOptions::new().write(true).open(node).expect("a writer"))
+            }
             Self::LioIblock => Box::new(Store::iblock_on("1b", disk)),
             Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
             Self::Reader => Box::new(File::open(disk).expect("a reader")),
         }
     }
+}
+
+/// `/dev/sg*` of a SCSI disk, or of the first path of a map.
+fn generic_node(disk: &Path) -> PathBuf {
+    let directory = Path::new("/sys/block").join(disk.file_name().expect("a name"));
+    let slaves = super::entries(directory.join("slaves"));
+    let directory = slaves
+        .first()
+        .map_or(directory.clone(), |path| Path::new("/sys/block").join(path));
+    let names = super::entries(directory.join("device/scsi_generic"));
+    Path::new("/dev").join(names.first().expect("a generic node"))
 }
 
 /// Commands that undo something.

@@ -123,6 +123,62 @@ fn a_new_network_namespace_works_on_the_kernels_events_alone() {
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
 
+/// A container shows its own first process, which says nothing about udevd's network
+/// namespace.
+#[test]
+fn a_container_with_udevs_socket_hears_udev_in_the_hosts_network_namespace_alone() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let contained = |namespaces: &[&str], arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc"]);
+        command.args(namespaces).arg("lunbd").args(arguments);
+        let output = command.output().unwrap();
+        println!("{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default()
+    };
+    let attach = ["attach", &source, "--json", "--timeout", "40s"];
+    let apart = contained(&["--net"], &attach);
+    assert_eq!(apart["settled"], "kernel_only");
+    let doctor = contained(&["--net"], &["doctor", "--json"]);
+    assert_eq!(doctor["mode"], "kernel_only");
+    let checks = doctor["checks"].as_array().unwrap();
+    let udev = checks.iter().find(|check| check["name"] == "udev").unwrap();
+    assert_eq!(udev["finding"], "limited");
+    let seen = udev["seen"].as_str().unwrap();
+    assert!(seen.contains("another network namespace"), "{seen}");
+    let of_host = contained(&[], &attach);
+    let settled = of_host["settled"].as_str().unwrap();
+    assert!(settled == "udev_event" || settled == "barrier", "{settled}");
+    guest::run(&["lunbd", "detach", &source]);
+}
+
+/// As a service of systemd with `ProcSubset=pid`.
+#[test]
+fn a_proc_that_shows_processes_alone_is_enough() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(4);
+    let source = unit(&target, 3).to_string();
+    let script = "mount -t proc -o subset=pid proc /proc && exec lunbd \"$@\"";
+    let lunbd = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let attach = ["attach", &source, "--json", "--timeout", "40s"];
+    assert_eq!(lunbd(&attach)["changed"], true);
+    // What stands has to be asked of udev by a marked event.
+    let again = lunbd(&attach);
+    assert_eq!(again["changed"], false);
+    assert_eq!(again["settled"], "barrier");
+    assert_eq!(lunbd(&["doctor", "--json"])["ready"], true);
+    let detached = lunbd(&["detach", &source, "--json"]);
+    assert_eq!(detached["receipt"]["not_looked_at"], serde_json::json!([]));
+}
+
 /// Root of the machine by its numbers, and without its capabilities: no event
 /// comes here, sysfs can be written, and no page cache dropped.
 #[test]

@@ -222,7 +222,11 @@ fn detach_nbd() -> Column {
     };
     let mut column = Column::new();
     let act = || detach(LIMIT).err().map(Error::from);
-    refused(&mut column, but_readers(), (&nodes, true), &act);
+    let generic = DiskUser::WriterOfGeneric;
+    let (before, after): (Vec<_>, Vec<_>) = but_readers().partition(|user| *user < generic);
+    refused(&mut column, before, (&nodes, true), &act);
+    column.push((generic, "has none"));
+    refused(&mut column, after.into_iter().skip(1), (&nodes, true), &act);
     let reader = DiskUser::Reader.begin(&nodes);
     let data = write_within(&disk);
     udevd::settle();

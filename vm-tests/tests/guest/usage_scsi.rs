@@ -241,6 +241,33 @@ fn a_loop_device_whose_file_server_hangs_is_named_and_holds_up_no_detach_of_anot
     }
 }
 
+#[test]
+fn a_writer_of_a_generic_node_of_the_disk_is_refused_by_name_and_a_reader_is_not() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(2));
+    let node = attach(&engine, &target, 1).node;
+    udevd::settle();
+    let device = Path::new("/sys/block").join(node.file_name().unwrap());
+    let device = device.join("device");
+    for (class, directory) in [("scsi_generic", ""), ("bsg", "bsg/")] {
+        let mut names = fs::read_dir(device.join(class)).unwrap();
+        let name = names.next().unwrap().unwrap().file_name();
+        let generic = format!("{directory}{}", name.display());
+        let writes = writer(&Path::new("/dev").join(&generic));
+        let failure = detach(&engine, &target, 1).unwrap_err();
+        drop(writes);
+        assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+        let text = failure.to_string();
+        assert!(text.contains(&us_writing()), "{text}");
+        assert!(text.contains(&format!("as {generic}")), "{text}");
+        assert!(node.exists() && !failure.receipt.safe_to_unmap);
+    }
+    let generic = fs::read_dir(device.join("scsi_generic")).unwrap();
+    let mut names = generic.map(|entry| entry.unwrap().file_name());
+    let reader = File::open(Path::new("/dev").join(names.next().unwrap())).unwrap();
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
+    drop(reader);
+}
+
 /// Runs `lunbd` with a PID namespace and a `/proc` of its own.
 fn in_its_own_pid_namespace(arguments: &[&str]) -> (Option<i32>, Value) {
     let output = Command::new("unshare")

@@ -1,0 +1,132 @@
+//! Whether what udevd sends reaches this process, by facts and not by asking udevd: one
+//! that is slow or stopped is not taken for one that cannot be heard.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::kernel::{Roots, mounts, process, sysfs};
+
+/// Why udevd's events do not come here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deaf {
+    /// Its control socket is not there.
+    NotRunning,
+    /// libudev listens to nothing.
+    LibudevLooksElsewhere,
+    /// It sends in another network namespace.
+    OtherNetworkNamespace,
+}
+
+impl fmt::Display for Deaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotRunning => "no udevd runs (it has no control socket below /run/udev)",
+            Self::LibudevLooksElsewhere => {
+                "libudev listens to nothing, since it looks for udevd at /run/udev/control"
+            }
+            Self::OtherNetworkNamespace => "udevd sends its events in another network namespace",
+        })
+    }
+}
+
+impl Deaf {
+    /// How to mend it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::NotRunning => "start systemd-udevd; a container needs the host's /run/udev",
+            Self::LibudevLooksElsewhere => "mount the host's /run/udev at /run/udev",
+            Self::OtherNetworkNamespace => "run in the host's network namespace",
+        }
+    }
+}
+
+/// Why none of udevd's events come here; `None` where they do.
+pub(crate) fn why_deaf(roots: &Roots) -> Option<Deaf> {
+    let control = roots.run.join("udev/control");
+    if !control.exists() {
+        Some(Deaf::NotRunning)
+    } else if !libudev_listens() {
+        Some(Deaf::LibudevLooksElsewhere)
+    } else if !is_in_udevds_network_namespace(roots) {
+        Some(Deaf::OtherNetworkNamespace)
+    } else {
+        None
+    }
+}
+
+/// libudev joins no multicast group where neither udevd's socket is at its usual place
+/// nor `/dev` is the machine's own (`sd-device/device-monitor.c`), and reports no error.
+fn libudev_listens() -> bool {
+    let is_devtmpfs = || mounts::read_type(&Roots::default(), Path::new("/dev"));
+    Path::new("/run/udev/control").exists() || is_devtmpfs().is_ok_and(|kind| kind == "devtmpfs")
+}
+
+/// What udevd multicasts stays in its network namespace (`net/netlink/af_netlink.c`).
+fn is_in_udevds_network_namespace(roots: &Roots) -> bool {
+    let own = network_namespace(Path::new("/proc/self"));
+    let of_process = |process: &str| network_namespace(&roots.proc.join(process));
+    // udevd has that of the machine's first process. A container shows its own.
+    let shows_machine = process::shows_all_namespaces(roots).unwrap_or(false);
+    if let Some(first) = of_process("1").filter(|_| shows_machine) {
+        return own == Some(first);
+    }
+    is_initial_network_namespace(roots) || has_udevd_beside_us(roots, own)
+}
+
+fn network_namespace(process: &Path) -> Option<u64> {
+    fs::metadata(process.join("ns/net")).map(|it| it.ino()).ok()
+}
+
+/// The kernel shows this setting in the initial network namespace alone
+/// (`net/core/sysctl_net_core.c`, `net_core_table`).
+///
+/// Of a `/proc` without settings (`subset=pid`) this is not known, and the namespace is
+/// taken for the initial one: a wait for udev says then that no answer comes.
+fn is_initial_network_namespace(roots: &Roots) -> bool {
+    let settings = roots.proc.join("sys");
+    !settings.exists() || settings.join("net/core/netdev_max_backlog").exists()
+}
+
+/// Whether a udevd of this container's own runs, in our network namespace.
+fn has_udevd_beside_us(roots: &Roots, own: Option<u64>) -> bool {
+    let is_one = |pid: u32| {
+        let process = roots.proc.join(pid.to_string());
+        let command = sysfs::read(&process.join("comm"));
+        // The latter is eudev's.
+        let is_udevd = command.is_ok_and(|name| name == "systemd-udevd" || name == "udevd");
+        is_udevd && own.is_some() && network_namespace(&process) == own
+    };
+    process::pids(roots).is_ok_and(|pids| pids.into_iter().any(is_one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_that_shows_a_first_process_of_its_own_hears_no_udevd_but_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let process = |pid: &str| roots.proc.join(pid);
+        let own = network_namespace(Path::new("/proc/self")).unwrap();
+        fs::create_dir_all(process("sys/net/core")).unwrap();
+        for pid in ["1", "7"] {
+            fs::create_dir_all(process(pid).join("ns")).unwrap();
+            // Any other file is a PID namespace of a container.
+            fs::write(process(pid).join("ns/pid"), "").unwrap();
+            let ours = "/proc/self/ns/net";
+            std::os::unix::fs::symlink(ours, process(pid).join("ns/net")).unwrap();
+        }
+        fs::write(process("1").join("comm"), "sleep\n").unwrap();
+        fs::write(process("7").join("comm"), "agent\n").unwrap();
+        assert!(!is_in_udevds_network_namespace(&roots));
+        fs::write(process("7").join("comm"), "systemd-udevd\n").unwrap();
+        assert!(is_in_udevds_network_namespace(&roots));
+        assert!(!has_udevd_beside_us(&roots, Some(own + 1)), "elsewhere");
+        fs::remove_file(process("7").join("comm")).unwrap();
+        fs::write(process("sys/net/core/netdev_max_backlog"), "1000\n").unwrap();
+        assert!(is_in_udevds_network_namespace(&roots));
+    }
+}
