@@ -57,6 +57,7 @@ mod state;
 #[cfg(feature = "metrics")]
 mod telemetry;
 mod tracked;
+mod transports;
 mod work;
 mod workers;
 

@@ -8,7 +8,7 @@ use super::options::Options;
 use super::plan::{Step, StepKind, step_for};
 use super::state::{MAY_HAVE_DIED, State, sooner};
 use super::tracked::{Failure, Retake};
-use crate::deadline::Backoff;
+use crate::deadline::{Backoff, jittered};
 use crate::engine::{Condition, Surveyed, Treatment};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
@@ -203,6 +203,11 @@ impl State {
             tracked.retake = None;
         }
         let mut events = Vec::new();
+        let wanted = self.desired.get(volume);
+        if wanted.is_some_and(|spec| spec.log_in.is_some()) {
+            // A session that it has made and left counts for the others now.
+            self.transports.change();
+        }
         match done {
             Done::Stands(there) => events.extend(self.stands(*there, options)),
             Done::Gone { safe_to_unmap } => {
@@ -284,7 +289,7 @@ impl State {
         } else {
             let pauses = Backoff::new(options.shortest_retry, options.longest_retry);
             let mut pauses = tracked.retake.take().map_or(pauses, |retake| retake.pauses);
-            let at = Instant::now() + pauses.pause();
+            let at = Instant::now() + jittered(pauses.pause());
             Some(Retake { pauses, at })
         };
         let died = tracked.died.is_some();
@@ -374,6 +379,7 @@ impl State {
             let longest = LONGEST_WITHOUT_SERVER;
             pause = Some(pause.map_or(longest, |pause| pause.min(longest)));
         }
+        let pause = pause.map(jittered);
         tracked.failure = Some(Failure {
             step: kind,
             error: Arc::clone(&error),

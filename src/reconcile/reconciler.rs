@@ -187,7 +187,7 @@ impl Reconciler {
     /// cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
         let driving = self.drive(Some(deadline))?;
-        self.shared.state().forgive();
+        self.shared.state().forgive(Duration::ZERO);
         self.shared.state().look.now();
         self.go(&driving)?;
         let state = self.shared.state();
@@ -281,6 +281,8 @@ impl Reconciler {
     }
 
     fn turn(&self, until: Option<Deadline>, start_worker: impl Fn() -> Result<()>) -> Result<()> {
+        /// What fails is tried again in this time after a look at everything.
+        const SPREAD: Duration = Duration::from_secs(30);
         let mut resync = Deadline::after(self.options.resync);
         let mut state = self.shared.state();
         loop {
@@ -290,7 +292,7 @@ impl Reconciler {
             }
             if resync.has_passed() {
                 if until.is_none() {
-                    state.forgive();
+                    state.forgive(SPREAD.min(self.options.resync / 10));
                 }
                 state.look.now();
             }
@@ -310,6 +312,16 @@ impl Reconciler {
                     Ok(()) => {}
                 }
                 state = self.shared.state();
+                continue;
+            }
+            if state.transports.take() {
+                drop(state);
+                let found = self.engine.scsi_transports();
+                state = self.shared.state();
+                match found {
+                    Ok(found) => state.see_transports(found),
+                    Err(error) => tracing::warn!(%error, "sessions and hosts are not seen"),
+                }
                 continue;
             }
             if state.replan || state.retry_is_due() {

@@ -13,7 +13,9 @@ use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use super::tracked::Tracked;
+use super::transports::Transports;
 use super::workers::Workers;
+use crate::deadline::jittered;
 use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
 use crate::error::{Error, Stage};
 use crate::id::{Hctl, Source, VolumeId};
@@ -60,6 +62,7 @@ pub(super) struct State {
     /// The same the other way round.
     pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
     pub(super) look: Look,
+    pub(super) transports: Transports,
     pub(super) telling: Telling,
     pub(super) replan: bool,
     pub(super) fresh: VecDeque<Job>,
@@ -128,12 +131,18 @@ impl State {
         self.drives
     }
 
-    /// Everything is tried again now.
-    pub(super) fn forgive(&mut self) {
+    /// Everything is tried again within this time, and not all at once.
+    pub(super) fn forgive(&mut self, within: Duration) {
+        let count = u32::try_from(self.tracked.len()).unwrap_or(u32::MAX);
+        let mut at = Instant::now();
         for tracked in self.tracked.values_mut() {
-            (tracked.retake, tracked.refused) = (None, None);
+            at += jittered(within / count.max(1));
+            tracked.refused = None;
+            if let Some(retake) = &mut tracked.retake {
+                retake.at = retake.at.min(at);
+            }
             if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(Instant::now());
+                failure.next = Some(failure.next.map_or(at, |next| next.min(at)));
                 self.telling.change();
             }
         }
@@ -152,6 +161,7 @@ impl State {
     /// When there is something to do though nothing happens.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = sooner(self.look.due(), self.retry_at);
+        let timers = sooner(timers, self.transports.due());
         sooner(timers, self.telling.due())
     }
 
@@ -188,7 +198,14 @@ impl State {
                     }
                 }
             }
-            Cause::Transport => self.try_lost_paths(),
+            Cause::Transport => {
+                self.try_again_where(|_| true);
+                self.look_for_lost_paths();
+            }
+            Cause::HostOrSession => {
+                self.transports.change();
+                self.look_for_lost_paths();
+            }
             Cause::LookAgain => {
                 self.look.all = true;
                 self.look.soon();
@@ -213,31 +230,7 @@ impl State {
         None
     }
 
-    /// Paths may have come back: who lacks one is looked at, and tried again.
-    fn try_lost_paths(&mut self) {
-        for (volume, tracked) in &mut self.tracked {
-            let there = self.actual.get(volume);
-            let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
-            if tracked.busy || spec.is_none_or(|spec| spec.nbd.is_some()) {
-                continue;
-            }
-            if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(Instant::now());
-                self.replan = true;
-                self.telling.change();
-            }
-            tracked.retake = None;
-        }
-        for there in self.actual.volumes.values() {
-            let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
-            if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
-                self.look.some.insert(there.volume.clone());
-                self.look.soon();
-            }
-        }
-    }
-
-    fn is_busy(&self, volume: &VolumeId) -> bool {
+    pub(super) fn is_busy(&self, volume: &VolumeId) -> bool {
         self.tracked.get(volume).is_some_and(|tracked| tracked.busy)
     }
 
