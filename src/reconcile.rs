@@ -52,6 +52,7 @@ mod keep;
 mod look;
 mod options;
 mod plan;
+mod queues;
 mod reconciler;
 mod state;
 #[cfg(feature = "metrics")]

@@ -14,7 +14,7 @@ use super::look::Scope;
 use super::options::Options;
 use super::plan::{self, Plan};
 use super::state::{AtWork, Counters, Drive, State};
-use super::workers::Workers;
+use super::workers::{RESERVED, Workers};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -264,7 +264,7 @@ impl Reconciler {
                 Ok(())
             };
             self.shared.state().workers = Workers::default();
-            for _ in 0..self.options.threads.get() {
+            for _ in 0..self.options.threads.get() + RESERVED {
                 start_worker()?;
             }
             if driving.until.is_none() {
@@ -338,6 +338,10 @@ impl Reconciler {
                 start_worker()?;
                 state = self.shared.state();
                 continue;
+            }
+            if state.has_a_step(self.options.threads.get()) {
+                // What hangs has made room by now.
+                self.shared.work.notify_all();
             }
             if let Some(failing) = state.take_failing() {
                 drop(state);

@@ -1,7 +1,7 @@
 //! What a reconciler knows: what is wanted, what stands, what is being done and
 //! when what failed is tried again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
 use super::failing::Telling;
-use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
+use super::queues::Queues;
 use super::tracked::Tracked;
 use super::transports::Transports;
 use super::workers::Workers;
@@ -65,10 +65,8 @@ pub(super) struct State {
     pub(super) transports: Transports,
     pub(super) telling: Telling,
     pub(super) replan: bool,
-    pub(super) fresh: VecDeque<Job>,
-    pub(super) again: VecDeque<Job>,
+    pub(super) queues: Queues,
     pub(super) workers: Workers,
-    pub(super) retrying: usize,
     pub(super) retry_at: Option<Instant>,
     /// Counts the steps that ended, so that a look that began before is not
     /// believed about their volumes.
@@ -150,8 +148,7 @@ impl State {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        let queued = !self.fresh.is_empty() || !self.again.is_empty();
-        !queued && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
+        self.queues.is_empty() && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -167,12 +164,18 @@ impl State {
 
     /// When another thread may be needed.
     pub(super) fn next_slow_step(&self) -> Option<Instant> {
-        let waits = !self.fresh.is_empty();
+        let waits = !self.queues.is_empty();
         waits.then(|| self.workers.next_slow(Instant::now()))
     }
 
+    /// Whether a step that waits may begin.
+    pub(super) fn has_a_step(&self, threads: usize) -> bool {
+        let room = || self.workers.room(threads, Instant::now());
+        !self.queues.is_empty() && self.queues.has_one(&room())
+    }
+
     pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        !self.fresh.is_empty() && self.workers.lack_one(threads, Instant::now())
+        self.workers.lack_one(threads, Instant::now()) && self.has_a_step(threads)
     }
 
     pub(super) fn retry_is_due(&self) -> bool {
@@ -242,7 +245,7 @@ impl State {
             && let Some(failure) = &mut tracked.failure
         {
             // One connection of several was dead before. Now requests may wait.
-            failure.next = Some(Instant::now());
+            (failure.next, failure.is_called) = (Some(Instant::now()), true);
             self.replan = true;
         }
         if there.condition != Condition::Complete {

@@ -79,11 +79,13 @@ impl State {
         for (volume, tracked) in &mut self.tracked {
             let there = self.actual.get(volume);
             let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
-            if tracked.busy || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
+            // One that only waits for a worker is thought over.
+            let is_at_work = tracked.doing.is_some();
+            if is_at_work || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
                 continue;
             }
             if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(Instant::now());
+                (failure.next, failure.is_called) = (Some(Instant::now()), true);
                 self.replan = true;
                 self.telling.change();
             }

@@ -10,7 +10,7 @@ fn id(number: u32) -> VolumeId {
 }
 
 fn request(number: u32) -> AttachRequest {
-    let source: Source = format!("nbd://h/{number}").parse().unwrap();
+    let source: Source = format!("nbd://h{number}/{number}").parse().unwrap();
     AttachRequest::new(source)
 }
 
