@@ -1,6 +1,6 @@
 //! The caller's time limit, and the pause between looks where nothing wakes us.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longer than anything waits, and short enough for the clock.
 const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
@@ -75,6 +75,16 @@ impl Backoff {
         self.next = pause.saturating_mul(2).min(self.longest);
         pause
     }
+}
+
+/// Between half of `pause` and all of it, so that those that failed together do not all
+/// try again together.
+#[must_use]
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    let noise = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |now| now.subsec_nanos());
+    pause / 2 + (pause / 2).mul_f64(f64::from(noise % 1000) / 1000.0)
 }
 
 #[cfg(test)]

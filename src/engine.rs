@@ -42,6 +42,8 @@ mod sessions;
 mod take_down;
 mod telemetry;
 mod tell_multipathd;
+#[cfg(feature = "journal")]
+mod transports;
 mod undo;
 mod unit;
 mod usage;
@@ -68,6 +70,8 @@ pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 #[cfg(feature = "journal")]
 pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 pub use resize::{ResizeRequest, Resized};
+#[cfg(feature = "journal")]
+pub(crate) use transports::{ScsiTransport, ScsiTransports};
 pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;

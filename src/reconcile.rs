@@ -52,11 +52,13 @@ mod keep;
 mod look;
 mod options;
 mod plan;
+mod queues;
 mod reconciler;
 mod state;
 #[cfg(feature = "metrics")]
 mod telemetry;
 mod tracked;
+mod transports;
 mod work;
 mod workers;
 

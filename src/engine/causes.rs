@@ -25,9 +25,12 @@ pub enum Cause {
         /// That it is gone.
         removed: bool,
     },
-    /// A session, a remote port or a host came, went or changed, or a target says
-    /// that its logical units did: paths may have come back.
+    /// A remote port came, went or changed, or a target says that its logical units did:
+    /// paths may have come back.
     Transport,
+    /// An iSCSI session or a SCSI host came, went or changed, be it by a login of this
+    /// process: what stands now says whether a path may have come back.
+    HostOrSession,
     /// A link of this NBD device has died.
     LinkDead(NbdIndex),
     /// Events may be missing: look at everything.
@@ -50,15 +53,14 @@ impl Cause {
         if event.sdev_ua == Some(UnitAttention::LunsChanged) {
             return Some(Self::Transport);
         }
-        let transport = ["iscsi_", "fc_", "sas_", "scsi_host"];
+        let starts = |subsystem: &str, of: &[&str]| of.iter().any(|of| subsystem.starts_with(of));
         match event.subsystem.as_str() {
             "block" | "scsi" => Some(Self::Device {
                 devpath: event.devpath.clone(),
                 removed: event.action == "remove",
             }),
-            subsystem if transport.iter().any(|of| subsystem.starts_with(of)) => {
-                Some(Self::Transport)
-            }
+            subsystem if starts(subsystem, &["fc_", "sas_"]) => Some(Self::Transport),
+            subsystem if starts(subsystem, &["iscsi_", "scsi_host"]) => Some(Self::HostOrSession),
             _ => None,
         }
     }

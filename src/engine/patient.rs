@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::heal::{HealOutcome, Healing};
-use crate::deadline::{Backoff, Deadline};
+use crate::deadline::{Backoff, Deadline, jittered};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::{self, Pending};
@@ -326,13 +326,4 @@ enum Pulse {
 enum Dialled {
     Server(Server),
     NotNeeded(HealOutcome),
-}
-
-/// Between half of `pause` and all of it, so that the devices of one server do
-/// not all dial at once.
-pub(super) fn jittered(pause: Duration) -> Duration {
-    let noise = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |now| now.subsec_nanos());
-    pause / 2 + (pause / 2).mul_f64(f64::from(noise % 1000) / 1000.0)
 }

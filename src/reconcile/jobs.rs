@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use super::event::Event;
 use super::options::Options;
 use super::plan::{Step, StepKind, step_for};
+use super::queues::{Lane, place_of};
 use super::state::{MAY_HAVE_DIED, State, sooner};
 use super::tracked::{Failure, Retake};
-use crate::deadline::Backoff;
+use crate::deadline::{Backoff, jittered};
 use crate::engine::{Condition, Surveyed, Treatment};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
@@ -19,8 +20,11 @@ pub(super) struct Job {
     wish: u64,
     /// When a worker took it.
     began: Instant,
-    /// It has failed before.
-    again: bool,
+    pub(super) lane: Lane,
+    /// Since when it may be tried again.
+    pub(super) due: Option<Instant>,
+    /// The server, target or host at which it is counted with the others there.
+    pub(super) place: Option<String>,
     /// It does not serve, or failed before.
     pub(super) sick: bool,
     pub(super) tries: u32,
@@ -68,6 +72,12 @@ impl State {
         let mut events = Vec::new();
         self.counters.plans += 1;
         (self.replan, self.retry_at) = (false, None);
+        for job in self.queues.waiting() {
+            if let Some(tracked) = self.tracked.get_mut(&job.step.volume) {
+                tracked.busy = false;
+            }
+        }
+        let mut jobs = Vec::new();
         self.forget_sizes();
         for (volume, tracked) in &self.tracked {
             let Some(retake) = tracked.retake.as_ref().filter(|_| !self.once) else {
@@ -100,7 +110,20 @@ impl State {
             if !step.kind.acts() || !step.after.is_empty() {
                 continue;
             }
-            let again = tracked.failure.is_some();
+            let failed = tracked.failure.as_ref();
+            let is_called = failed.is_some_and(|failure| failure.is_called);
+            let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
+            let lane = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
+                (true, false) => Lane::Leaving,
+                (true, true) => Lane::LeavingAgain,
+                (false, false) => Lane::Fresh,
+                (false, true) if is_called => Lane::Called,
+                (false, true) => Lane::Again,
+            };
+            let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
+            let source = spec.and_then(|spec| spec.sources.first());
+            let is_counted = again || step.kind == StepKind::Heal;
+            let place = source.filter(|_| is_counted).map(place_of);
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;
@@ -121,17 +144,16 @@ impl State {
                 step,
                 wish: self.wish,
                 began: now,
-                again,
+                lane,
+                due: tracked.failure.as_ref().and_then(|failure| failure.next),
+                place,
                 sick: again || tracked.lost,
                 tries,
                 treatment: None,
             };
-            if again {
-                self.again.push_back(job);
-            } else {
-                self.fresh.push_back(job);
-            }
+            jobs.push(job);
         }
+        self.queues.fill(jobs);
         events
     }
 
@@ -152,14 +174,11 @@ impl State {
         }
     }
 
-    /// A step for a worker. Of `threads`, those that failed before are given half.
+    /// A step for a worker of those for which there is room now.
     pub(super) fn take_job(&mut self, threads: usize) -> Option<Job> {
         loop {
-            let mut job = self.fresh.pop_front();
-            if job.is_none() && self.retrying < (threads / 2).max(1) {
-                job = self.again.pop_front();
-            }
-            let mut job = job?;
+            let room = self.workers.room(threads, Instant::now());
+            let mut job = self.queues.take(&room)?;
             let tracked = self.tracked.entry(job.step.volume.clone()).or_default();
             if job.wish != self.wish {
                 // It may be wanted otherwise by now.
@@ -173,8 +192,8 @@ impl State {
                 tracked.died = None;
             }
             job.began = Instant::now();
-            self.workers.begin(job.step.volume.clone(), job.began);
-            self.retrying += usize::from(job.again);
+            let (volume, place) = (job.step.volume.clone(), job.place.clone());
+            self.workers.begin(volume, job.lane, place, job.began);
             return Some(job);
         }
     }
@@ -183,7 +202,6 @@ impl State {
         let treatment = job.treatment.take();
         let volume = &job.step.volume;
         self.workers.end(volume);
-        self.retrying -= usize::from(job.again);
         self.ended += 1;
         self.counters.steps += 1;
         let ended = self.ended;
@@ -203,6 +221,11 @@ impl State {
             tracked.retake = None;
         }
         let mut events = Vec::new();
+        let wanted = self.desired.get(volume);
+        if wanted.is_some_and(|spec| spec.log_in.is_some()) {
+            // A session that it has made and left counts for the others now.
+            self.transports.change();
+        }
         match done {
             Done::Stands(there) => events.extend(self.stands(*there, options)),
             Done::Gone { safe_to_unmap } => {
@@ -284,7 +307,7 @@ impl State {
         } else {
             let pauses = Backoff::new(options.shortest_retry, options.longest_retry);
             let mut pauses = tracked.retake.take().map_or(pauses, |retake| retake.pauses);
-            let at = Instant::now() + pauses.pause();
+            let at = Instant::now() + jittered(pauses.pause());
             Some(Retake { pauses, at })
         };
         let died = tracked.died.is_some();
@@ -374,6 +397,7 @@ impl State {
             let longest = LONGEST_WITHOUT_SERVER;
             pause = Some(pause.map_or(longest, |pause| pause.min(longest)));
         }
+        let pause = pause.map(jittered);
         tracked.failure = Some(Failure {
             step: kind,
             error: Arc::clone(&error),
@@ -381,6 +405,7 @@ impl State {
             drive,
             pauses,
             next: pause.map(|pause| Instant::now() + pause),
+            is_called: false,
         });
         (error, pause)
     }

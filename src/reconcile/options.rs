@@ -29,10 +29,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How many volumes are worked on at once; 8 without it. What hangs does not
-    /// keep the others waiting: those that have failed before are given half of the
-    /// threads at most, and a step that takes longer than 5 s keeps its thread beside
-    /// these.
+    /// How many volumes are attached and healed at once; 8 without it. As many are
+    /// detached beside these, with one thread of their own at least, and one is kept for
+    /// what failed and may be over. What hangs does not keep the others waiting: those
+    /// that failed before are given half of the threads at most, those of one server or
+    /// target a quarter, and a step that takes longer than 5 s, or 1 s where it failed
+    /// before, keeps its thread beside these, of which there are 64 at most.
     #[must_use]
     pub fn threads(mut self, count: NonZeroUsize) -> Self {
         self.threads = count;

@@ -14,7 +14,7 @@ use super::look::Scope;
 use super::options::Options;
 use super::plan::{self, Plan};
 use super::state::{AtWork, Counters, Drive, State};
-use super::workers::Workers;
+use super::workers::{RESERVED, Workers};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, Surveyed};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -187,7 +187,7 @@ impl Reconciler {
     /// cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
         let driving = self.drive(Some(deadline))?;
-        self.shared.state().forgive();
+        self.shared.state().forgive(Duration::ZERO);
         self.shared.state().look.now();
         self.go(&driving)?;
         let state = self.shared.state();
@@ -264,7 +264,7 @@ impl Reconciler {
                 Ok(())
             };
             self.shared.state().workers = Workers::default();
-            for _ in 0..self.options.threads.get() {
+            for _ in 0..self.options.threads.get() + RESERVED {
                 start_worker()?;
             }
             if driving.until.is_none() {
@@ -281,6 +281,8 @@ impl Reconciler {
     }
 
     fn turn(&self, until: Option<Deadline>, start_worker: impl Fn() -> Result<()>) -> Result<()> {
+        /// What fails is tried again in this time after a look at everything.
+        const SPREAD: Duration = Duration::from_secs(30);
         let mut resync = Deadline::after(self.options.resync);
         let mut state = self.shared.state();
         loop {
@@ -290,7 +292,7 @@ impl Reconciler {
             }
             if resync.has_passed() {
                 if until.is_none() {
-                    state.forgive();
+                    state.forgive(SPREAD.min(self.options.resync / 10));
                 }
                 state.look.now();
             }
@@ -312,6 +314,16 @@ impl Reconciler {
                 state = self.shared.state();
                 continue;
             }
+            if state.transports.take() {
+                drop(state);
+                let found = self.engine.scsi_transports();
+                state = self.shared.state();
+                match found {
+                    Ok(found) => state.see_transports(found),
+                    Err(error) => tracing::warn!(%error, "sessions and hosts are not seen"),
+                }
+                continue;
+            }
             if state.replan || state.retry_is_due() {
                 let events = state.plan_now();
                 self.shared.tell(events);
@@ -326,6 +338,10 @@ impl Reconciler {
                 start_worker()?;
                 state = self.shared.state();
                 continue;
+            }
+            if state.has_a_step(self.options.threads.get()) {
+                // What hangs has made room by now.
+                self.shared.work.notify_all();
             }
             if let Some(failing) = state.take_failing() {
                 drop(state);

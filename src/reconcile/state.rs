@@ -1,7 +1,7 @@
 //! What a reconciler knows: what is wanted, what stands, what is being done and
 //! when what failed is tried again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,13 @@ use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
 use super::failing::Telling;
-use super::jobs::Job;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
+use super::queues::Queues;
 use super::tracked::Tracked;
+use super::transports::Transports;
 use super::workers::Workers;
+use crate::deadline::jittered;
 use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
 use crate::error::{Error, Stage};
 use crate::id::{Hctl, Source, VolumeId};
@@ -60,12 +62,11 @@ pub(super) struct State {
     /// The same the other way round.
     pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
     pub(super) look: Look,
+    pub(super) transports: Transports,
     pub(super) telling: Telling,
     pub(super) replan: bool,
-    pub(super) fresh: VecDeque<Job>,
-    pub(super) again: VecDeque<Job>,
+    pub(super) queues: Queues,
     pub(super) workers: Workers,
-    pub(super) retrying: usize,
     pub(super) retry_at: Option<Instant>,
     /// Counts the steps that ended, so that a look that began before is not
     /// believed about their volumes.
@@ -128,12 +129,18 @@ impl State {
         self.drives
     }
 
-    /// Everything is tried again now.
-    pub(super) fn forgive(&mut self) {
+    /// Everything is tried again within this time, and not all at once.
+    pub(super) fn forgive(&mut self, within: Duration) {
+        let count = u32::try_from(self.tracked.len()).unwrap_or(u32::MAX);
+        let mut at = Instant::now();
         for tracked in self.tracked.values_mut() {
-            (tracked.retake, tracked.refused) = (None, None);
+            at += jittered(within / count.max(1));
+            tracked.refused = None;
+            if let Some(retake) = &mut tracked.retake {
+                retake.at = retake.at.min(at);
+            }
             if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(Instant::now());
+                failure.next = Some(failure.next.map_or(at, |next| next.min(at)));
                 self.telling.change();
             }
         }
@@ -141,8 +148,7 @@ impl State {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        let queued = !self.fresh.is_empty() || !self.again.is_empty();
-        !queued && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
+        self.queues.is_empty() && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -152,17 +158,24 @@ impl State {
     /// When there is something to do though nothing happens.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = sooner(self.look.due(), self.retry_at);
+        let timers = sooner(timers, self.transports.due());
         sooner(timers, self.telling.due())
     }
 
     /// When another thread may be needed.
     pub(super) fn next_slow_step(&self) -> Option<Instant> {
-        let waits = !self.fresh.is_empty();
+        let waits = !self.queues.is_empty();
         waits.then(|| self.workers.next_slow(Instant::now()))
     }
 
+    /// Whether a step that waits may begin.
+    pub(super) fn has_a_step(&self, threads: usize) -> bool {
+        let room = || self.workers.room(threads, Instant::now());
+        !self.queues.is_empty() && self.queues.has_one(&room())
+    }
+
     pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        !self.fresh.is_empty() && self.workers.lack_one(threads, Instant::now())
+        self.workers.lack_one(threads, Instant::now()) && self.has_a_step(threads)
     }
 
     pub(super) fn retry_is_due(&self) -> bool {
@@ -188,7 +201,14 @@ impl State {
                     }
                 }
             }
-            Cause::Transport => self.try_lost_paths(),
+            Cause::Transport => {
+                self.try_again_where(|_| true);
+                self.look_for_lost_paths();
+            }
+            Cause::HostOrSession => {
+                self.transports.change();
+                self.look_for_lost_paths();
+            }
             Cause::LookAgain => {
                 self.look.all = true;
                 self.look.soon();
@@ -213,31 +233,7 @@ impl State {
         None
     }
 
-    /// Paths may have come back: who lacks one is looked at, and tried again.
-    fn try_lost_paths(&mut self) {
-        for (volume, tracked) in &mut self.tracked {
-            let there = self.actual.get(volume);
-            let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
-            if tracked.busy || spec.is_none_or(|spec| spec.nbd.is_some()) {
-                continue;
-            }
-            if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(Instant::now());
-                self.replan = true;
-                self.telling.change();
-            }
-            tracked.retake = None;
-        }
-        for there in self.actual.volumes.values() {
-            let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
-            if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
-                self.look.some.insert(there.volume.clone());
-                self.look.soon();
-            }
-        }
-    }
-
-    fn is_busy(&self, volume: &VolumeId) -> bool {
+    pub(super) fn is_busy(&self, volume: &VolumeId) -> bool {
         self.tracked.get(volume).is_some_and(|tracked| tracked.busy)
     }
 
@@ -249,7 +245,7 @@ impl State {
             && let Some(failure) = &mut tracked.failure
         {
             // One connection of several was dead before. Now requests may wait.
-            failure.next = Some(Instant::now());
+            (failure.next, failure.is_called) = (Some(Instant::now()), true);
             self.replan = true;
         }
         if there.condition != Condition::Complete {

@@ -53,4 +53,6 @@ pub(super) struct Failure {
     pub(super) pauses: Backoff,
     /// `None` where something must change first.
     pub(super) next: Option<Instant>,
+    /// What it failed for may be over.
+    pub(super) is_called: bool,
 }

@@ -3,17 +3,77 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::queues::Lane;
 use crate::id::VolumeId;
 
 /// After this long a step's thread no longer counts among those that were given, and
 /// another is started in its place where something waits for one.
 const SLOW: Duration = Duration::from_secs(5);
+/// The same of a step that failed before: it may hang again.
+const SLOW_AGAIN: Duration = Duration::from_secs(1);
+/// So many threads are started in the place of others at the most.
+const MOST_BESIDE: usize = 64;
+/// Threads beside those that were given: no attach takes the last for what goes, nor
+/// the last for what may be over.
+pub(super) const RESERVED: usize = 2;
 
-/// The threads, and when the steps began that they are at.
+/// The threads, and the steps that they are at.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     started: usize,
-    at: BTreeMap<VolumeId, Instant>,
+    at: BTreeMap<VolumeId, At>,
+}
+
+#[derive(Debug)]
+struct At {
+    began: Instant,
+    lane: Lane,
+    place: Option<String>,
+}
+
+impl At {
+    fn slow_from(&self) -> Instant {
+        let is_first = matches!(self.lane, Lane::Leaving | Lane::Fresh);
+        self.began + if is_first { SLOW } else { SLOW_AGAIN }
+    }
+}
+
+/// For what there is room beside the steps that are under way.
+#[derive(Debug)]
+pub(super) struct Room {
+    given: usize,
+    /// Those under way that are not slow.
+    quick: BTreeMap<Lane, usize>,
+    /// All at one server, target or host.
+    places: BTreeMap<String, usize>,
+}
+
+impl Room {
+    /// Whether there is room for a step of this lane. Of those that failed before there
+    /// are half of the threads at the most; of those at one place, half of all that have
+    /// not failed, and a quarter of those that have.
+    pub(super) fn is_for(&self, lane: Lane, place: Option<&str>) -> bool {
+        let (all, half) = (self.given, (self.given / 2).max(1));
+        let quick = |lanes: &[Lane]| -> usize {
+            let counts = lanes.iter().filter_map(|lane| self.quick.get(lane));
+            counts.sum()
+        };
+        let coming = quick(&[Lane::Called, Lane::Fresh, Lane::Again]);
+        let at_place = place.and_then(|place| self.places.get(place)).copied();
+        let most_at_place = if lane == Lane::Fresh {
+            half
+        } else {
+            (half / 2).max(1)
+        };
+        let is_full = match lane {
+            Lane::Leaving => quick(&[Lane::Leaving]) >= all,
+            Lane::LeavingAgain => quick(&[Lane::LeavingAgain]) >= half,
+            Lane::Called => coming > all,
+            Lane::Fresh => coming >= all,
+            Lane::Again => coming >= all || quick(&[Lane::Again]) >= half,
+        };
+        !is_full && at_place.unwrap_or_default() < most_at_place
+    }
 }
 
 impl Workers {
@@ -25,35 +85,63 @@ impl Workers {
         self.at.is_empty()
     }
 
-    pub(super) fn begin(&mut self, volume: VolumeId, now: Instant) {
-        self.at.insert(volume, now);
+    pub(super) fn begin(
+        &mut self,
+        volume: VolumeId,
+        lane: Lane,
+        place: Option<String>,
+        began: Instant,
+    ) {
+        let at = At { began, lane, place };
+        self.at.insert(volume, at);
     }
 
     pub(super) fn end(&mut self, volume: &VolumeId) {
         self.at.remove(volume);
     }
 
-    /// Whether, of `given` threads, so many hang that another is to be started.
+    pub(super) fn room(&self, given: usize, now: Instant) -> Room {
+        let mut room = Room {
+            given,
+            quick: BTreeMap::new(),
+            places: BTreeMap::new(),
+        };
+        for at in self.at.values() {
+            if at.slow_from() > now {
+                *room.quick.entry(at.lane).or_default() += 1;
+            }
+            if let Some(place) = &at.place {
+                *room.places.entry(place.clone()).or_default() += 1;
+            }
+        }
+        room
+    }
+
+    /// Whether, of `given` threads, so many hang that another is to be started, and none
+    /// has nothing to do.
     pub(super) fn lack_one(&self, given: usize, now: Instant) -> bool {
-        self.started < given + self.slow(now)
+        let are_busy = self.started <= self.at.len();
+        let given = given + RESERVED;
+        self.started < given || are_busy && self.started < given + self.slow(now)
     }
 
     /// Whether one that has nothing to do is to go, since fewer hang by now.
     pub(super) fn let_one_go(&mut self, given: usize, now: Instant) -> bool {
-        let too_many = self.started > given + self.slow(now);
+        let too_many = self.started > given + RESERVED + self.slow(now);
         self.started -= usize::from(too_many);
         too_many
     }
 
-    /// When the next step may be slow.
+    /// When the next step may be slow, be it one that begins only now.
     pub(super) fn next_slow(&self, now: Instant) -> Instant {
-        let slow = self.at.values().map(|began| *began + SLOW);
-        slow.filter(|at| *at > now).min().unwrap_or(now + SLOW)
+        let slow = self.at.values().map(At::slow_from);
+        let next = slow.filter(|at| *at > now).min();
+        next.map_or(now + SLOW_AGAIN, |next| next.min(now + SLOW_AGAIN))
     }
 
     fn slow(&self, now: Instant) -> usize {
-        let is_slow = |began: &&Instant| now.duration_since(**began) >= SLOW;
-        self.at.values().filter(is_slow).count()
+        let slow = self.at.values().filter(|at| at.slow_from() <= now);
+        slow.count().min(MOST_BESIDE)
     }
 }
 
@@ -69,18 +157,19 @@ mod tests {
     fn another_thread_is_had_for_each_that_hangs_and_goes_when_that_is_over() {
         let mut workers = Workers::default();
         let begin = Instant::now();
+        let given = 2 + u32::try_from(RESERVED).unwrap();
         assert!(workers.lack_one(2, begin));
-        for number in 0..2 {
+        for number in 0..given {
             workers.start_one();
-            workers.begin(id(number), begin);
+            workers.begin(id(number), Lane::Fresh, None, begin);
         }
         assert!(!workers.lack_one(2, begin));
-        assert_eq!(workers.next_slow(begin), begin + SLOW);
         let later = begin + SLOW;
-        for number in 2..4 {
+        for number in given..2 * given {
             assert!(workers.lack_one(2, later));
             workers.start_one();
-            workers.begin(id(number), later);
+            assert!(!workers.lack_one(2, later), "one has nothing to do");
+            workers.begin(id(number), Lane::Fresh, None, later);
         }
         assert!(!workers.lack_one(2, later));
         assert!(!workers.let_one_go(2, later));

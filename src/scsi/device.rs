@@ -44,6 +44,24 @@ pub(crate) fn require_host(roots: &Roots, host: HostNo) -> Result<()> {
         .with_path(hosts))
 }
 
+/// The SCSI hosts, but those of one driver.
+///
+/// # Errors
+/// Where they cannot be listed.
+pub(crate) fn hosts_but_of(roots: &Roots, driver: &str) -> Result<Vec<HostNo>> {
+    let class = roots.sysfs.join("class/scsi_host");
+    let mut hosts = Vec::new();
+    for name in sysfs::names(&class)? {
+        let number = name.strip_prefix("host");
+        let number: Option<HostNo> = number.and_then(|text| text.parse().ok());
+        let of = sysfs::read_if_there(&class.join(&name).join("proc_name"))?;
+        if of.as_deref() != Some(driver) {
+            hosts.extend(number);
+        }
+    }
+    Ok(hosts)
+}
+
 impl ScsiDevice {
     /// The device at this address; `None` where there is none.
     pub fn find(roots: &Roots, hctl: Hctl) -> Result<Option<Self>> {

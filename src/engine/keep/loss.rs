@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::deadline::Backoff;
-use crate::engine::patient::jittered;
+use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
 use crate::iscsi::StandingSession;
 

@@ -10,7 +10,7 @@ fn id(number: u32) -> VolumeId {
 }
 
 fn request(number: u32) -> AttachRequest {
-    let source: Source = format!("nbd://h/{number}").parse().unwrap();
+    let source: Source = format!("nbd://h{number}/{number}").parse().unwrap();
     AttachRequest::new(source)
 }
 
@@ -264,7 +264,7 @@ fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
     ));
     state.plan_now();
     assert!(state.take_job(8).is_none());
-    state.forgive();
+    state.forgive(Duration::ZERO);
     state.plan_now();
     assert!(state.take_job(8).is_some());
 }
@@ -280,7 +280,7 @@ fn what_failed_in_a_drive_that_tries_once_is_not_tried_again_beside_what_is_at_w
     assert!(state.take_job(8).is_none());
     assert!(!state.retry_is_due(), "nor is the loop woken for it");
     state.begin(true);
-    state.forgive();
+    state.forgive(Duration::ZERO);
     state.plan_now();
     let again = state.take_job(8).unwrap();
     assert_eq!(again.step.volume, fails.step.volume);

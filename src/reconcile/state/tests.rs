@@ -86,7 +86,7 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     assert_eq!(state.errors().len(), 1);
     assert_eq!(state.step(&id(0)).unwrap().reason, seen);
 
-    state.forgive();
+    state.forgive(Duration::ZERO);
     let mut job = take(&mut state, StepKind::Attach);
     state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
     look(&mut state, unit_there());

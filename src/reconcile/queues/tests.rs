@@ -1,0 +1,121 @@
+use std::time::Duration;
+
+use super::super::desired::Desired;
+use super::super::jobs::{Done, Job};
+use super::super::options::Options;
+use super::super::plan::StepKind;
+use super::super::state::State;
+use crate::engine::journal::VolumeSpec;
+use crate::engine::{AttachRequest, Cause, Condition, Surveyed};
+use crate::error::{Error, ErrorKind};
+use crate::id::{Source, VolumeId};
+
+fn id(number: u32) -> VolumeId {
+    format!("pvc-{number}").parse().unwrap()
+}
+
+fn request(number: u32) -> AttachRequest {
+    let source: Source = format!("nbd://h{number}/{number}").parse().unwrap();
+    AttachRequest::new(source)
+}
+
+/// Volumes of as many servers.
+fn wanting(volumes: u32) -> State {
+    let mut desired = Desired::default();
+    for number in 0..volumes {
+        desired.insert(id(number), &request(number)).unwrap();
+    }
+    let mut state = State::default();
+    state.want(desired);
+    state
+}
+
+fn there(number: u32) -> Surveyed {
+    let spec = VolumeSpec::of(&request(number));
+    Surveyed::new(id(number), spec, Condition::Complete)
+}
+
+fn refused() -> Done {
+    Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
+}
+
+fn take_all(state: &mut State) -> Vec<Job> {
+    state.plan_now();
+    std::iter::from_fn(|| state.take_job(8)).collect()
+}
+
+#[test]
+fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_take() {
+    let mut state = wanting(20);
+    let attaches = take_all(&mut state);
+    assert_eq!(attaches.len(), 8, "more than there are threads");
+    // Not wanted.
+    state.know(there(99));
+    state.plan_now();
+    let job = state.take_job(8).expect("a thread for a detach");
+    assert_eq!(job.step.kind, StepKind::Detach);
+}
+
+#[test]
+fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away() {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let mut want = |volume: &str, source: &str| {
+        let request = AttachRequest::new(source.parse::<Source>().unwrap());
+        desired.insert(volume.parse().unwrap(), &request).unwrap();
+    };
+    for number in 0..100 {
+        want(&format!("away-{number}"), &format!("nbd://away/{number}"));
+    }
+    want("back", "nbd://back/1");
+    state.want(desired);
+    // Each has failed once, and it is time for all of them.
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    loop {
+        let jobs = take_all(&mut state);
+        if jobs.is_empty() {
+            break;
+        }
+        for mut job in jobs {
+            state.settle(&mut job, refused(), &patient);
+        }
+    }
+    state.forgive(Duration::ZERO);
+    let _hang = take_all(&mut state);
+    let at_work = state.at_work();
+    let is_served = at_work.iter().any(|work| work.volume.as_str() == "back");
+    assert!(is_served && at_work.len() <= 4, "{at_work:?}");
+}
+
+#[test]
+fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
+    let mut state = wanting(16);
+    let mut desired = state.desired.clone();
+    let source: Source = "scsi:2:0:0:1".parse().unwrap();
+    desired.insert(id(77), &AttachRequest::new(source)).unwrap();
+    state.want(desired);
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    loop {
+        let jobs = take_all(&mut state);
+        if jobs.is_empty() {
+            break;
+        }
+        for mut job in jobs {
+            state.settle(&mut job, refused(), &patient);
+        }
+    }
+    // It waits for its next try behind the others.
+    state.forgive(Duration::ZERO);
+    let _hang = take_all(&mut state);
+    let hangs = state.at_work();
+    assert!(
+        !hangs.is_empty() && hangs.iter().all(|work| work.volume != id(77)),
+        "{hangs:?}"
+    );
+    state.take_in(&Cause::Transport);
+    state.plan_now();
+    let job = state.take_job(8).expect("a thread for what is back");
+    assert_eq!(job.step.volume, id(77));
+}

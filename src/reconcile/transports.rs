@@ -1,0 +1,125 @@
+//! Whether a path of a volume may be back: something leads to it that did not before.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::state::State;
+use crate::engine::journal::VolumeSpec;
+use crate::engine::{Condition, ScsiTransport, ScsiTransports};
+use crate::id::Source;
+
+/// After the first event, for those that come with it.
+const MOMENT: Duration = Duration::from_millis(30);
+/// No event tells the end of a login that somebody else is at. It is looked for after
+/// this, and twice as long each time.
+const NEXT_LOOK: Duration = Duration::from_millis(500);
+/// So often after an event, which is for half a minute.
+const LOOKS: u32 = 6;
+
+/// What stood when it was last looked at, and when that is next.
+#[derive(Debug, Default)]
+pub(super) struct Transports {
+    known: BTreeSet<ScsiTransport>,
+    next: Option<Instant>,
+    /// Since the last event.
+    looks: u32,
+}
+
+impl Transports {
+    /// Something of it came, went or changed.
+    pub(super) fn change(&mut self) {
+        let soon = Instant::now() + MOMENT;
+        self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
+        self.looks = 0;
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Whether it is to be looked at now.
+    pub(super) fn take(&mut self) -> bool {
+        let is_due = self.next.is_some_and(|next| next <= Instant::now());
+        if is_due {
+            self.next = None;
+        }
+        is_due
+    }
+
+    /// It was looked at: what is new.
+    fn look(&mut self, standing: BTreeSet<ScsiTransport>, is_changing: bool) -> Vec<ScsiTransport> {
+        if is_changing && self.looks < LOOKS {
+            let again = Instant::now() + NEXT_LOOK * (1 << self.looks);
+            self.next.get_or_insert(again);
+            self.looks += 1;
+        }
+        let new = standing.difference(&self.known).cloned().collect();
+        self.known = standing;
+        new
+    }
+}
+
+impl State {
+    /// Tries those volumes again to which something leads that did not before. A session
+    /// that a step is at now may be ended by it: it counts when that step has come to its
+    /// end, so that no volume is tried for a login that another volume's try has made.
+    pub(super) fn see_transports(&mut self, found: ScsiTransports) {
+        let mut standing = found.standing;
+        standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));
+        let new = self.transports.look(standing, found.is_changing);
+        if new.is_empty() {
+            return;
+        }
+        let is_led_to = |source: &Source| new.iter().any(|one| one.may_lead_to(source));
+        self.try_again_where(|spec| spec.sources.iter().any(is_led_to));
+    }
+
+    /// Paths of these may have come back: those that failed are tried now.
+    pub(super) fn try_again_where(&mut self, is_concerned: impl Fn(&VolumeSpec) -> bool) {
+        for (volume, tracked) in &mut self.tracked {
+            let there = self.actual.get(volume);
+            let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
+            // One that only waits for a worker is thought over.
+            let is_at_work = tracked.doing.is_some();
+            if is_at_work || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
+                continue;
+            }
+            if let Some(failure) = &mut tracked.failure {
+                (failure.next, failure.is_called) = (Some(Instant::now()), true);
+                self.replan = true;
+                self.telling.change();
+            }
+            if tracked.retake.take().is_some() {
+                self.look.some.insert(volume.clone());
+                self.look.soon();
+            }
+        }
+    }
+
+    /// Those that lack a path are looked at.
+    pub(super) fn look_for_lost_paths(&mut self) {
+        for there in self.actual.volumes.values() {
+            let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
+            if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
+                self.look.some.insert(there.volume.clone());
+                self.look.soon();
+            }
+        }
+    }
+
+    fn is_made_now(&self, transport: &ScsiTransport) -> bool {
+        let logs_in = |spec: &VolumeSpec| {
+            let leads = |source| transport.may_lead_to(source);
+            spec.log_in.is_some() && spec.sources.iter().any(leads)
+        };
+        let at_work = self.tracked.iter();
+        let mut at_work = at_work.filter(|(_, tracked)| tracked.doing.is_some());
+        at_work.any(|(volume, _)| {
+            let there = self.actual.get(volume).map(|there| &there.spec);
+            there.is_some_and(logs_in) || self.desired.get(volume).is_some_and(logs_in)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
