@@ -43,6 +43,7 @@ pub struct LoginOptions {
     pub(super) isid: Isid,
     pub(super) credentials: Option<Credentials>,
     pub(super) offer: Parameters,
+    pub(super) requires_digests: bool,
 }
 
 impl LoginOptions {
@@ -56,6 +57,7 @@ impl LoginOptions {
             isid,
             credentials: None,
             offer: Parameters::offer(),
+            requires_digests: false,
         }
     }
 
@@ -73,6 +75,28 @@ impl LoginOptions {
     pub fn offer(mut self, offer: Parameters) -> Self {
         self.offer = offer;
         self
+    }
+
+    /// Refuses a target that does not take each digest that is offered.
+    #[must_use]
+    pub fn require_digests(mut self) -> Self {
+        self.requires_digests = true;
+        self
+    }
+
+    fn check_digests(&self, agreed: &Parameters) -> Result<()> {
+        let digests = [
+            ("headers", self.offer.header_digest, agreed.header_digest),
+            ("data", self.offer.data_digest, agreed.data_digest),
+        ];
+        let lacks = |(_, offered, agreed): &&(&str, bool, bool)| *offered && !*agreed;
+        match digests.iter().find(lacks).filter(|_| self.requires_digests) {
+            Some((over, ..)) => {
+                let message = format!("{PEER} takes no checksum over {over}, which is required");
+                Err(Error::new(ErrorKind::NotSupported, message))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -107,6 +131,8 @@ pub struct Session {
     pub alias: Option<String>,
     /// Which sides have proven who they are.
     pub proven: Proven,
+    /// Whether a login without the digests would have been refused.
+    pub requires_digests: bool,
     /// All that was negotiated.
     pub parameters: Parameters,
 }

@@ -43,6 +43,7 @@ pub struct SessionOptions {
     pub(crate) proof: Option<Proof>,
     pub(crate) header_digest: bool,
     pub(crate) data_digest: bool,
+    pub(crate) requires_digests: bool,
     pub(crate) recovery_timeout: Option<Duration>,
 }
 
@@ -63,6 +64,7 @@ impl SessionOptions {
             proof: None,
             header_digest: false,
             data_digest: false,
+            requires_digests: false,
             recovery_timeout: None,
         }
     }
@@ -87,6 +89,14 @@ impl SessionOptions {
     pub fn digests(mut self, header: bool, data: bool) -> Self {
         (self.header_digest, self.data_digest) = (header, data);
         self
+    }
+
+    /// Requires CRC32C over headers and over data: a target that does not take both is
+    /// refused, also at each login again of the session.
+    #[must_use]
+    pub fn require_digests(mut self) -> Self {
+        self.requires_digests = true;
+        self.digests(true, true)
     }
 
     /// How long I/O waits for a lost connection to come back, in whole seconds,
@@ -208,6 +218,11 @@ pub(super) fn login_options(
     };
     let kind = SessionKind::Normal(name.target.clone());
     let login = LoginOptions::new(name.initiator.clone(), kind, name.isid()).offer(offer);
+    let login = if options.requires_digests {
+        login.require_digests()
+    } else {
+        login
+    };
     Ok(match &options.proof {
         Some(Proof::Known(credentials)) => login.credentials(credentials.clone()),
         Some(Proof::At(source)) => {

@@ -29,7 +29,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// initiator = "iqn.2026-01.example:host"  # this machine's without it
 /// chap_file = "/etc/lunbd/chap"   # as of `CredentialsFile`; or
 /// # chap_variables = "LUNBD_CHAP_" # as of `Credentials::from_variables`
-/// digests = false
+/// digests = false         # or true, to offer them, or "require"
 /// recovery_timeout = "5s"
 ///
 /// [[volume]]

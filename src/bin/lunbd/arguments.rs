@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
 use lunbd::id::{BackendId, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
@@ -222,9 +222,11 @@ pub(crate) struct Iscsi {
     #[arg(long)]
     log_in: bool,
 
-    /// Offer the target checksums over headers and data (CRC32C).
-    #[arg(long, requires = "log_in")]
-    digests: bool,
+    /// Offer the target checksums over headers and data (CRC32C), or require them:
+    /// --digests=require.
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "offer", requires = "log_in")]
+    digests: Option<Digests>,
 
     /// How long I/O waits for a session that is lost before it fails, in whole
     /// seconds; without it 5s where a multipath map is wanted, else 2m.
@@ -235,6 +237,14 @@ pub(crate) struct Iscsi {
     who: Who,
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Digests {
+    /// The target chooses.
+    Offer,
+    /// A target that does not take them is refused.
+    Require,
+}
+
 impl Iscsi {
     /// `None` where no login is wanted.
     pub(crate) fn options(&self) -> lunbd::Result<Option<SessionOptions>> {
@@ -242,7 +252,12 @@ impl Iscsi {
             return Ok(None);
         }
         let initiator = self.who.initiator()?;
-        let mut options = SessionOptions::new(initiator).digests(self.digests, self.digests);
+        let mut options = SessionOptions::new(initiator);
+        options = match self.digests {
+            None => options,
+            Some(Digests::Offer) => options.digests(true, true),
+            Some(Digests::Require) => options.require_digests(),
+        };
         // Where they are and not what they are, for the journal.
         if let Some(source) = self.who.credentials()? {
             options = options.credentials_from(source);

@@ -65,6 +65,9 @@ pub struct LogInSpec {
     pub header_digest: bool,
     /// See [`SessionOptions::digests`].
     pub data_digest: bool,
+    /// See [`SessionOptions::require_digests`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requires_digests: bool,
     /// See [`SessionOptions::recovery_timeout`].
     pub recovery_timeout_ms: Option<u64>,
 }
@@ -191,6 +194,7 @@ impl VolumeSpec {
                     },
                     header_digest: options.header_digest,
                     data_digest: options.data_digest,
+                    requires_digests: options.requires_digests,
                     recovery_timeout_ms: options.recovery_timeout.map(milliseconds),
                 }),
         }
@@ -253,6 +257,7 @@ impl LogInSpec {
     fn options(&self) -> SessionOptions {
         let mut options = SessionOptions::new(self.initiator.clone())
             .digests(self.header_digest, self.data_digest);
+        options.requires_digests = self.requires_digests;
         options.proof = self.credentials.clone().map(Proof::At);
         options.recovery_timeout = self.recovery_timeout_ms.map(Duration::from_millis);
         options

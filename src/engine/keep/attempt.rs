@@ -117,6 +117,11 @@ impl Attempt {
             Some(ask) => ask(name)?,
             None => None,
         };
+        let options = if self.session.requires_digests()? {
+            options.require_digests()
+        } else {
+            options
+        };
         let had = self.session.proven()?;
         if Proven::with(credentials.as_ref()) < had {
             return Err(iscsi::unproven(&self.session, had));

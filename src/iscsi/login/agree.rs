@@ -60,6 +60,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         }
         if let Step::Done(agreed) = negotiation.take(&response, &data)? {
             agreed.parameters.check()?;
+            options.check_digests(&agreed.parameters)?;
             let session = Session {
                 isid: options.isid,
                 tsih: response.tsih,
@@ -68,6 +69,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
                 group: agreed.group,
                 alias: agreed.alias,
                 proven: agreed.proven,
+                requires_digests: options.requires_digests,
                 parameters: agreed.parameters,
             };
             wire.enter(

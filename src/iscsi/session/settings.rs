@@ -11,6 +11,9 @@ use crate::kernel::iscsi_netlink::{Control, Param};
 /// What a session's interface is called: the kernel keeps it with the session,
 /// and so says whose it is.
 pub(super) const INTERFACE: &str = "lunbd";
+/// What the kernel keeps in the place of our user name with a session that is not to be
+/// without digests.
+pub(super) const REQUIRES_DIGESTS: &str = "lunbd:digests-required";
 /// How long I/O waits for a lost session where nobody chose, as iscsid has it.
 pub(super) const RECOVERY: Duration = Duration::from_secs(120);
 
@@ -35,6 +38,9 @@ impl Settings {
         let mut all = vec![(Param::InterfaceName, INTERFACE.to_owned())];
         let mark = connection.session.proven.mark();
         all.extend(mark.map(|mark| (Param::UsernameIn, mark.to_owned())));
+        if connection.session.requires_digests {
+            all.push((Param::Username, REQUIRES_DIGESTS.to_owned()));
+        }
         all.extend([
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),

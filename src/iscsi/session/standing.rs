@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::Proven;
 use super::SessionName;
-use super::settings::INTERFACE;
+use super::settings::{INTERFACE, REQUIRES_DIGESTS};
 use crate::error::{Error, Result};
 use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
 use crate::kernel::{Roots, sysfs};
@@ -320,6 +320,15 @@ impl StandingSession {
     pub fn proven(&self) -> Result<Proven> {
         let mark = self.attribute("username_in")?;
         Ok(Proven::of_mark(mark.as_deref()))
+    }
+
+    /// Whether it is not to be logged in again without digests, as lunbd marked it in
+    /// `username`.
+    ///
+    /// # Errors
+    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    pub fn requires_digests(&self) -> Result<bool> {
+        Ok(self.attribute("username")?.as_deref() == Some(REQUIRES_DIGESTS))
     }
 
     /// Whether it has checksums over headers and over data; the kernel forgets it

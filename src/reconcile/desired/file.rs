@@ -40,9 +40,29 @@ struct LogIn {
     chap_file: Option<PathBuf>,
     chap_variables: Option<String>,
     #[serde(default)]
-    digests: bool,
+    digests: Digests,
     #[serde(default, deserialize_with = "duration")]
     recovery_timeout: Option<Duration>,
+}
+
+/// `true`, `false` or `"require"`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "digests are true, false or \"require\"")]
+enum Digests {
+    Offer(bool),
+    How(How),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum How {
+    Require,
+}
+
+impl Default for Digests {
+    fn default() -> Self {
+        Self::Offer(false)
+    }
 }
 
 #[derive(Deserialize)]
@@ -148,7 +168,11 @@ impl LogIn {
             Some(name) => name.clone(),
             None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
         };
-        let options = SessionOptions::new(initiator).digests(self.digests, self.digests);
+        let options = SessionOptions::new(initiator);
+        let options = match self.digests {
+            Digests::Offer(offer) => options.digests(offer, offer),
+            Digests::How(How::Require) => options.require_digests(),
+        };
         let source = match (&self.chap_file, &self.chap_variables) {
             (Some(_), Some(_)) => {
                 let message = "give chap_file or chap_variables, not both";

@@ -49,6 +49,24 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     assert_eq!(VolumeSpec::of(&c.request().unwrap()), *c);
 }
 
+#[test]
+fn digests_are_offered_required_or_left() {
+    for (said, expected) in [
+        (json!({}), (false, false)),
+        (json!({ "digests": true }), (true, false)),
+        (json!({ "digests": "require" }), (true, true)),
+    ] {
+        let desired = read(&logs_in(&said)).unwrap();
+        let spec = desired.get(&"a".parse().unwrap()).unwrap();
+        let log_in = spec.log_in.as_ref().unwrap();
+        assert_eq!((log_in.data_digest, log_in.requires_digests), expected);
+        // What a journal has of it is what it is attached with.
+        assert_eq!(VolumeSpec::of(&spec.request().unwrap()), *spec);
+    }
+    let error = read(&logs_in(&json!({ "digests": "always" }))).unwrap_err();
+    assert!(error.contains("true, false or"), "{error}");
+}
+
 fn logs_in(how: &serde_json::Value) -> serde_json::Value {
     let mut how = how.clone();
     how["initiator"] = "iqn.2026-01.example:host".into();

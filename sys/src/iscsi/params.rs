@@ -60,6 +60,9 @@ pub enum Param {
     /// after a loss. 0 fails at once, a negative number never.
     #[doc(alias = "ISCSI_PARAM_SESS_RECOVERY_TMO")]
     RecoveryTimeout = 19,
+    /// `ISCSI_PARAM_USERNAME`: text as [`UsernameIn`](Self::UsernameIn).
+    #[doc(alias = "ISCSI_PARAM_USERNAME")]
+    Username = 22,
     /// `ISCSI_PARAM_USERNAME_IN`: text that the kernel keeps and shows, and that means
     /// nothing to it.
     #[doc(alias = "ISCSI_PARAM_USERNAME_IN")]

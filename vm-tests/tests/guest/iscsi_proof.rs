@@ -1,8 +1,12 @@
-//! Sessions that were made under CHAP, and keepers that have no credentials.
+//! Sessions that were made under CHAP or with digests that are required, and keepers
+//! that know nothing of it.
+
+use std::time::Duration;
 
 use lunbd::engine::{KeepOptions, KeepOutcome};
 use lunbd::iscsi::{Credentials, Secret, SessionOptions};
 use lunbd::{AttachRequest, ErrorKind, Source};
+use vm_tests::guest;
 use vm_tests::guest::agent::{engine, session_of, soon};
 use vm_tests::guest::iscsi_target::IscsiTarget;
 use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
@@ -13,12 +17,45 @@ use vm_tests::guest::writer::Writer;
 
 const IQN: &str = "iqn.2026-01.example:proof";
 const USER: (&str, &str) = ("keeper", "what-the-keeper-knows");
+const LIMIT: Duration = Duration::from_secs(60);
 const TARGET: (&str, &str) = ("array", "what-the-array-knows");
 
 fn credentials() -> Credentials {
     let [own, targets] = [USER.1, TARGET.1].map(|secret| Secret::new(secret).unwrap());
     let one_way = Credentials::new(USER.0, own).unwrap();
     one_way.mutual(Some(TARGET.0.to_owned()), targets).unwrap()
+}
+
+#[test]
+fn a_session_that_requires_digests_is_marked_so_and_is_resumed_with_them() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], 16 << 20);
+    let source: Source = target.uri(&[0], 1).parse().unwrap();
+    let options = SessionOptions::new(INITIATOR.parse().unwrap()).require_digests();
+    let request = AttachRequest::new(source.clone()).log_in(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let session = session_of(&attachment);
+    let mark = attribute(session, "username");
+    assert_eq!(mark, "lunbd:digests-required");
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    // Of a session that is lost before it is seen nobody else knows it.
+    target.cut(0);
+    guest::wait_until("the loss", LIMIT, || {
+        (attribute(session, "state") != "LOGGED_IN").then_some(())
+    });
+    let keeping = Keeping::start(&engine);
+    keeping.wait_until_recovered(1);
+    for digest in ["header_digest", "data_digest"] {
+        assert_eq!(attribute(session, digest), "1", "{digest}");
+    }
+    assert_eq!(attribute(session, "username"), mark);
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    engine.detach(source, soon()).unwrap();
+    nothing_is_left();
 }
 
 #[test]
