@@ -36,6 +36,7 @@ mod receipt;
 #[cfg(feature = "journal")]
 mod recover;
 mod resize;
+mod resize_nbd;
 mod run_dir;
 mod same_unit;
 mod sessions;

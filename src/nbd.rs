@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `RECONFIGURE` drops a socket in silence where no link is dead | the socket itself shows whether it was taken, and a read that comes back is the proof |
 //! | it gives a socket that is offered twice to two slots, whose receivers then read one stream | each connection is offered once; what was not taken is closed, and another is dialled |
-//! | a resize in the call that reattaches waits for the I/O that waits for it | [`Reconfigure`] carries no size |
+//! | a resize in the call that reattaches waits for the I/O that waits for it | [`Reconfigure`] carries no size; a device is resized by a command of its own, after it has answered a read |
 //! | a command runs inside `sendmsg`, under a lock of all generic netlink | each has a thread of its own and the caller's deadline; the family's id is kept |
 //! | `DISCONNECT` says goodbye to a dead peer with a full buffer | our end of the link is shut down first |
 //! | `DISCONNECT` looks at neither mounts nor holders | an exclusive open before, held until it has returned |
@@ -52,6 +52,7 @@ mod wait;
 pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};
 pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
+pub(crate) use command::set_size;
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub use device::{Facts, Knowledge, NbdDevice, State};
 pub(crate) use dial::dial_for_device;

@@ -413,17 +413,7 @@ impl Engine {
     }
 
     /// The SCSI unit that a target names.
-    pub(super) fn find_scsi(&self, target: &DetachTarget) -> Result<Wanted> {
-        match self.find(target, None)? {
-            Found::Scsi(wanted) => Ok(wanted),
-            Found::NbdBackend(_) | Found::Nbd(_) => {
-                let message = format!("{target} is no SCSI unit");
-                Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve))
-            }
-        }
-    }
-
-    fn find(&self, target: &DetachTarget, backend: Option<BackendId>) -> Result<Found> {
+    pub(super) fn find(&self, target: &DetachTarget, backend: Option<BackendId>) -> Result<Found> {
         match target {
             DetachTarget::Source(source @ Source::Nbd(_)) => {
                 let derived = || BackendId::derived(&source.to_string());
@@ -499,8 +489,8 @@ impl Engine {
     }
 }
 
-/// What the target of a detach leads to.
-enum Found {
+/// What the target of a detach, or of a resize, leads to.
+pub(super) enum Found {
     Scsi(Wanted),
     NbdBackend(BackendId),
     Nbd(NbdDevice),

@@ -1,18 +1,18 @@
-//! The way of one resize: every path, then the map, then the report.
+//! The way of one resize of a SCSI unit: every path, then the map, then the report.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Engine;
-use super::detach::DetachTarget;
+use super::detach::{DetachTarget, Found};
 use super::detach_scsi::Wanted;
 use super::phases::{Phase, Phases, StageObserver};
 use super::telemetry::{self, Call};
 use super::unit::{KnownPath, Standing, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source, Wwid};
+use crate::id::{BackendId, Hctl, Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{self, Daemon, Map};
 use crate::scsi::{self, Identity};
@@ -21,20 +21,22 @@ use crate::uevent::{self, Watch};
 /// What to resize, and what to expect.
 #[derive(Debug, Clone)]
 pub struct ResizeRequest {
-    target: DetachTarget,
+    pub(super) target: DetachTarget,
     more: Vec<Source>,
     expected: Option<Wwid>,
-    at_least: Option<u64>,
+    backend: Option<BackendId>,
+    pub(super) at_least: Option<u64>,
     observer: Option<StageObserver>,
 }
 
 impl ResizeRequest {
-    /// A resize to what the array says.
+    /// A resize to what the array, or the NBD server, says.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
             more: Vec::new(),
             expected: None,
+            backend: None,
             at_least: None,
             observer: None,
         }
@@ -54,8 +56,15 @@ impl ResizeRequest {
         self
     }
 
-    /// The size in bytes that the array was told to give it: where a path says
-    /// less, the resize has not come through.
+    /// The id that an NBD source was attached under, where it was given one.
+    #[must_use]
+    pub fn backend(mut self, id: BackendId) -> Self {
+        self.backend = Some(id);
+        self
+    }
+
+    /// The size in bytes that the array, or the NBD server, was told to give it: where
+    /// a path or the server says less, the resize has not come through.
     #[must_use]
     pub fn at_least(mut self, bytes: u64) -> Self {
         self.at_least = Some(bytes);
@@ -70,12 +79,13 @@ impl ResizeRequest {
     }
 }
 
-/// A unit whose paths and map all show the size that the unit itself says.
+/// A unit whose paths and map all show the size that the unit itself says, or an NBD
+/// device with the size that its server says.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Resized {
-    /// The node of its map, or of its first path.
+    /// The node of its map, of its first path, or of the NBD device.
     pub node: PathBuf,
     /// The size in bytes before.
     pub old_size: u64,
@@ -95,8 +105,8 @@ pub struct Resized {
 
 impl Engine {
     /// Has the kernel take in the size that a SCSI unit has on the array now: on
-    /// each of its paths, then on its multipath map. File systems are not
-    /// touched.
+    /// each of its paths, then on its multipath map; or the size that the server of an
+    /// NBD device says on a new connection. File systems are not touched.
     ///
     /// It succeeds only when every path of the unit, found by its identity, and
     /// the map show the size that the unit itself says. Where a path is dead, the
@@ -105,11 +115,26 @@ impl Engine {
     /// it is safe. Linux 5.10 or later; needs write access to the `rescan`
     /// attribute (root) and `CAP_SYS_ADMIN`.
     ///
+    /// An NBD device answers a read first, and its last block is read at the end. It is
+    /// never shrunk. Its server must take one client more. Where the server serves the new
+    /// size on new connections only, as nbdkit does, those of this process are replaced: a
+    /// request that was in flight on one waits for its
+    /// [`io_timeout`](super::NbdOptions::io_timeout). Where another process made them the
+    /// device gets its old size again, and the resize is refused as `NotReady`.
+    /// Linux 5.14 or later, for backend ids. Newer kernels (6.12) hold the
+    /// device's I/O while they change its size: where the server dies in that moment,
+    /// requests wait, and no heal can come, until they fail after
+    /// [`dead_connection_timeout`](super::NbdOptions::dead_connection_timeout). After a
+    /// timeout at stage `reconfigure` the kernel may still change the size.
+    ///
     /// # Errors
     /// `NotFound` where nothing is attached; `NotReady` naming each path that
     /// does not show the new size, and where the unit is smaller than
-    /// [`at_least`](ResizeRequest::at_least); `IdentityMismatch`; `NotSupported`
-    /// for what is no SCSI unit; `TimedOut` at the stage that it names.
+    /// [`at_least`](ResizeRequest::at_least); `IdentityMismatch`, also where the NBD
+    /// export is smaller than the device, with both sizes; `InvalidInput` where the server
+    /// of an NBD device is not known; `NotSupported` for what is neither a SCSI unit nor an
+    /// NBD device with a backend id; those of [`dial`](crate::nbd::dial); `TimedOut` at the
+    /// stage that it names.
     #[tracing::instrument(skip_all, fields(target = %request.target))]
     pub fn resize(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         telemetry::measured(Call::Resize, || self.resize_timed(request, deadline))
@@ -118,7 +143,30 @@ impl Engine {
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         let mut phases = Phases::new(Call::Resize, request.observer.as_ref());
         phases.enter(Stage::Resolve);
-        let mut wanted = self.find_scsi(&request.target)?;
+        let found = self.find(&request.target, request.backend.clone())?;
+        let is_nbd = !matches!(found, Found::Scsi(_));
+        if is_nbd && (request.expected.is_some() || !request.more.is_empty()) {
+            let message = "an NBD device has one source, and no name of a unit";
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        }
+        let resized = match found {
+            Found::Scsi(wanted) => self.resize_scsi(wanted, request, &mut phases, deadline),
+            Found::NbdBackend(id) => self.resize_nbd_backend(&id, request, &mut phases, deadline),
+            Found::Nbd(device) => self.resize_nbd_device(&device, request, &mut phases, deadline),
+        };
+        Ok(Resized {
+            phases: phases.finish(),
+            ..resized?
+        })
+    }
+
+    fn resize_scsi(
+        &self,
+        mut wanted: Wanted,
+        request: &ResizeRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Resized> {
         for source in &request.more {
             wanted.addresses.extend(self.addresses_of(source)?);
         }
@@ -151,7 +199,7 @@ impl Engine {
             paths: paths.iter().map(|path| path.device.hctl()).collect(),
             map: unit.map.as_ref().map(|map| map.name().to_owned()),
             changed: unit.size != size || unit.differed(size),
-            phases: phases.finish(),
+            phases: Vec::new(),
         })
     }
 

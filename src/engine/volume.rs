@@ -401,8 +401,7 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` where the journal has no such volume; `NotReady` where an attach or a
-    /// detach of it was begun and has not come to its end; `NotSupported` for an NBD
-    /// device, which keeps its size while it is connected; at stage `journal` `Io`
+    /// detach of it was begun and has not come to its end; at stage `journal` `Io`
     /// (the disk is full) and `TimedOut`. Else those of [`resize`](Self::resize).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn resize_volume(
@@ -432,11 +431,6 @@ impl Engine {
         at_least: Option<u64>,
         deadline: Deadline,
     ) -> Result<Resized> {
-        if record.spec.nbd.is_some() {
-            let message = "an NBD device keeps the size that its export had when it was attached: \
-                           detach it and attach it again";
-            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
-        }
         let names = record.names();
         let unique = names.first().filter(|name| name.is_unique());
         let mut request = match (unique, record.spec.sources.split_first()) {
@@ -449,6 +443,9 @@ impl Engine {
             }
             (None, None) => return Err(unknown(&record.volume)),
         };
+        if let Some(nbd) = &record.spec.nbd {
+            request = request.backend(nbd.backend.clone());
+        }
         if let Some(bytes) = at_least {
             request = request.at_least(bytes);
         }

@@ -32,7 +32,7 @@ pub enum Stage {
     Session,
     /// Handing an NBD server's sockets to the kernel.
     Connect,
-    /// Handing new sockets to an NBD device that is connected.
+    /// Handing new sockets, or a new size, to an NBD device that is connected.
     Reconfigure,
     /// Waiting for the multipath map, or asking multipathd for it.
     Map,

@@ -1,8 +1,7 @@
 //! Block devices: what sysfs says of one, and its node.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -145,6 +144,16 @@ impl BlockDevice {
     /// # Errors
     /// `Io` where the device answers with an error.
     pub(crate) fn read_first_block(&self, roots: &Roots) -> Result<()> {
+        self.read_block(roots, |_, _| 0)
+    }
+
+    /// As [`read_first_block`](Self::read_first_block), of the last.
+    pub(crate) fn read_last_block(&self, roots: &Roots) -> Result<()> {
+        self.read_block(roots, u64::saturating_sub)
+    }
+
+    /// `place` says where, by the size of the device and the length of what is read.
+    fn read_block(&self, roots: &Roots, place: impl FnOnce(u64, u64) -> u64) -> Result<()> {
         // A partition has no queue of its own; its blocks are no longer than a page.
         let block = sysfs::parse(&self.dir.join("queue/logical_block_size"));
         let length = block.unwrap_or(0).max(4096);
@@ -156,9 +165,12 @@ impl BlockDevice {
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(&node)
             .map_err(|error| failed(&error))?;
-        let wanted = length.min(usize::try_from(self.size()?).unwrap_or(length));
+        let size = self.size()?;
+        let wanted = length.min(usize::try_from(size).unwrap_or(length));
         let (block, _) = buffer.split_at_mut(wanted);
-        (&file).read_exact(block).map_err(|error| failed(&error))
+        let at = place(size, u64::try_from(wanted).unwrap_or(0));
+        file.read_exact_at(block, at)
+            .map_err(|error| failed(&error))
     }
 
     /// Whether the disk can be opened: its directory is in sysfs a moment before

@@ -6,6 +6,7 @@
 
 mod connect;
 mod reconfigure;
+mod resize;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::id::{BackendId, NbdIndex};
 use crate::kernel::{Roots, genl};
 pub use connect::Connect;
 pub use reconfigure::Reconfigure;
+pub(crate) use resize::set_size;
 
 /// How long the kernel waits for a server. A connect always sends both: a queue
 /// keeps the last device's timeout when its index is used again.

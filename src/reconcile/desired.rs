@@ -157,11 +157,9 @@ impl Desired {
 
     /// Wants a volume to have this many bytes at least, or `None` to be taken as
     /// large as it is. While the device that is attached is smaller, the size that
-    /// the array says is taken in; as long as that is not enough the volume is not
-    /// as it is wanted, and is tried again. **Nothing is ever shrunk**: a device
-    /// that is larger is left alone, and so it is where less is wanted later.
-    ///
-    /// The size of an NBD device is that which its export had at its attach.
+    /// the array, or the NBD server, says is taken in; as long as that is not enough the
+    /// volume is not as it is wanted, and is tried again. **Nothing is ever shrunk**: a
+    /// device that is larger is left alone, and so it is where less is wanted later.
     ///
     /// # Errors
     /// `NotFound` where the volume is not wanted.

@@ -53,7 +53,8 @@ pub(crate) enum Command {
     /// Flush and detach one unit with all its paths; refused while it is in use.
     Detach(Detach),
     /// Take in the size that a SCSI unit has on the array now: all its paths,
-    /// then its multipath map.
+    /// then its multipath map; or that the server of an NBD device says. Nothing is
+    /// shrunk on NBD.
     Resize(Resize),
     /// Give NBD devices whose server went away and came back their new
     /// connections.
@@ -504,7 +505,11 @@ pub(crate) struct Resize {
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
 
-    /// The size in bytes that the unit must have at least.
+    /// The id that an NBD source was attached under, where it was given one.
+    #[arg(long, value_name = "ID")]
+    pub(crate) backend: Option<BackendId>,
+
+    /// The size in bytes that the unit, or the NBD server, must say at least.
     #[arg(long, value_name = "BYTES")]
     pub(crate) at_least: Option<u64>,
 

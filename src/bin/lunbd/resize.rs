@@ -14,6 +14,9 @@ pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Resul
     if let Some(name) = what.expect {
         request = request.expect(name);
     }
+    if let Some(id) = what.backend {
+        request = request.backend(id);
+    }
     if let Some(bytes) = what.at_least {
         request = request.at_least(bytes);
     }

@@ -50,15 +50,14 @@ impl Engine {
 
     /// The device is not known to be of another source than `uri`: by this process, or by
     /// an id that is a URI itself.
-    fn require_source(&self, device: &NbdDevice, uri: &NbdUri, backend: &BackendId) -> Result<()> {
+    pub(in crate::engine) fn require_source(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        backend: &BackendId,
+    ) -> Result<()> {
         let index = device.index();
-        let is_its_own = |link: &&Link| link.backend == *backend;
-        let links = self.links_beside(device);
-        let link = links.get(&index).filter(is_its_own);
-        let source = match link {
-            Some(link) => Some(link.uri.clone()),
-            None => backend.as_str().parse().ok(),
-        };
+        let source = self.known_source(device, backend);
         let Some(other) = source.filter(|source| source != uri) else {
             return Ok(());
         };
@@ -69,8 +68,23 @@ impl Engine {
         Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
     }
 
+    /// Where the server of a device is: by this process's connections, or by an id that is
+    /// a URI.
+    pub(in crate::engine) fn known_source(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+    ) -> Option<NbdUri> {
+        let is_its_own = |link: &&Link| link.backend == *backend;
+        let links = self.links_beside(device);
+        match links.get(&device.index()).filter(is_its_own) {
+            Some(link) => Some(link.uri.clone()),
+            None => backend.as_str().parse().ok(),
+        }
+    }
+
     /// The device answers a read.
-    fn require_answer(
+    pub(in crate::engine) fn require_answer(
         &self,
         device: &NbdDevice,
         backend: &BackendId,

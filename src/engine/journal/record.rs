@@ -117,7 +117,7 @@ pub enum Operation {
         /// Also where it cannot be written back.
         abandon_unwritten: bool,
     },
-    /// The size that the array gave it is taken in.
+    /// The size that the array, or the NBD server, gave it is taken in.
     Resize {
         /// The bytes that it must have at least.
         at_least: Option<u64>,
