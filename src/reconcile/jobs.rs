@@ -122,7 +122,10 @@ impl State {
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_counted = again || step.kind == StepKind::Heal;
+            let is_counted = match lane {
+                Lane::Fresh => step.kind == StepKind::Heal,
+                lane => lane == Lane::Again,
+            };
             let place = source.filter(|_| is_counted).map(place_of);
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {

@@ -44,7 +44,8 @@ pub(super) struct Room {
     given: usize,
     /// Those under way that are not slow.
     quick: BTreeMap<Lane, usize>,
-    /// All at one server, target or host.
+    /// Those that heal for the first time, or are tried again, at one server, target or
+    /// host: all of them, also those that are slow.
     places: BTreeMap<String, usize>,
 }
 

@@ -119,3 +119,26 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
     let job = state.take_job(8).expect("a thread for what is back");
     assert_eq!(job.step.volume, id(77));
 }
+
+#[test]
+fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    for lun in 0..3 {
+        let source: Source = format!("scsi:2:0:0:{lun}").parse().unwrap();
+        desired
+            .insert(id(lun), &AttachRequest::new(source))
+            .unwrap();
+    }
+    state.want(desired);
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    for mut job in take_all(&mut state) {
+        state.settle(&mut job, refused(), &patient);
+    }
+    state.forgive(Duration::ZERO);
+    let hang = take_all(&mut state);
+    assert_eq!(hang.len(), 2, "a quarter of the threads");
+    state.take_in(&Cause::Transport);
+    assert_eq!(take_all(&mut state).len(), 1);
+}
