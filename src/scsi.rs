@@ -18,7 +18,9 @@ mod units;
 pub(crate) use ask::{ask_presence, read_capacity, read_identity, report_luns};
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
-pub(crate) use device::{hosts_but_of, require_host};
+#[cfg(feature = "journal")]
+pub(crate) use device::hosts_but_of;
+pub(crate) use device::require_host;
 pub(crate) use facts::Facts;
 pub use identity::{Comparison, Contradiction, Identity, Strength};
 pub(crate) use lanes::Lanes;

@@ -48,6 +48,7 @@ pub(crate) fn require_host(roots: &Roots, host: HostNo) -> Result<()> {
 ///
 /// # Errors
 /// Where they cannot be listed.
+#[cfg(feature = "journal")]
 pub(crate) fn hosts_but_of(roots: &Roots, driver: &str) -> Result<Vec<HostNo>> {
     let class = roots.sysfs.join("class/scsi_host");
     let mut hosts = Vec::new();
