@@ -91,8 +91,12 @@ impl Lost {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         point!(LostToWrite);
         let failed = |error| Error::io("cannot write", &self.path, &error);
-        let written = run_dir::make(folder)
-            .and_then(|()| fs::write(&self.path, note.to_string()).map_err(failed));
+        // Written beside and renamed: a process that is killed leaves no mark without its
+        // text, which would be taken for a loss.
+        let beside = folder.join(format!("unwritten-mark-of-{}", self.disk.name()));
+        let replace =
+            || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
+        let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
         if let Err(failure) = written {
             tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
         }

@@ -1,5 +1,7 @@
 //! The way of one resize of an NBD device, from top to bottom.
 
+use nix::libc;
+
 use super::Engine;
 use super::attach_nbd::lease_of;
 use super::detach::DetachTarget;
@@ -73,6 +75,7 @@ impl Engine {
         // The kernel holds I/O while it changes the size: none is to wait for a server.
         phases.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
+        let connections = self.connections_of(device, backend)?;
 
         phases.enter(Stage::Dial);
         let server = nbd::dial(&uri, deadline)?;
@@ -84,25 +87,43 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake));
         }
 
-        if size != old_size {
+        let changed = size != old_size;
+        if changed && connections.are_several && connections.own.is_none() {
+            return Err(several_of_another(index));
+        }
+        let mut watch = self.hub().watch(&index.name());
+        if changed {
             phases.enter(Stage::Reconfigure);
-            let mut watch = self.hub().watch(&index.name());
             self.set_nbd_size(device, backend, size, deadline)?;
-            phases.enter(Stage::Probe);
-            match self.require_last_block(device, deadline) {
-                Err(error) if error.kind() != ErrorKind::TimedOut => {
-                    let Some(timeouts) = self.end_own_connections(device, backend) else {
-                        self.set_nbd_size(device, backend, old_size, deadline)?;
-                        return Err(serves_others_only(index, old_size).caused_by(error));
-                    };
-                    // The heal takes it.
-                    drop(lease);
-                    let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts);
-                    require_renewed(patient.treat(self, deadline).outcome)?;
-                    self.require_last_block(device, deadline)?;
+        }
+        // Also where the kernel has the size: an earlier resize may have been ended before
+        // its proof. One read proves one connection.
+        phases.enter(Stage::Probe);
+        let is_served = if changed && connections.are_several {
+            None
+        } else {
+            Some(self.require_last_block(device, deadline))
+        };
+        match (is_served, connections.own) {
+            (Some(Ok(())), _) => {}
+            (Some(Err(error)), _) if error.errno() != Some(libc::EIO) => return Err(error),
+            (Some(Err(error)), None) => {
+                if changed {
+                    self.set_nbd_size(device, backend, old_size, deadline)?;
                 }
-                read => read?,
+                return Err(serves_others_only(index, old_size).caused_by(error));
             }
+            (_, Some(timeouts)) => {
+                self.end_connections(device);
+                // The heal takes it.
+                drop(lease);
+                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts);
+                require_renewed(patient.treat(self, deadline).outcome)?;
+                self.require_last_block(device, deadline)?;
+            }
+            (None, None) => return Err(several_of_another(index)),
+        }
+        if changed {
             phases.enter(Stage::Settle);
             uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
         }
@@ -114,7 +135,7 @@ impl Engine {
             paths: Vec::new(),
             map: None,
             phases: Vec::new(),
-            changed: size != old_size,
+            changed,
         })
     }
 
@@ -147,16 +168,37 @@ impl Engine {
         })
     }
 
-    /// Ends the connections of a device whose connections are all of this process, to have
-    /// others in their place. Returns the device's timeouts, as far as they are known.
-    fn end_own_connections(&self, device: &NbdDevice, backend: &BackendId) -> Option<NewTimeouts> {
+    /// # Errors
+    /// `NotReady` where one of this process's connections is dead.
+    fn connections_of(&self, device: &NbdDevice, backend: &BackendId) -> Result<Connections> {
+        let index = device.index();
         let links = self.links_beside(device);
-        let link = links.get(&device.index())?;
-        let are_own = link.backend == *backend && link.state().is_whole();
-        are_own.then(|| {
-            link.shut_down();
-            link.timeouts
+        let Some(link) = links.get(&index).filter(|link| link.backend == *backend) else {
+            let slots = device.slots(self.roots())?;
+            return Ok(Connections {
+                are_several: slots.count > 1,
+                own: None,
+            });
+        };
+        let state = link.state();
+        if state.dead > 0 {
+            let message = format!("a connection of nbd{index} is dead: heal the device first");
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Probe));
+        }
+        // Where requests do not wait for new connections, they fail when these are ended.
+        let waits = link.timeouts.dead_connection;
+        let can_be_replaced = state.is_whole() && waits.is_some_and(|limit| !limit.is_zero());
+        Ok(Connections {
+            are_several: state.is_redundant(),
+            own: can_be_replaced.then_some(link.timeouts),
         })
+    }
+
+    /// Ends this process's connections, to have others in their place.
+    fn end_connections(&self, device: &NbdDevice) {
+        if let Some(link) = self.links_beside(device).get(&device.index()) {
+            link.shut_down();
+        }
     }
 
     /// Where its server is: by the source that was named, by this process's connections,
@@ -182,13 +224,32 @@ impl Engine {
     }
 }
 
+/// The connections of a device.
+struct Connections {
+    are_several: bool,
+    /// The device's timeouts, where all connections are of this process and can be
+    /// replaced.
+    own: Option<NewTimeouts>,
+}
+
+/// A read proves the new size of one connection alone.
+fn several_of_another(index: NbdIndex) -> Error {
+    let message = format!(
+        "nbd{index} has several connections that this process cannot replace, and a read shows \
+         the size of one of them alone: have the process that attached it resize it, with a \
+         dead-connection timeout above zero"
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+}
+
 /// A server may serve a connection no more than the export had when it was made, as nbdkit
 /// does, and nobody can end the connections of another process.
 fn serves_others_only(index: NbdIndex, before: u64) -> Error {
     let message = format!(
         "the server of nbd{index} serves the new size on new connections only, and the device \
-         has connections of another process: have that process resize it, or restart the \
-         server, heal the device and resize it then; it has {before} bytes again"
+         has connections of another process, or ones that nothing can replace: have the process \
+         that attached it resize it, or restart the server, heal the device and resize it then; \
+         it has {before} bytes"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }

@@ -30,9 +30,14 @@ fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
     GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `look` finds, which is at the thing of this name. The kernel may not end the
-/// thread of a look even where the process is killed, so `look` opens what it uses
-/// itself.
+/// Until when a look that may be at a file server is waited for.
+pub(crate) fn patience(deadline: Deadline) -> Deadline {
+    Deadline::after(PATIENCE.min(deadline.remaining() / PART))
+}
+
+/// What `look` finds, which is at the thing of this name, until `deadline`. The kernel may
+/// not end the thread of a look even where the process is killed, so `look` opens what it
+/// uses itself.
 ///
 /// # Errors
 /// Those of `look`; `TimedOut` where it, or an earlier one at the same thing, has not
@@ -50,8 +55,7 @@ pub(crate) fn look(
     given_up().remove(&name);
     let pending =
         worker::start_apart(Stage::Claim, move || Ok(look())).map_err(io::Error::other)?;
-    let patience = PATIENCE.min(deadline.remaining() / PART);
-    if let Some(found) = pending.wait(Deadline::after(patience)) {
+    if let Some(found) = pending.wait(deadline) {
         return found.map_err(io::Error::other)?;
     }
     tracing::warn!(name, "the kernel has not returned; its thread stays");

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::file_servers::FileServers;
 use super::{Roots, file_server_looks, sysfs};
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Error, Result, Stage};
 use crate::id::DevNo;
 
 /// What was found of loop devices.
@@ -23,7 +23,11 @@ pub(crate) struct Loops {
 /// One whose path is on a file server is passed over, since a file there is no disk of
 /// this machine. Where the path does not show that (its mount is in another mount
 /// namespace, or was detached with `umount --lazy`) and the server does not answer, the
-/// device is unseen.
+/// device is unseen. One whose path is below `/dev` may be on one of `devices`, so its
+/// look may take all the time that there is.
+///
+/// # Errors
+/// `TimedOut` at stage `claim` where the kernel does not say what such a device is on.
 pub(crate) fn read_loops(
     roots: &Roots,
     devices: &[DevNo],
@@ -47,10 +51,21 @@ pub(crate) fn read_loops(
         let node = roots.dev.join(&name);
         let what = format!("{} of {}", path.display(), node.display());
         let owned = roots.clone();
-        let found = file_server_looks::look(what, deadline, move || backing(&owned, &node, &path));
+        let is_node = path.starts_with(&roots.dev);
+        let until = if is_node {
+            deadline
+        } else {
+            file_server_looks::patience(deadline)
+        };
+        let look = move || backing(&owned, &node, &path);
+        let found = file_server_looks::look(what.clone(), until, look);
         match found {
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
+            Err(error) if is_node && error.kind() == std::io::ErrorKind::TimedOut => {
+                let waited = deadline.elapsed();
+                return Err(Error::timed_out(Stage::Claim, waited, &what));
+            }
             Err(error) => {
                 tracing::debug!(%error, name, "what backs it cannot be said");
                 loops.unseen.push(name);
@@ -77,6 +92,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::error::ErrorKind;
     use crate::kernel::Devices;
     use crate::kernel::devices::tests::Named;
 
@@ -111,5 +127,27 @@ mod tests {
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
         // Its node is missing, and its path leads nowhere.
         assert_eq!(loops.unseen, ["loop3"]);
+    }
+
+    #[test]
+    fn a_loop_device_that_may_be_on_the_disk_is_not_passed_over_where_the_kernel_says_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let directory = roots.sysfs.join("block/loop7/loop");
+        fs::create_dir_all(&directory).unwrap();
+        let (disk, node) = (roots.dev.join("sda"), roots.dev.join("loop7"));
+        fs::write(directory.join("backing_file"), disk.to_str().unwrap()).unwrap();
+        // An earlier look at it has not returned.
+        let (_release, hang) = std::sync::mpsc::channel::<()>();
+        let what = format!("{} of {}", disk.display(), node.display());
+        let past = Deadline::after(std::time::Duration::ZERO);
+        let earlier = file_server_looks::look(what, past, move || {
+            let _released = hang.recv();
+            Ok(None)
+        });
+        assert!(earlier.is_err());
+        let soon = Deadline::after(std::time::Duration::from_secs(600));
+        let looked = read_loops(&roots, &[SDA], &FileServers::default(), soon);
+        assert_eq!(looked.unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }

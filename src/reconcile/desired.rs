@@ -68,6 +68,13 @@ impl Wanted {
     pub(super) fn is_large_enough(&self, size: Option<u64>) -> bool {
         self.min_size.is_none_or(|wanted| size >= Some(wanted))
     }
+
+    /// Whether the names in both are spelt alike: names of iSCSI that differ in case alone
+    /// are equal, and a target may take one spelling alone.
+    pub(super) fn is_spelt_as(&self, other: &Self) -> bool {
+        let text = |wanted: &Self| serde_json::to_string(&wanted.spec).ok();
+        text(self) == text(other)
+    }
 }
 
 /// What one volume alone can have.
@@ -193,6 +200,14 @@ impl Desired {
     #[must_use]
     pub fn get(&self, volume: &VolumeId) -> Option<&VolumeSpec> {
         self.wanted(volume).map(|wanted| &wanted.spec)
+    }
+
+    /// Whether two equal sets are spelt alike too: names of iSCSI that differ in case alone
+    /// are equal, and a target may take one spelling alone.
+    #[must_use]
+    pub fn is_spelt_as(&self, other: &Self) -> bool {
+        let mut both = self.volumes.values().zip(other.volumes.values());
+        both.all(|(one, other)| one.is_spelt_as(other))
     }
 
     pub(super) fn wanted(&self, volume: &VolumeId) -> Option<&Wanted> {

@@ -65,7 +65,7 @@ impl Queues {
 pub(super) fn place_of(source: &Source) -> String {
     match source {
         Source::Nbd(uri) => format!("{:?}", uri.server()),
-        Source::Iscsi(uri) => uri.target().to_string(),
+        Source::Iscsi(uri) => uri.target().to_string().to_lowercase(),
         Source::Fc(uri) => format!("{:?}", uri.ports()),
         Source::Scsi(hctl) => format!("host{}", hctl.host),
     }

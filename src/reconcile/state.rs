@@ -105,7 +105,9 @@ pub(super) fn sooner(one: Option<Instant>, two: Option<Instant>) -> Option<Insta
 impl State {
     pub(super) fn want(&mut self, desired: Desired) {
         for (volume, tracked) in &mut self.tracked {
-            if self.desired.wanted(volume) != desired.wanted(volume) {
+            let (was, is) = (self.desired.wanted(volume), desired.wanted(volume));
+            let is_respelt = was.zip(is).is_some_and(|(was, is)| !was.is_spelt_as(is));
+            if was != is || is_respelt {
                 if tracked.failure.take().is_some() {
                     self.telling.change();
                 }

@@ -42,6 +42,8 @@ impl At {
 #[derive(Debug)]
 pub(super) struct Room {
     given: usize,
+    /// All steps that are under way, also those that are slow.
+    under_way: usize,
     /// Those under way that are not slow.
     quick: BTreeMap<Lane, usize>,
     /// Those that heal for the first time, or are tried again, at one server, target or
@@ -52,7 +54,8 @@ pub(super) struct Room {
 impl Room {
     /// Whether there is room for a step of this lane. Of those that failed before there
     /// are half of the threads at the most; of those at one place, half of all that have
-    /// not failed, and a quarter of those that have.
+    /// not failed, and a quarter of those that have. Of the last threads there may be, one
+    /// is for what goes alone, and one for that and for what may be over.
     pub(super) fn is_for(&self, lane: Lane, place: Option<&str>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
         let quick = |lanes: &[Lane]| -> usize {
@@ -66,6 +69,12 @@ impl Room {
         } else {
             (half / 2).max(1)
         };
+        let attaches = all + MOST_BESIDE;
+        let has_thread = match lane {
+            Lane::Leaving => true,
+            Lane::LeavingAgain | Lane::Called => self.under_way < attaches + RESERVED - 1,
+            Lane::Fresh | Lane::Again => self.under_way < attaches,
+        };
         let is_full = match lane {
             Lane::Leaving => quick(&[Lane::Leaving]) >= all,
             Lane::LeavingAgain => quick(&[Lane::LeavingAgain]) >= half,
@@ -73,7 +82,7 @@ impl Room {
             Lane::Fresh => coming >= all,
             Lane::Again => coming >= all || quick(&[Lane::Again]) >= half,
         };
-        !is_full && at_place.unwrap_or_default() < most_at_place
+        has_thread && !is_full && at_place.unwrap_or_default() < most_at_place
     }
 }
 
@@ -104,6 +113,7 @@ impl Workers {
     pub(super) fn room(&self, given: usize, now: Instant) -> Room {
         let mut room = Room {
             given,
+            under_way: self.at.len(),
             quick: BTreeMap::new(),
             places: BTreeMap::new(),
         };
@@ -152,6 +162,33 @@ mod tests {
 
     fn id(number: u32) -> VolumeId {
         format!("pvc-{number}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_detach_has_a_thread_where_attaches_hang_in_all_that_they_may_have() {
+        let mut workers = Workers::default();
+        let begin = Instant::now();
+        let later = begin + SLOW;
+        let (given, mut number) = (8, 0);
+        let mut begin_those_of = |lane: Lane| {
+            while workers.room(given, later).is_for(lane, None) {
+                assert!(number < 1000, "without a limit");
+                workers.begin(id(number), lane, None, begin);
+                number += 1;
+            }
+            number
+        };
+        let attaches = begin_those_of(Lane::Fresh);
+        assert_eq!(begin_those_of(Lane::Again), attaches);
+        let called = begin_those_of(Lane::Called);
+        assert_eq!(called, attaches + 1);
+        let room = workers.room(given, later);
+        assert!(room.is_for(Lane::Leaving, None));
+        // There is a thread for it.
+        for _ in 0..called {
+            workers.start_one();
+        }
+        assert!(workers.lack_one(given, later));
     }
 
     #[test]

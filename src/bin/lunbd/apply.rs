@@ -150,7 +150,7 @@ fn take_in(
     limit: Option<DetachLimit>,
 ) -> Result<Option<Desired>> {
     let now = wanted::read(file)?;
-    if now == *wanted {
+    if now == *wanted && now.is_spelt_as(wanted) {
         return Ok(None);
     }
     let known = reconciler.journal().records().len();

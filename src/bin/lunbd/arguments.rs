@@ -17,7 +17,7 @@ use lunbd::iscsi::{
     Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
     initiator_name,
 };
-use lunbd::{DetachTarget, Error, ErrorKind, Source};
+use lunbd::{Deadline, DetachTarget, Error, ErrorKind, Source};
 
 use crate::detach_limit::DetachLimit;
 
@@ -432,11 +432,14 @@ impl Heal {
 
     /// How sessions are logged in again.
     pub(crate) fn keep_options(&self) -> KeepOptions {
+        /// A file system that does not answer holds up one login and not all.
+        const TO_READ: Duration = Duration::from_secs(10);
         let file = self.chap_file.clone();
+        let patience = self.timeout.min(TO_READ);
         let options = KeepOptions::new().digests(self.digests, self.digests);
         options.credentials(move |session| match &file {
             Some(file) => {
-                let known = CredentialsFile::read(file)?;
+                let known = CredentialsFile::read_within(file, Deadline::after(patience))?;
                 Ok(known.find(Some(&session.target), &session.portal).cloned())
             }
             None => Credentials::from_environment(),

@@ -8,8 +8,10 @@ use std::path::Path;
 use zeroize::Zeroizing;
 
 use super::{Credentials, invalid};
-use crate::error::{Error, Result};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal};
+use crate::kernel::worker;
 
 /// Of a file, in bytes: a thousand targets with long secrets.
 const LONGEST: usize = 1 << 20;
@@ -48,6 +50,19 @@ pub struct CredentialsFile {
 }
 
 impl CredentialsFile {
+    /// The same until a deadline, on a thread of its own, which stays where the file
+    /// system does not answer.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); `TimedOut` at stage `login`.
+    pub fn read_within(path: &Path, deadline: Deadline) -> Result<Self> {
+        let what = format!("credentials from {}", path.display());
+        let path = path.to_owned();
+        let read = move || Self::read(&path);
+        let last_seen = || "no answer".to_owned();
+        worker::run(Stage::Login, &what, deadline, last_seen, read)
+    }
+
     /// Reads the file. **Blocks** for as long as its file system does.
     ///
     /// # Errors
@@ -62,11 +77,14 @@ impl CredentialsFile {
             tracing::warn!(path = %path.display(), "others may read these secrets: chmod 0600");
         }
         // No growing: that would leave copies behind.
-        let mut text = Zeroizing::new(Vec::with_capacity(LONGEST));
-        let most = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+        let mut text = Zeroizing::new(Vec::with_capacity(LONGEST + 1));
+        let most = u64::try_from(LONGEST + 1).unwrap_or(u64::MAX);
         file.take(most)
             .read_to_end(&mut text)
             .map_err(|error| failed(&error))?;
+        if text.len() > LONGEST {
+            return Err(invalid("the file is too long for one of credentials").with_path(path));
+        }
         let read = Self::parse(&text).map_err(|error| error.with_path(path))?;
         Ok(Self {
             is_open_to_others,

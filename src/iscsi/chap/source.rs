@@ -1,13 +1,12 @@
 //! Where credentials are.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::credentials::VARIABLES;
 use super::{Credentials, CredentialsFile, invalid};
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::Result;
 use crate::id::{Iqn, Portal};
-use crate::kernel::worker;
 
 /// Where credentials are, for what is written down: not what they are. They are
 /// read at each login, so that a secret that was changed counts from the next.
@@ -43,7 +42,7 @@ impl CredentialsSource {
     ) -> Result<Credentials> {
         match self {
             Self::File(path) => {
-                let file = read_beside(path, deadline)?;
+                let file = CredentialsFile::read_within(path, deadline)?;
                 let known = file.find(target, portal).cloned();
                 let none = || CredentialsFile::none_for(target, portal).with_path(path);
                 known.ok_or_else(none)
@@ -52,21 +51,6 @@ impl CredentialsSource {
                 .ok_or_else(|| invalid(&format!("{prefix}USER and {prefix}SECRET are not set"))),
         }
     }
-}
-
-fn read_beside(path: &Path, deadline: Deadline) -> Result<CredentialsFile> {
-    let (what, mine) = (
-        format!("credentials from {}", path.display()),
-        path.to_owned(),
-    );
-    let read = move || CredentialsFile::read(&mine);
-    worker::run(
-        Stage::Login,
-        &what,
-        deadline,
-        || "no answer".to_owned(),
-        read,
-    )
 }
 
 #[cfg(test)]

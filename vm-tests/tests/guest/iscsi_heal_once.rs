@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Output;
+use std::time::Duration;
 
 use lunbd::iscsi::INITIATOR_NAME_FILE;
 use vm_tests::guest;
@@ -52,24 +53,27 @@ fn a_lost_session_that_nobody_keeps_is_logged_in_again_once_by_heal() {
     let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
     let node = attached["node"].as_str().unwrap();
     let session = the_only_session();
-    let heal = |uri: &str| {
-        let healed = guest::lunbd(&["heal", uri, "--timeout", "5s"]);
+    let heal = |uri: &str, timeout: &str| {
+        let healed = guest::lunbd(&["heal", uri, "--timeout", timeout]);
         (healed.status.code(), said(&healed))
     };
-    let (code, text) = heal(&uri);
+    let (code, text) = heal(&uri, "60s");
     assert!(code == Some(0) && text.contains("serves"), "{text}");
     target.portal_down(0);
-    let (code, text) = heal(&uri);
+    guest::wait_until("the session to be lost", Duration::from_secs(60), || {
+        (session.state() != "LOGGED_IN").then_some(())
+    });
+    let (code, text) = heal(&uri, "5s");
     assert!(code == Some(1) && text.contains("lost"), "{text}");
     target.portal_up(0);
-    let (code, text) = heal(&uri);
+    let (code, text) = heal(&uri, "60s");
     assert!(
         code == Some(0) && text.contains("logged in again"),
         "{text}"
     );
     assert_eq!(session.state(), "LOGGED_IN");
     first_block(node.as_ref()).unwrap();
-    let (code, text) = heal(&target.uri(&[1], 1));
+    let (code, text) = heal(&target.uri(&[1], 1), "60s");
     assert!(
         code == Some(3) && text.contains("attach --log-in"),
         "{text}"

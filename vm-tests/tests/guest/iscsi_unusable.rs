@@ -54,7 +54,7 @@ fn a_process_that_has_the_netlink_port_of_those_that_make_sessions_is_named() {
     let options = SessionOptions::new(INITIATOR.parse().unwrap());
     let source: Source = target.uri(&[0], 1).parse().unwrap();
     let request = AttachRequest::new(source.clone()).log_in(options);
-    let short = Deadline::after(Duration::from_secs(8));
+    let short = Deadline::after(Duration::from_secs(20));
     let error = engine.attach(&request, short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
     let named = format!("process {} (", std::process::id());

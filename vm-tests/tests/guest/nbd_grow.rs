@@ -1,9 +1,11 @@
 //! NBD devices whose export grows, and what a server lists.
 
 use std::fs::{self, OpenOptions};
+use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{Finding, HealOutcome, Healing, NbdOptions, ResizeRequest};
@@ -11,6 +13,8 @@ use lunbd::id::VolumeId;
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -101,6 +105,39 @@ fn a_device_whose_export_grew_at_nbdkit_grows_while_it_is_open_and_never_shrinks
     assert_eq!(shown(&node), LARGE);
     set_len(&store, LARGE);
     drop(opened);
+    detach(&ours, &uri);
+}
+
+#[test]
+fn a_device_with_several_connections_grows_in_the_process_that_attached_it_alone() {
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(SMALL);
+    let server = NbdServer::nbdkit(At::tcp(), &["file", store.path().to_str().unwrap()]);
+    let (ours, another, uri) = (engine(), engine(), server.uri(""));
+    let options = NbdOptions::default()
+        .io_timeout(Duration::from_secs(3))
+        .connections(NonZeroU16::new(2).unwrap());
+    let request = AttachRequest::new(source(&uri)).nbd(options);
+    let node = ours.attach(&request, soon()).unwrap().node;
+    set_len(&store, LARGE);
+    let by_node = ResizeRequest::new(DetachTarget::Device(node.clone()));
+    let error = another.resize(&by_node, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert!(error.to_string().contains("several connections"), "{error}");
+    assert_eq!(shown(&node), SMALL);
+    assert!(ours.resize(&by_node, soon()).unwrap().changed);
+    // Each processor has a connection of its own.
+    thread::scope(|scope| {
+        for processor in 0..2 {
+            let (node, store) = (&node, &store);
+            scope.spawn(move || {
+                let mut one = CpuSet::new();
+                one.set(processor).unwrap();
+                sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+                writes_its_last_block(node, store, LARGE);
+            });
+        }
+    });
     detach(&ours, &uri);
 }
 

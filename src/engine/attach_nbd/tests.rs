@@ -1,0 +1,98 @@
+use std::fs;
+
+use super::*;
+use crate::engine::NbdOptions;
+use crate::id::Source;
+
+const SOURCE: &str = "nbd://192.0.2.1/vol-7";
+
+/// A machine where that is connected as nbd0, writable.
+fn connected() -> (tempfile::TempDir, Engine) {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let dir = roots.sysfs.join("block/nbd0");
+    for dir in [&dir, &roots.run] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    let backend = BackendId::derived(SOURCE);
+    for (attribute, text) in [
+        ("dev", "43:0\n"),
+        ("pid", "1\n"),
+        ("ro", "0\n"),
+        ("backend", backend.as_str()),
+    ] {
+        fs::write(dir.join(attribute), text).unwrap();
+    }
+    (root, Engine::start(roots).unwrap())
+}
+
+fn refusal_of(engine: &Engine, request: &AttachRequest) -> Error {
+    let soon = Deadline::after(Duration::from_secs(10));
+    engine.attach(request, soon).unwrap_err()
+}
+
+#[test]
+fn a_device_that_is_writable_is_not_handed_out_as_read_only() {
+    let (_root, engine) = connected();
+    let source: Source = SOURCE.parse().unwrap();
+    let request = AttachRequest::new(source).nbd(NbdOptions::default().read_only());
+    let error = refusal_of(&engine, &request);
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(error.to_string().contains("nbd0"), "{error}");
+}
+
+#[test]
+fn a_uri_that_the_kernel_cannot_keep_is_refused_unless_it_is_kept_elsewhere() {
+    let (_root, engine) = connected();
+    let long = format!("nbd://192.0.2.1/{}", "x".repeat(300));
+    let source: Source = long.parse().unwrap();
+    let error = refusal_of(&engine, &AttachRequest::new(source.clone()));
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains("255 at most"), "{error}");
+    let options = NbdOptions::default().backend("short".parse().unwrap());
+    let request = AttachRequest::new(source).nbd(options);
+    let Source::Nbd(uri) = &request.source else {
+        unreachable!("an NBD URI");
+    };
+    let backend = request.nbd.backend_of(&request.source);
+    require_healable(uri, &backend, &request).unwrap();
+}
+
+#[test]
+fn one_id_is_not_taken_for_two_sources() {
+    let (_root, engine) = connected();
+    let other: Source = "nbd://192.0.2.2/vol-7".parse().unwrap();
+    let options = NbdOptions::default().backend(BackendId::derived(SOURCE));
+    let error = refusal_of(&engine, &AttachRequest::new(other).nbd(options));
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(error.to_string().contains(SOURCE), "{error}");
+}
+
+#[test]
+fn an_nbd_source_with_further_paths_is_refused_and_none_is_ignored() {
+    let (_root, engine) = connected();
+    let [source, path] = [SOURCE, "nbd://192.0.2.2/vol-7"].map(|s| s.parse::<Source>().unwrap());
+    let error = refusal_of(&engine, &AttachRequest::new(source).path(path));
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Resolve), "{error}");
+}
+
+#[test]
+fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let dir = roots.sysfs.join("block/nbd0");
+    fs::create_dir_all(&dir).unwrap();
+    for (attribute, text) in [("dev", "43:0\n"), ("diskseq", "7\n"), ("pid", "1\n")] {
+        fs::write(dir.join(attribute), text).unwrap();
+    }
+    let index = NbdIndex::new(0).unwrap();
+    let device = NbdDevice::find(&roots, index).unwrap().unwrap();
+    let lost = Lost::of(&roots, device.disk()).unwrap();
+    lost.set(&Error::new(ErrorKind::Io, "no"));
+    forget_last_connection(&roots, index).unwrap();
+    assert_eq!(lost.read().unwrap().as_deref(), Some("no"));
+    fs::remove_file(dir.join("pid")).unwrap();
+    forget_last_connection(&roots, index).unwrap();
+    assert_eq!(lost.read().unwrap(), None);
+}

@@ -1,0 +1,63 @@
+use super::*;
+
+fn way(source: &Source, session: Option<SessionId>) -> Way<'_> {
+    let Source::Iscsi(uri) = source else {
+        panic!("{source}");
+    };
+    let portal = uri.portals().first().unwrap().clone();
+    let place = Err(Missing {
+        reason: MissingReason::NoSession,
+        text: String::new(),
+        hctl: None,
+    });
+    Way {
+        target: Some(uri.target()),
+        route: Route {
+            via: Via::Iscsi { portal, session },
+            place,
+        },
+    }
+}
+
+#[test]
+fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
+    let [one, other] = ["a", "b"].map(|name| {
+        let uri = format!("iscsi://10.0.0.1/iqn.2003-01.org.lunbd:{name}/1");
+        uri.parse::<Source>().unwrap()
+    });
+    let request = AttachRequest::new(one.clone()).path(other.clone());
+    let options = SessionOptions::new("iqn.2026-01.example:one".parse().unwrap());
+    let ways = [way(&one, Some(SessionId(3))), way(&other, None)];
+    let names = wanted(&ways, &request, &options);
+    let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
+    assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
+
+    // The failure of the one is not told of the other.
+    let ways = [way(&one, None), way(&other, None)];
+    let mut sessions = Sessions::default();
+    let no = Error::new(ErrorKind::Refused, "no");
+    sessions.failures.extend(names.into_iter().zip([no]));
+    let why = ways.map(|way| sessions.why_none(&way, &options).is_some());
+    assert_eq!(why, [false, true]);
+}
+
+#[test]
+fn a_session_that_another_has_ended_since_is_looked_for_again() {
+    let root = tempfile::tempdir().unwrap();
+    let engine = Engine::start(Roots::below(root.path())).unwrap();
+    let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:a/1"
+        .parse()
+        .unwrap();
+    let initiator = "iqn.2026-01.example:one".parse().unwrap();
+    let request = AttachRequest::new(source.clone()).log_in(SessionOptions::new(initiator));
+    let deadline = Deadline::after(Duration::from_secs(30));
+    for reason in [MissingReason::NoTarget, MissingReason::NoSession] {
+        let mut gone = way(&source, Some(SessionId(3)));
+        let text = "at its logout when it was looked at".to_owned();
+        let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
+        gone.route.place = Err(Missing { reason, text, hctl });
+        let mut sessions = Sessions::default();
+        let all_stand = engine.share_all(&[gone], &request, &mut sessions, deadline);
+        assert_eq!(all_stand.unwrap(), !is_down);
+    }
+}
