@@ -28,8 +28,8 @@ pub enum Cause {
     /// A remote port came, went or changed, or a target says that its logical units did:
     /// paths may have come back.
     Transport,
-    /// An iSCSI session or a SCSI host came, went or changed, be it by a login of this
-    /// process: what stands now says whether a path may have come back.
+    /// The kernel added, removed or changed an iSCSI session or a SCSI host. A login of this
+    /// process does so too, so only a look at sysfs says whether a path may have come back.
     HostOrSession,
     /// A link of this NBD device has died.
     LinkDead(NbdIndex),

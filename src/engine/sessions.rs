@@ -83,8 +83,8 @@ pub(super) fn end_if_unused(
     end_unless(roots, session, deadline, deadline, || Ok(false))
 }
 
-/// The same of one that is not asked for: nobody is waited for, and a failure is told to
-/// the log alone.
+/// Ends a session that the caller did not name. It waits for no other process, and only the
+/// log reports a failure.
 pub(super) fn end_if_nobody_uses(
     roots: &Roots,
     session: &StandingSession,

@@ -1,5 +1,5 @@
-//! Who has a port of a netlink protocol. The kernel lets every user have any port that
-//! is free (`netlink_bind`).
+//! The process that holds a port of a netlink protocol. The kernel lets every user bind any
+//! free port (`netlink_bind`).
 
 use std::fs;
 

@@ -27,7 +27,8 @@ pub struct Opener {
     pub writes: bool,
 }
 
-/// The processes that have a device open, of those that may be read.
+/// The processes that have a device open. A process that the kernel does not let us read is
+/// only counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Openers {
     /// One for each process and device.

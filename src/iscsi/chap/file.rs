@@ -161,7 +161,7 @@ impl CredentialsFile {
 }
 
 impl Credentials {
-    /// From a file, as of [`CredentialsFile`]: those for everybody who has no section.
+    /// Reads the credentials of a [`CredentialsFile`] that apply where no section matches.
     ///
     /// # Errors
     /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and

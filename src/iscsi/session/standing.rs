@@ -312,8 +312,8 @@ impl StandingSession {
     }
 
     /// How its sides proved themselves at the login that made it or at a later one, as
-    /// lunbd marked it in `username_in`. `Nothing` of a session of another program, and
-    /// of one that a release of lunbd without marks made.
+    /// lunbd marked it in `username_in`. Another program's session has no mark and
+    /// gives `Nothing`; so does a session of a lunbd release that wrote no marks.
     ///
     /// # Errors
     /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
