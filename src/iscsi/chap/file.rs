@@ -210,6 +210,20 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_too_long_is_refused_and_not_cut() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut text = b"user=joe\nsecret=a\n#".to_vec();
+        text.resize(LONGEST, b'-');
+        std::fs::write(file.path(), &text).unwrap();
+        let soon = || Deadline::after(std::time::Duration::from_secs(600));
+        assert!(CredentialsFile::read_within(file.path(), soon()).is_ok());
+        text.push(b'-');
+        std::fs::write(file.path(), &text).unwrap();
+        let read = CredentialsFile::read_within(file.path(), soon());
+        assert_eq!(read.err().unwrap().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
     fn a_target_has_those_of_its_section_or_of_its_portals_or_those_for_everybody() {
         let text = b"user=all\nsecret=a\n[iqn.2003-01.org.lunbd:Array]\nuser=array\nsecret=b\n\
                      [[::1]:3260]\n# of one portal\nuser=portal\nsecret=c\n";

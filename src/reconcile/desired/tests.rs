@@ -246,3 +246,15 @@ fn what_a_volume_claimed_is_free_when_it_is_wanted_no_more() {
     desired.insert(two, &request).unwrap();
     assert_eq!(desired.len(), 1);
 }
+
+#[test]
+fn two_files_that_differ_in_the_case_of_a_target_alone_are_not_spelt_alike() {
+    let wants = |target: &str| {
+        let source = format!("iscsi://10.0.0.1/iqn.2003-01.org.lunbd:{target}/1");
+        read(&json!({ "volume": [{ "id": "one", "source": source }] })).unwrap()
+    };
+    let (lower, capital) = (wants("array"), wants("Array"));
+    assert_eq!(lower, capital);
+    assert!(!lower.is_spelt_as(&capital));
+    assert!(lower.is_spelt_as(&wants("array")));
+}
