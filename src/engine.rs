@@ -45,6 +45,7 @@ mod telemetry;
 mod tell_multipathd;
 #[cfg(feature = "journal")]
 mod transports;
+mod udev_lock;
 mod undo;
 mod unit;
 mod usage;

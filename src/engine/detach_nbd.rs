@@ -2,12 +2,13 @@
 
 use super::Engine;
 use super::attach_nbd::lease_of;
-use super::claim::Claimed;
+use super::claim::{Claim, Claimed};
 use super::detach::{DetachRequest, Detachment, Place};
 use super::lease::Lease;
 use super::lost::Lost;
 use super::phases::Phases;
 use super::receipt::Flush;
+use super::udev_lock;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -111,6 +112,9 @@ impl Engine {
         }
 
         phases.enter(Stage::Disconnect);
+        if let Claim::Held(file) = &claim {
+            udev_lock::keep_udev_away(file, deadline);
+        }
         self.end_link(index, flush == Flush::Done, deadline)?;
         // The last close lets the configuration go.
         drop(claim);

@@ -3,8 +3,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::num::NonZeroU16;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{Flush, NbdOptions, Unit, UnitKind};
@@ -390,6 +392,28 @@ fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() 
     let error = first_block(&attachment.node).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
     detach(&engine, &server.uri(""));
+    assert_free(&attachment);
+}
+
+#[test]
+fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
+    let _module = NbdModule::load(2);
+    let server = NbdServer::nbdkit(
+        At::tcp(),
+        &["--filter=delay", "memory", "8M", "rdelay=200ms"],
+    );
+    let engine = engine();
+    let attachment = attach(&engine, &server.uri(""));
+    // As udevd's worker does, which reads under a shared lock.
+    let disk = File::open(&attachment.node).unwrap();
+    disk.lock_shared().unwrap();
+    let read = thread::spawn(move || {
+        let mut block = [0; 512];
+        (1..=10u64).try_for_each(|at| disk.read_exact_at(&mut block, at << 19))
+    });
+    let by_node = DetachTarget::Device(attachment.node.clone());
+    engine.detach(by_node, soon()).unwrap();
+    read.join().unwrap().unwrap();
     assert_free(&attachment);
 }
 
