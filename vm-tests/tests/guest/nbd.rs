@@ -260,7 +260,7 @@ fn sixteen_at_once_get_a_device_each_though_but_one_was_there() {
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let engine = engine();
     let uris: Vec<String> = (0..16).map(|n| server.uri(&format!("e{n}"))).collect();
-    let mut nodes: Vec<_> = std::thread::scope(|scope| {
+    let mut nodes: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = uris
             .iter()
             .map(|uri| scope.spawn(|| attach(&engine, uri).node))
@@ -272,7 +272,7 @@ fn sixteen_at_once_get_a_device_each_though_but_one_was_there() {
     nodes.dedup();
     assert_eq!(nodes.len(), 16);
     assert_eq!(configured().len(), 16);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for uri in &uris {
             scope.spawn(|| detach(&engine, uri));
         }
@@ -569,9 +569,9 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
     let opener = format!("{} (", std::process::id());
     assert!(error.to_string().contains(&opener), "{error}");
 
-    let attachment = std::thread::scope(|scope| {
+    let attachment = thread::scope(|scope| {
         let waiting = scope.spawn(|| engine.attach(&request, soon()));
-        std::thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300));
         drop(probe);
         waiting.join().unwrap().unwrap()
     });
