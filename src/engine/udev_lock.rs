@@ -34,6 +34,8 @@ pub(super) fn keep_udev_away(disk: &File, deadline: Deadline) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -41,12 +43,13 @@ mod tests {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let [udev, ours] = [(); 2].map(|()| File::open(disk.path()).unwrap());
         udev.lock_shared().unwrap();
+        let (done, is_done) = mpsc::channel();
         let waits = thread::spawn(move || {
             keep_udev_away(&ours, Deadline::after(Duration::from_secs(60)));
+            done.send(()).unwrap();
             ours
         });
-        thread::sleep(Duration::from_millis(50));
-        assert!(!waits.is_finished());
+        is_done.recv_timeout(Duration::from_millis(50)).unwrap_err();
         udev.unlock().unwrap();
         let ours = waits.join().unwrap();
         assert!(udev.try_lock_shared().is_err());
