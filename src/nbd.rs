@@ -47,6 +47,11 @@ mod link_dead;
 mod message;
 mod refusal;
 mod served;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "nbd/tls_missing.rs"]
+mod tls;
 mod wait;
 
 pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};

@@ -24,6 +24,8 @@ pub enum Stage {
     Dial,
     /// Agreeing with an NBD server on an export.
     Handshake,
+    /// Agreeing with an NBD server on TLS, and handing its keys to the kernel.
+    Tls,
     /// Agreeing with an iSCSI target on a session.
     Login,
     /// Asking an iSCSI portal for its targets.
@@ -79,6 +81,7 @@ impl Stage {
             Self::Identify => "identify",
             Self::Dial => "dial",
             Self::Handshake => "handshake",
+            Self::Tls => "tls",
             Self::Login => "login",
             Self::Discover => "discover",
             Self::Session => "session",

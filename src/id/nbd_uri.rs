@@ -29,7 +29,11 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/');
 
 /// An export of an NBD server (the protocol's `uri.md`):
-/// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+/// `nbd://HOST[:PORT]/EXPORT`, `nbds://` for the same over TLS, or
+/// `nbd+unix:///EXPORT?socket=PATH`.
+///
+/// A `nbds://` URI may end in `?tls-certificates=DIRECTORY`, `?tls-hostname=NAME` or both,
+/// with `&` between them: see [`NbdServer::Tls`]. They are part of the address.
 ///
 /// The port is 10809 where none is given. The name of the export is free text
 /// of at most 4096 bytes without a NUL; it is empty for the server's default
@@ -55,6 +59,20 @@ pub enum NbdServer {
         /// The port.
         port: u16,
     },
+    /// TLS over TCP. Needs the feature `tls`.
+    Tls {
+        /// As of TCP.
+        host: String,
+        /// The port.
+        port: u16,
+        /// The directory, from the root, of `ca-cert.pem`, which the server's certificate
+        /// must come from, and of `client-cert.pem` and `client-key.pem`, which the
+        /// server may ask for. The system's certificate authorities without it, or
+        /// without `ca-cert.pem` in it.
+        certificates: Option<PathBuf>,
+        /// The name that the server's certificate must hold; without it the host.
+        hostname: Option<String>,
+    },
     /// A Unix socket.
     Unix {
         /// Its path, from the root.
@@ -75,6 +93,34 @@ impl NbdUri {
         Self::new(server, export)
     }
 
+    /// The same over TLS; for `certificates`, a path from the root, and `hostname` see
+    /// [`NbdServer::Tls`].
+    #[must_use]
+    pub fn tls(
+        host: &str,
+        port: Option<u16>,
+        export: &str,
+        certificates: Option<&Path>,
+        hostname: Option<&str>,
+    ) -> Option<Self> {
+        let is_usable =
+            |path: &Path| path.is_absolute() && !path.as_os_str().as_bytes().contains(&0);
+        if !certificates.is_none_or(is_usable) {
+            return None;
+        }
+        let hostname = match hostname {
+            Some(name) => Some(canonical_host(name)?),
+            None => None,
+        };
+        let server = NbdServer::Tls {
+            host: canonical_host(host)?,
+            port: port.unwrap_or(DEFAULT_PORT),
+            certificates: certificates.map(Path::to_owned),
+            hostname,
+        };
+        Self::new(server, export)
+    }
+
     /// `export` of the server behind the Unix socket at `socket`, a path from
     /// the root of at most 107 bytes. `None` where one of them is not what it
     /// should be.
@@ -88,7 +134,10 @@ impl NbdUri {
 
     fn new(server: NbdServer, export: &str) -> Option<Self> {
         let usable = export.len() <= LONGEST_EXPORT && !export.contains('\0');
-        let port_is_zero = matches!(server, NbdServer::Tcp { port: 0, .. });
+        let port_is_zero = matches!(
+            server,
+            NbdServer::Tcp { port: 0, .. } | NbdServer::Tls { port: 0, .. }
+        );
         (usable && !port_is_zero).then(|| Self {
             server,
             export: export.to_owned(),
@@ -121,6 +170,28 @@ impl fmt::Display for NbdUri {
         let export = percent_encode(self.export.as_bytes(), PLAIN);
         match &self.server {
             NbdServer::Tcp { .. } => write!(f, "nbd://{}/{export}", self.server),
+            NbdServer::Tls {
+                certificates,
+                hostname,
+                ..
+            } => {
+                write!(f, "nbds://{}/{export}", self.server)?;
+                let certificates = certificates
+                    .as_ref()
+                    .map(|path| path.as_os_str().as_bytes());
+                let hostname = hostname.as_ref().map(|name| name.as_bytes());
+                let keys = [
+                    ("tls-certificates", certificates),
+                    ("tls-hostname", hostname),
+                ];
+                let said = keys
+                    .iter()
+                    .filter_map(|(key, value)| Some((key, (*value)?)));
+                for ((key, value), before) in said.zip(["?", "&"]) {
+                    write!(f, "{before}{key}={}", percent_encode(value, PLAIN))?;
+                }
+                Ok(())
+            }
             NbdServer::Unix { socket } => {
                 let socket = percent_encode(socket.as_os_str().as_bytes(), PLAIN);
                 write!(f, "nbd+unix:///{export}?socket={socket}")
@@ -133,7 +204,7 @@ impl fmt::Display for NbdServer {
     /// `HOST[:PORT]` or the socket's path, each as in the URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } => {
+            Self::Tcp { host, port } | Self::Tls { host, port, .. } => {
                 if host.contains(':') {
                     write!(f, "[{host}]")?;
                 } else {
@@ -180,6 +251,15 @@ mod tests {
                 "nbd+unix:///?socket=/run/x%20y",
             ),
             ("nbd+unix:///a?socket=/s", "nbd+unix:///a?socket=/s"),
+            ("NBDS://H:10809", "nbds://h/"),
+            (
+                "nbds://h:1/a?tls-hostname=B.example&tls-certificates=/etc/a%20b",
+                "nbds://h:1/a?tls-certificates=/etc/a%20b&tls-hostname=b.example",
+            ),
+            (
+                "nbds://h/?tls-hostname=::1",
+                "nbds://h/?tls-hostname=%3A%3A1",
+            ),
         ] {
             assert_eq!(canonical(text), spelt);
         }
@@ -223,7 +303,15 @@ mod tests {
                 NbdUri::unix(Path::new(std::ffi::OsStr::from_bytes(&path)), &export)
             },
         );
-        prop_oneof![tcp, unix]
+        let tls = (
+            any::<Option<u16>>(),
+            "/[ -~]{0,9}",
+            prop::option::of("[a-z]{1,9}"),
+        )
+            .prop_filter_map("no port", |(port, path, name)| {
+                NbdUri::tls("h", port, "x", Some(Path::new(&path)), name.as_deref())
+            });
+        prop_oneof![tcp, tls, unix]
     }
 
     proptest! {
@@ -233,7 +321,7 @@ mod tests {
         }
 
         #[test]
-        fn what_parses_is_printed_in_a_spelling_that_stays(text in "nbd(\\+unix)?://[a-z0-9.:\\[\\]]{0,8}/[ -~]{0,12}") {
+        fn what_parses_is_printed_in_a_spelling_that_stays(text in "nbd(s|\\+unix)?://[a-z0-9.:\\[\\]]{0,8}/[ -~]{0,12}") {
             if let Ok(uri) = text.parse::<NbdUri>() {
                 prop_assert_eq!(canonical(&uri.to_string()), uri.to_string());
             }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, ListedExport};
+use super::tls;
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
 use crate::kernel::{stream::DeadlineStream, tcp};
 
@@ -32,18 +33,28 @@ pub struct Connection {
 /// acknowledged or not taken (`TCP_USER_TIMEOUT`), and after the same of probes
 /// without an answer on an idle link (keepalive, first sent after 10 seconds).
 ///
+/// A server of `nbds://` is asked for TLS, and nothing is said to it without. The kernel
+/// takes the keys over (kTLS, Linux 5.11), so that the socket is used as one of TCP.
+///
 /// A failure leaves no socket behind. Resolving a host's name cannot be
 /// cancelled: after a timeout its thread stays until the resolver lets go.
 ///
 /// # Errors
 /// `Unreachable` where no server is there, it closes, or the connection breaks;
 /// `NotPermitted` where the Unix socket may not be opened; `TimedOut` at stage
-/// `resolve`, `dial` or `handshake`; and what
-/// [`negotiate`](handshake::negotiate) says.
+/// `resolve`, `dial`, `tls` or `handshake`; what [`negotiate`](handshake::negotiate)
+/// says; and at stage `tls` `IdentityMismatch` where the server's certificate does not
+/// prove its name, `NotPermitted` where the server wants another certificate of the
+/// client, `NotSupported` where both have no cipher in common or the kernel has no TLS,
+/// and `InvalidInput` for files that hold no certificates.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     let stream = connect(uri.server(), deadline)?;
-    let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
-    let export = handshake::negotiate(&mut talk, uri.export(), deadline)?;
+    let export = if let NbdServer::Tls { .. } = uri.server() {
+        tls::negotiate(&stream, uri, deadline)?
+    } else {
+        let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
+        handshake::negotiate(&mut talk, uri.export(), deadline)?
+    };
     tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
     Ok(Connection { stream, export })
 }
@@ -68,7 +79,7 @@ pub(crate) fn dial_for_device(
 /// # Errors
 /// As of [`dial`] and [`list`](handshake::list).
 pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
-    let stream = connect(server, deadline)?;
+    let stream = connect_in_the_clear(server, deadline)?;
     handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 
@@ -79,13 +90,23 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 /// As of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
 /// failure, no socket is left.
 pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
-    let stream = connect(server, deadline)?;
+    let stream = connect_in_the_clear(server, deadline)?;
     handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
+}
+
+fn connect_in_the_clear(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
+    if let NbdServer::Tls { .. } = server {
+        let message = "the list of exports is not asked for over TLS: attach one by its name";
+        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Handshake));
+    }
+    connect(server, deadline)
 }
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
     match server {
-        NbdServer::Tcp { host, port } => tcp::connect(host, *port, "the NBD server", deadline),
+        NbdServer::Tcp { host, port } | NbdServer::Tls { host, port, .. } => {
+            tcp::connect(host, *port, "the NBD server", deadline)
+        }
         NbdServer::Unix { socket } => unix::connect(socket, deadline),
     }
     .map_err(|error| error.at(Stage::Dial))

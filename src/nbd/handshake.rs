@@ -20,7 +20,8 @@ pub use self::discover::{DiscoveredExport, discover};
 use self::info::Infos;
 use self::refusal::Refusal;
 use self::server::Server;
-use self::wire::{Greeting, OptionCode, ReplyHeader};
+pub(super) use self::wire::Greeting;
+use self::wire::{OptionCode, ReplyHeader};
 use super::export::Export;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -68,7 +69,51 @@ pub fn negotiate(
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    agree(&mut Server::new(stream, deadline), name).map_err(|error| error.at(Stage::Handshake))
+    in_handshake(stream, deadline, |server| {
+        let greeting = greet(server)?;
+        agree(server, greeting, name)
+    })
+}
+
+/// Greets the server and asks it for TLS. The next byte on the stream is the first of
+/// TLS.
+///
+/// # Errors
+/// As of [`negotiate`]; `NotSupported` where the server has no TLS.
+#[cfg(feature = "tls")]
+pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
+    in_handshake(stream, deadline, |server| {
+        let greeting = greet(server)?;
+        server.write("STARTTLS", &wire::option(OptionCode::StartTls, &[]))?;
+        const WHAT: &str = "the reply to STARTTLS";
+        let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::StartTls)?;
+        let payload = server.payload(WHAT, reply)?;
+        if reply.kind == ReplyHeader::ACK {
+            return wire::empty_ack(&payload).map(|()| greeting);
+        }
+        let refusal = Refusal::decode(reply.kind, &payload)?;
+        server.abort();
+        Err(refusal.into_error("TLS"))
+    })
+}
+
+/// As [`negotiate`], after [`start_tls`].
+#[cfg(feature = "tls")]
+pub(super) fn negotiate_in_tls(
+    greeting: Greeting,
+    stream: &mut (impl Read + Write),
+    name: &str,
+    deadline: Deadline,
+) -> Result<Export> {
+    in_handshake(stream, deadline, |server| agree(server, greeting, name))
+}
+
+fn in_handshake<S: Read + Write, T>(
+    stream: &mut S,
+    deadline: Deadline,
+    talk: impl FnOnce(&mut Server<'_, S>) -> Result<T>,
+) -> Result<T> {
+    talk(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
 }
 
 /// The exports that a server shows. The stream is of no more use afterwards.
@@ -76,15 +121,23 @@ pub fn negotiate(
 /// # Errors
 /// As of [`negotiate`]; `NotPermitted` where the server does not list.
 pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
-    ask_for_list(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
+    in_handshake(stream, deadline, |server| {
+        greet(server)?;
+        let listed = read_list(server)?;
+        server.abort();
+        listed.map_err(|refusal| refusal.into_error("the list of exports"))
+    })
 }
 
-fn agree<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Export> {
+fn agree<S: Read + Write>(
+    server: &mut Server<'_, S>,
+    greeting: Greeting,
+    name: &str,
+) -> Result<Export> {
     if name.len() > LONGEST_NAME {
         let message = format!("the export's name has {} bytes: at most 4096", name.len());
         return Err(Error::new(ErrorKind::InvalidInput, message));
     }
-    let greeting = greet(server)?;
     match go(server, name)? {
         Ok(export) => Ok(export),
         Err(refusal) if refusal.is_unsupported() => export_name(server, greeting, name),
@@ -93,13 +146,6 @@ fn agree<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Expo
             Err(refusal.into_error(&format!("the export {name:?}")))
         }
     }
-}
-
-fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
-    greet(server)?;
-    let listed = read_list(server)?;
-    server.abort();
-    listed.map_err(|refusal| refusal.into_error("the list of exports"))
 }
 
 fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {

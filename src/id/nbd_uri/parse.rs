@@ -12,14 +12,15 @@ use super::NbdUri;
 
 /// The error says what was expected.
 pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
-    const FORMS: &str = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+    const FORMS: &str =
+        "nbd://HOST[:PORT]/EXPORT, the same with nbds://, or nbd+unix:///EXPORT?socket=PATH";
     const EXPORT: &str =
         "an export's name of at most 4096 bytes of percent-encoded UTF-8 without a NUL";
 
     let (scheme, rest) = text.split_once("://").ok_or(FORMS)?;
     let scheme = scheme.to_ascii_lowercase();
-    if matches!(scheme.as_str(), "nbds" | "nbds+unix") {
-        return Err("nbd:// or nbd+unix://, since TLS (nbds://) is not supported yet");
+    if scheme == "nbds+unix" {
+        return Err("nbds:// over TCP: the kernel has no TLS for unix sockets");
     }
     if !NbdUri::has_scheme(&scheme) {
         return Err(FORMS);
@@ -34,7 +35,7 @@ pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
     if authority.contains('@') {
         return Err(
-            "no user in front of the host: one is for TLS only, which is not supported yet",
+            "no user in front of the host: one is for TLS with pre-shared keys, which is not supported",
         );
     }
     let export = decoded(export).and_then(|bytes| String::from_utf8(bytes).ok());
@@ -46,6 +47,20 @@ pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
         }
         let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbd://")?;
         NbdUri::tcp(&host, port, &export).ok_or(EXPORT)
+    } else if scheme == "nbds" {
+        let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbds://")?;
+        let TlsQuery {
+            certificates,
+            hostname,
+        } = TlsQuery::parse(query)?;
+        let certificates = certificates
+            .as_deref()
+            .map(|path| Path::new(OsStr::from_bytes(path)));
+        let hostname = hostname.as_deref();
+        let uri = |export| NbdUri::tls(&host, port, export, certificates, hostname);
+        // Which of the two it was, if the one is in order with the other empty.
+        let expected = uri("").map_or(TLS_QUERY, |_| EXPORT);
+        uri(&export).ok_or(expected)
     } else {
         const SOCKET: &str =
             "?socket=PATH and no other key, PATH from the root and of at most 107 bytes";
@@ -59,6 +74,40 @@ pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
         // Which of the two it was, if the one is in order with the other empty.
         let expected = NbdUri::unix(socket, "").map_or(SOCKET, |_| EXPORT);
         NbdUri::unix(socket, &export).ok_or(expected)
+    }
+}
+
+const TLS_QUERY: &str = "after nbds:// no other keys than tls-certificates=DIRECTORY, from the root, \
+    and tls-hostname=NAME, each once";
+
+/// What stands after the question mark of a URI with TLS.
+#[derive(Default)]
+struct TlsQuery {
+    certificates: Option<Vec<u8>>,
+    hostname: Option<String>,
+}
+
+impl TlsQuery {
+    fn parse(query: Option<&str>) -> Result<Self, &'static str> {
+        let mut found = Self::default();
+        for pair in query.into_iter().flat_map(|query| query.split(['&', ';'])) {
+            let (key, value) = pair.split_once('=').ok_or(TLS_QUERY)?;
+            let value = decoded(value)
+                .filter(|_| !value.contains('='))
+                .ok_or(TLS_QUERY)?;
+            let is_new = match key {
+                "tls-certificates" => found.certificates.replace(value).is_none(),
+                "tls-hostname" => {
+                    let name = String::from_utf8(value).map_err(|_| TLS_QUERY)?;
+                    found.hostname.replace(name).is_none()
+                }
+                _ => false,
+            };
+            if !is_new {
+                return Err(TLS_QUERY);
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -112,16 +161,25 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_known_and_refused_and_never_downgraded() {
+    fn tls_is_told_from_plain_tcp_and_refused_over_unix_sockets() {
+        let uri = parse("nbds://H:1/x?tls-certificates=/c&tls-hostname=Name").unwrap();
+        let server = NbdServer::Tls {
+            host: "h".to_owned(),
+            port: 1,
+            certificates: Some("/c".into()),
+            hostname: Some("name".to_owned()),
+        };
+        assert_eq!(uri.server(), &server);
+        assert!(expected("nbds+unix:///x?socket=/s").contains("over TCP"));
         for text in [
-            "nbds://h/x",
-            "NBDS://h",
-            "nbds+unix:///x?socket=/s",
-            "nbds://",
+            "nbds://h/x?",
+            "nbds://h/x?tls-certificates",
+            "nbds://h/x?tls-certificates=c",
+            "nbds://h/x?tls-certificates=/c&tls-certificates=/c",
+            "nbds://h/x?tls-verify-peer=false",
+            "nbds://h/x?tls-hostname=",
         ] {
-            assert!(expected(text).contains("not supported yet"), "{text}");
-            let error = text.parse::<crate::id::Source>().unwrap_err().to_string();
-            assert!(error.contains("not supported yet"), "{error}");
+            assert!(expected(text).contains("no other keys"), "{text}");
         }
     }
 

@@ -45,7 +45,7 @@ impl Refusal {
             4 => (ErrorKind::NotSupported, "its platform does not support it"),
             5 => (
                 ErrorKind::NotSupported,
-                "it insists on TLS, which is not supported yet",
+                "it insists on TLS: name it with nbds://",
             ),
             6 => (ErrorKind::NotFound, "it has no such export"),
             7 => (ErrorKind::NotReady, "it is shutting down"),

@@ -29,7 +29,7 @@ bitflags! {
 
 /// The server's first bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Greeting(HandshakeFlags);
+pub(in crate::nbd) struct Greeting(HandshakeFlags);
 
 impl Greeting {
     pub(super) const LENGTH: usize = 18;
@@ -69,6 +69,8 @@ pub(super) enum OptionCode {
     ExportName = 1,
     Abort = 2,
     List = 3,
+    #[cfg(feature = "tls")]
+    StartTls = 5,
     Info = 6,
     Go = 7,
 }

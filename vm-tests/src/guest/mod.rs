@@ -3,6 +3,8 @@
 #[cfg(feature = "guest")]
 pub mod agent;
 #[cfg(feature = "guest")]
+pub mod certificates;
+#[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
 pub mod directory;

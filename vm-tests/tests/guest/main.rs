@@ -60,6 +60,7 @@ mod nbd_images;
 mod nbd_kernel;
 mod nbd_links;
 mod nbd_rounds;
+mod nbd_tls;
 mod own_boot_crash_mpath_nbd;
 mod own_boot_faults_mpath;
 mod own_boot_faults_nbd;

@@ -1,0 +1,186 @@
+//! NBD over TLS: the handshake here, the records by the kernel (kTLS).
+//!
+//! STARTTLS, the TLS handshake and `OPT_GO` go through rustls. The session tickets of TLS
+//! 1.3 come before the reply to `OPT_GO`, so that rustls takes them. Then the kernel gets
+//! the keys and the record numbers, and its NBD driver uses the socket as one of TCP.
+//!
+//! The kernel ends a connection with `EIO` at a record that holds no data, as at a
+//! `KeyUpdate` (`net/tls/tls_sw.c`). GnuTLS, which nbdkit, nbd-server and qemu-nbd use,
+//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none in TLS 1.2 or with
+//! ChaCha20-Poly1305: so those are what is offered.
+
+mod certificates;
+mod failure;
+mod hand_over;
+mod record;
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, SupportedCipherSuite, version};
+
+use self::certificates::Certificates;
+use self::record::RecordReader;
+use super::export::Export;
+use super::handshake;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{NbdServer, NbdUri};
+use crate::kernel::stream::DeadlineStream;
+
+/// Agrees with the server of `uri` on TLS and on the export, and gives the kernel the keys
+/// of the connection.
+///
+/// # Errors
+/// As [`dial`](super::dial) says.
+pub(super) fn negotiate(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<Export> {
+    let (export, session) = agree(stream, uri, deadline)?;
+    let cipher = hand_over::to_kernel(session, stream).map_err(|error| error.at(Stage::Tls))?;
+    tracing::debug!(%uri, cipher, "the kernel has the keys");
+    Ok(export)
+}
+
+/// As far as rustls goes: all that the server has sent is read.
+fn agree(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<(Export, ClientConnection)> {
+    let NbdServer::Tls {
+        host,
+        certificates,
+        hostname,
+        ..
+    } = uri.server()
+    else {
+        let message = "TLS was wanted of a server without it";
+        return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Tls));
+    };
+    let name = hostname.as_ref().unwrap_or(host);
+    let certificates = Certificates::read(certificates.as_deref(), deadline);
+    let certificates = certificates.map_err(|error| error.at(Stage::Tls))?;
+    let session = begin(name, certificates).map_err(|error| error.at(Stage::Tls))?;
+
+    let socket = stream.as_fd();
+    let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
+    let records = RecordReader::new(DeadlineStream::new(socket, deadline));
+    let mut secured = Secured::new(session, records);
+    secured
+        .shake_hands()
+        .map_err(|error| failure::of(&error, name, deadline))?;
+    let export = handshake::negotiate_in_tls(greeting, &mut secured, uri.export(), deadline);
+    let export = match (export, secured.failure.take()) {
+        // What the server thinks of the client's certificate comes first here in TLS 1.3.
+        (Err(_), Some(error)) => Err(failure::of_tls(&error, name)),
+        (export, _) => export,
+    }?;
+    let session = secured
+        .into_session()
+        .map_err(|error| error.at(Stage::Tls))?;
+    Ok((export, session))
+}
+
+fn begin(name: &str, certificates: Certificates) -> Result<ClientConnection> {
+    use ring::cipher_suite as suite;
+    const SUITES: [SupportedCipherSuite; 7] = [
+        suite::TLS13_CHACHA20_POLY1305_SHA256,
+        suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+        suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+    ];
+    let unusable = |error: rustls::Error| {
+        let message = format!("cannot begin TLS: {error}");
+        Error::new(ErrorKind::InvalidInput, message)
+    };
+    let peer = ServerName::try_from(name.to_owned()).map_err(|_| {
+        let message = format!("{name:?} is no name that a certificate can hold: say tls-hostname=");
+        Error::new(ErrorKind::InvalidInput, message)
+    })?;
+    let provider = CryptoProvider {
+        cipher_suites: SUITES.to_vec(),
+        ..ring::default_provider()
+    };
+    let config = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[&version::TLS13, &version::TLS12])
+        .map_err(unusable)?
+        .with_root_certificates(certificates.authorities);
+    let mut config = match certificates.own {
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(unusable)?,
+        None => config.with_no_client_auth(),
+    };
+    config.enable_secret_extraction = true;
+    config.resumption = rustls::client::Resumption::disabled();
+    ClientConnection::new(Arc::new(config), peer).map_err(unusable)
+}
+
+/// A connection whose records rustls makes and reads.
+struct Secured<'a> {
+    session: ClientConnection,
+    records: RecordReader<DeadlineStream<'a>>,
+    /// Why rustls ended it.
+    failure: Option<rustls::Error>,
+}
+
+impl<'a> Secured<'a> {
+    fn new(session: ClientConnection, records: RecordReader<DeadlineStream<'a>>) -> Self {
+        Self {
+            session,
+            records,
+            failure: None,
+        }
+    }
+
+    fn shake_hands(&mut self) -> io::Result<()> {
+        while self.session.is_handshaking() || self.session.wants_write() {
+            if self.session.complete_io(&mut self.records)? == (0, 0) {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn into_session(mut self) -> Result<ClientConnection> {
+        let state = self.session.process_new_packets();
+        let is_empty = state.is_ok_and(|state| {
+            state.plaintext_bytes_to_read() == 0 && state.tls_bytes_to_write() == 0
+        });
+        if !is_empty || !self.records.is_between_two() {
+            let message = "the NBD server sent more than its answer: the kernel would not see it";
+            return Err(Error::new(ErrorKind::Protocol, message));
+        }
+        Ok(self.session)
+    }
+
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result
+            && let Some(error) = failure::tls_error(error)
+        {
+            self.failure.get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+}
+
+impl Read for Secured<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = rustls::Stream::new(&mut self.session, &mut self.records).read(buffer);
+        self.note(read)
+    }
+}
+
+impl Write for Secured<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = rustls::Stream::new(&mut self.session, &mut self.records).write(bytes);
+        self.note(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = rustls::Stream::new(&mut self.session, &mut self.records).flush();
+        self.note(flushed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

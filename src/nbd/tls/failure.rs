@@ -1,0 +1,133 @@
+//! What a failed TLS handshake means, and what to do.
+
+use std::io;
+
+use rustls::{AlertDescription, CertificateError, Error as TlsError};
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Stage};
+
+/// Of rustls, where the error has one in it.
+pub(super) fn tls_error(error: &io::Error) -> Option<&TlsError> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Of a handshake with the server that is called `name`.
+pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
+    if let Some(error) = tls_error(error) {
+        return of_tls(error, name);
+    }
+    if deadline.has_passed() {
+        return Error::timed_out(Stage::Tls, deadline.elapsed(), "the TLS handshake");
+    }
+    let message = format!("the connection broke in the TLS handshake: {error}");
+    Error::new(ErrorKind::Unreachable, message).at(Stage::Tls)
+}
+
+pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
+    let (kind, why) = match error {
+        TlsError::InvalidCertificate(error) => (ErrorKind::IdentityMismatch, certificate(error)),
+        TlsError::AlertReceived(alert) => received(*alert),
+        TlsError::PeerIncompatible(_) => {
+            (ErrorKind::NotSupported, "it has no cipher that is offered")
+        }
+        TlsError::NoCertificatesPresented => {
+            (ErrorKind::IdentityMismatch, "it shows no certificate")
+        }
+        _ => (ErrorKind::Protocol, "it breaks the protocol"),
+    };
+    let message = format!("no TLS with the NBD server {name}: {why} ({error})");
+    Error::new(kind, message).at(Stage::Tls)
+}
+
+fn certificate(error: &CertificateError) -> &'static str {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate has expired: the server needs a new one"
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet: compare the clocks"
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "its certificate is for another name: say tls-hostname=NAME if that is right"
+        }
+        // Two authorities may have one name.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "its certificate is of no authority that is trusted: put the authority's into \
+             ca-cert.pem of tls-certificates=DIRECTORY"
+        }
+        CertificateError::Revoked => "its certificate was revoked",
+        _ => "its certificate proves nothing",
+    }
+}
+
+fn received(alert: AlertDescription) -> (ErrorKind, &'static str) {
+    use AlertDescription as Alert;
+    match alert {
+        Alert::CertificateRequired | Alert::NoCertificate => (
+            ErrorKind::NotPermitted,
+            "it wants a certificate of the client: put client-cert.pem and client-key.pem into \
+             tls-certificates=DIRECTORY",
+        ),
+        Alert::BadCertificate
+        | Alert::UnsupportedCertificate
+        | Alert::CertificateRevoked
+        | Alert::CertificateExpired
+        | Alert::CertificateUnknown
+        | Alert::UnknownCA
+        | Alert::AccessDenied => (
+            ErrorKind::NotPermitted,
+            "it does not accept the client's certificate",
+        ),
+        Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::ProtocolVersion => (
+            ErrorKind::NotSupported,
+            "it takes no cipher that is offered: ChaCha20-Poly1305 of TLS 1.3, and those with \
+             AES-GCM and ChaCha20-Poly1305 of TLS 1.2",
+        ),
+        _ => (ErrorKind::Refused, "it ended the handshake"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_says_what_to_do() {
+        let of = |error| of_tls(&error, "h");
+        let bad = |error| of(TlsError::InvalidCertificate(error));
+        for (error, kind, hint) in [
+            (
+                bad(CertificateError::Expired),
+                ErrorKind::IdentityMismatch,
+                "new one",
+            ),
+            (
+                bad(CertificateError::NotValidForName),
+                ErrorKind::IdentityMismatch,
+                "tls-hostname=",
+            ),
+            (
+                bad(CertificateError::UnknownIssuer),
+                ErrorKind::IdentityMismatch,
+                "ca-cert.pem",
+            ),
+            (
+                of(TlsError::AlertReceived(
+                    AlertDescription::CertificateRequired,
+                )),
+                ErrorKind::NotPermitted,
+                "client-key.pem",
+            ),
+            (
+                of(TlsError::AlertReceived(AlertDescription::HandshakeFailure)),
+                ErrorKind::NotSupported,
+                "ChaCha20",
+            ),
+        ] {
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.stage(), Some(Stage::Tls));
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The keys of a connection, from rustls to the kernel (`linux/tls.h`, and
+//! `Documentation/networking/tls.rst`).
+
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{TcpTlsRx, TcpTlsTx, TcpUlp, TlsCryptoInfo};
+use rustls::{ClientConnection, ConnectionTrafficSecrets, ProtocolVersion};
+use zeroize::Zeroize as _;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Gives the kernel the keys and the numbers of the next records; returns the cipher's
+/// name.
+///
+/// # Errors
+/// `NotSupported` where the kernel has no TLS, or not this cipher; `Unreachable` where the
+/// connection has ended.
+pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<String> {
+    let version = match session.protocol_version() {
+        Some(ProtocolVersion::TLSv1_2) => libc::TLS_1_2_VERSION,
+        Some(ProtocolVersion::TLSv1_3) => libc::TLS_1_3_VERSION,
+        other => return Err(unusable(&format!("the version {other:?}"))),
+    };
+    let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
+    let name = format!("{suite:?}");
+    let secrets = session
+        .dangerous_extract_secrets()
+        .map_err(|error| unusable(&error.to_string()))?;
+    setsockopt(stream, TcpUlp::default(), b"tls").map_err(|errno| match errno {
+        Errno::ENOENT => {
+            let message = "the kernel has no TLS: load the module tls (CONFIG_TLS)";
+            Error::of_errno(message, errno).with_kind(ErrorKind::NotSupported)
+        }
+        // Only a connection that stands takes it (`net/tls/tls_main.c`, `tls_init`).
+        Errno::ENOTCONN => Error::of_errno("the NBD server closed the connection", errno)
+            .with_kind(ErrorKind::Unreachable),
+        _ => Error::of_errno("cannot begin the kernel's TLS", errno),
+    })?;
+    let refused = |errno: Errno| {
+        let error = Error::of_errno(&format!("the kernel takes no keys of {name}"), errno);
+        match errno {
+            // No such cipher in the crypto API, or in this version of its TLS.
+            Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP => {
+                error.with_kind(ErrorKind::NotSupported)
+            }
+            _ => error,
+        }
+    };
+    let (number, keys) = secrets.tx;
+    let keys = Keys::new(version, number, keys)?;
+    setsockopt(stream, TcpTlsTx, &keys.0).map_err(refused)?;
+    let (number, keys) = secrets.rx;
+    let keys = Keys::new(version, number, keys)?;
+    setsockopt(stream, TcpTlsRx, &keys.0).map_err(refused)?;
+    Ok(name)
+}
+
+fn unusable(what: &str) -> Error {
+    let message = format!("the kernel's TLS cannot take the connection over: {what}");
+    Error::new(ErrorKind::NotSupported, message)
+}
+
+/// Of one direction; overwritten when dropped.
+struct Keys(TlsCryptoInfo);
+
+impl Keys {
+    fn new(version: u16, number: u64, keys: ConnectionTrafficSecrets) -> Result<Self> {
+        let rec_seq = number.to_be_bytes();
+        let info = |cipher_type| libc::tls_crypto_info {
+            version,
+            cipher_type,
+        };
+        let cut = |_| unusable("its keys have another length");
+        Ok(Self(match keys {
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => {
+                TlsCryptoInfo::Chacha20Poly1305(libc::tls12_crypto_info_chacha20_poly1305 {
+                    info: info(libc::TLS_CIPHER_CHACHA20_POLY1305),
+                    iv: iv.as_ref().try_into().map_err(cut)?,
+                    key: key.as_ref().try_into().map_err(cut)?,
+                    salt: [],
+                    rec_seq,
+                })
+            }
+            // The salt is the first four bytes of what rustls calls the IV.
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => {
+                let (salt, iv) = iv.as_ref().split_at(4);
+                TlsCryptoInfo::Aes256Gcm(libc::tls12_crypto_info_aes_gcm_256 {
+                    info: info(libc::TLS_CIPHER_AES_GCM_256),
+                    iv: iv.try_into().map_err(cut)?,
+                    key: key.as_ref().try_into().map_err(cut)?,
+                    salt: salt.try_into().map_err(cut)?,
+                    rec_seq,
+                })
+            }
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => {
+                let (salt, iv) = iv.as_ref().split_at(4);
+                TlsCryptoInfo::Aes128Gcm(libc::tls12_crypto_info_aes_gcm_128 {
+                    info: info(libc::TLS_CIPHER_AES_GCM_128),
+                    iv: iv.try_into().map_err(cut)?,
+                    key: key.as_ref().try_into().map_err(cut)?,
+                    salt: salt.try_into().map_err(cut)?,
+                    rec_seq,
+                })
+            }
+            _ => return Err(unusable("it knows no such cipher")),
+        }))
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        match &mut self.0 {
+            TlsCryptoInfo::Aes128Gcm(keys) => keys.key.zeroize(),
+            TlsCryptoInfo::Aes256Gcm(keys) => keys.key.zeroize(),
+            TlsCryptoInfo::Chacha20Poly1305(keys) => keys.key.zeroize(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Certificates for TLS between a test and its servers.
+
+use std::fs;
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+
+use super::directory::Directory;
+
+/// An authority, and a directory with what it gave out, named as nbdkit and QEMU name it.
+#[derive(Debug)]
+pub struct Certificates {
+    directory: Directory,
+    authority: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Certificates {
+    /// For a server on the loopback interface and a client. `name` is of the directory.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        let authority = CertifiedIssuer::self_signed(params, key).expect("an authority");
+        let directory = Directory::new(name);
+        fs::write(directory.join("ca-cert.pem"), authority.pem()).expect("its certificate");
+        let made = Self {
+            directory,
+            authority,
+        };
+        made.give("server", ExtendedKeyUsagePurpose::ServerAuth);
+        made
+    }
+
+    /// Where they are: for `tls-certificates=` of both sides.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Gives the client a certificate too.
+    pub fn give_to_client(&self) {
+        self.give("client", ExtendedKeyUsagePurpose::ClientAuth);
+    }
+
+    /// Gives the server another.
+    pub fn renew(&self) {
+        self.give("server", ExtendedKeyUsagePurpose::ServerAuth);
+    }
+
+    fn give(&self, to: &str, purpose: ExtendedKeyUsagePurpose) {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
+        params.distinguished_name.push(DnType::CommonName, to);
+        params.extended_key_usages = vec![purpose];
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params
+            .signed_by(&key, &self.authority)
+            .expect("a certificate");
+        for (file, text) in [("cert", certificate.pem()), ("key", key.serialize_pem())] {
+            let path = self.directory.join(format!("{to}-{file}.pem"));
+            fs::write(path, text).expect("a file of it");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! NBD over the kernel's TLS.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lunbd::engine::{Flush, HealOutcome, NbdOptions};
+use lunbd::error::Stage;
+use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::certificates::Certificates;
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::writer::Writer;
+
+const MIB: usize = 1 << 20;
+
+/// The driver, where it keeps backend ids and the kernel's TLS knows the ciphers.
+fn module(devices: u32) -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    NbdModule::load(devices)
+}
+
+fn address(at: &At) -> SocketAddr {
+    let At::Tcp(address) = at else {
+        panic!("not on TCP: {at:?}");
+    };
+    *address
+}
+
+fn source(at: SocketAddr, export: &str, certificates: &Path) -> Source {
+    let uri = format!(
+        "nbds://{at}/{export}?tls-certificates={}",
+        certificates.display()
+    );
+    uri.parse().expect("a source")
+}
+
+fn attach(engine: &Engine, source: &Source) -> Attachment {
+    let options = NbdOptions::default()
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(60));
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    engine.attach(&request, soon()).expect("an attach")
+}
+
+fn nbdkit(certificates: &Certificates, file: &Path, more: &[&str]) -> NbdServer {
+    let directory = format!("--tls-certificates={}", certificates.path().display());
+    let mut arguments = vec!["--tls=require", &directory];
+    arguments.extend(more);
+    arguments.extend(["file", file.to_str().unwrap()]);
+    NbdServer::nbdkit(At::tcp(), &arguments)
+}
+
+fn qemu_nbd(certificates: &Certificates, file: &Path) -> NbdServer {
+    let directory = certificates.path().display();
+    let credentials =
+        format!("tls-creds-x509,id=tls0,endpoint=server,verify-peer=off,dir={directory}");
+    let arguments = ["--object", &credentials, "--tls-creds", "tls0"];
+    NbdServer::qemu_nbd(At::tcp(), "disk", file, &arguments)
+}
+
+fn pattern() -> Vec<u8> {
+    b"this goes over the wire in no plain block. "
+        .iter()
+        .copied()
+        .cycle()
+        .take(2 * MIB)
+        .collect()
+}
+
+/// What is written through the device is what the server's file has, and what is read
+/// is what the file has.
+fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
+    let engine = engine();
+    let source = source(address(server.at()), "disk", certificates.path());
+    let attachment = attach(&engine, &source);
+    assert_eq!(attachment.size, 8 * MIB as u64);
+    let stored = File::options()
+        .read(true)
+        .write(true)
+        .open(store.path())
+        .unwrap();
+    stored.write_all_at(&[7; 4096], 4 * MIB as u64).unwrap();
+    let mut disk = File::options()
+        .read(true)
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    disk.write_all(&pattern()).unwrap();
+    disk.sync_all().unwrap();
+    let mut block = [0; 4096];
+    disk.read_exact_at(&mut block, 4 * MIB as u64).unwrap();
+    assert!(block == [7; 4096], "what was read is not what is there");
+    drop(disk);
+    let detachment = engine.detach(source, soon()).unwrap();
+    assert_eq!(detachment.flush, Some(Flush::Done));
+    let written = fs::read(store.path()).unwrap();
+    assert!(
+        written.starts_with(&pattern()),
+        "what was written is not there"
+    );
+}
+
+#[test]
+fn an_export_of_nbdkit_and_one_of_qemu_nbd_come_and_go_over_tls() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(8 * MIB as u64);
+    carries(
+        &nbdkit(&certificates, store.path(), &[]),
+        &certificates,
+        &store,
+    );
+    let store = Store::sparse(8 * MIB as u64);
+    carries(
+        &qemu_nbd(&certificates, store.path()),
+        &certificates,
+        &store,
+    );
+}
+
+#[test]
+fn a_server_that_asks_for_the_clients_certificate_gets_it_or_the_error_says_so() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(8 * MIB as u64);
+    let server = nbdkit(&certificates, store.path(), &["--tls-verify-peer"]);
+    let source = source(address(server.at()), "", certificates.path());
+    let engine = engine();
+    let refused = engine
+        .attach(&AttachRequest::new(source.clone()), soon())
+        .unwrap_err();
+    assert_eq!(refused.stage(), Some(Stage::Tls), "{refused}");
+    certificates.give_to_client();
+    attach(&engine, &source);
+    engine.detach(source, soon()).unwrap();
+}
+
+#[test]
+fn a_server_without_tls_and_one_of_another_authority_get_no_byte_of_the_volume() {
+    let _module = module(2);
+    let (certificates, others) = (Certificates::new("tls"), Certificates::new("other"));
+    let store = Store::sparse(8 * MIB as u64);
+    let plain = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let secured = nbdkit(&certificates, store.path(), &[]);
+    let engine = engine();
+    let refused = |server: &NbdServer| {
+        let source = source(address(server.at()), "", others.path());
+        engine
+            .attach(&AttachRequest::new(source), soon())
+            .unwrap_err()
+    };
+    let error = refused(&plain);
+    assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    let error = refused(&secured);
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Tls));
+    assert!(!Path::new("/sys/block/nbd0/pid").exists());
+}
+
+#[test]
+fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certificate() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(64 * MIB as u64);
+    let mut server = nbdkit(&certificates, store.path(), &[]);
+    let engine = engine();
+    let source = source(address(server.at()), "", certificates.path());
+    let attachment = attach(&engine, &source);
+    let writer = Writer::start(&attachment.node);
+    for _ in 0..3 {
+        writer.goes_on();
+        server.kill();
+        certificates.renew();
+        server.start();
+        let healings = engine.heal(soon()).unwrap();
+        assert!(
+            matches!(healings[0].outcome, HealOutcome::Adopted(_)),
+            "{healings:?}"
+        );
+        writer.goes_on();
+    }
+    // A later process knows the certificates by the id that the kernel keeps.
+    server.kill();
+    server.start();
+    let healings = vm_tests::guest::agent::engine().heal(soon()).unwrap();
+    assert!(healings[0].outcome.serves(), "{healings:?}");
+    writer.goes_on();
+    writer.end();
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+/// Passes on what two sides say, and keeps it.
+fn listen_in(server: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&heard);
+    thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(server).unwrap();
+        let pass = |mut from: TcpStream, mut to: TcpStream, heard: Arc<Mutex<Vec<u8>>>| {
+            thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 16];
+                while let Ok(read @ 1..) = from.read(&mut buffer) {
+                    heard.lock().unwrap().extend(&buffer[..read]);
+                    if to.write_all(&buffer[..read]).is_err() {
+                        break;
+                    }
+                }
+                let _gone_already = to.shutdown(Shutdown::Both);
+            });
+        };
+        let again = |stream: &TcpStream| stream.try_clone().unwrap();
+        pass(again(&client), again(&server), Arc::clone(&all));
+        pass(server, client, all);
+    });
+    (at, heard)
+}
+
+#[test]
+fn nobody_on_the_wire_reads_what_is_written() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(8 * MIB as u64);
+    let server = nbdkit(&certificates, store.path(), &[]);
+    let (at, heard) = listen_in(address(server.at()));
+    let engine = engine();
+    let source = source(at, "", certificates.path());
+    let attachment = attach(&engine, &source);
+    fs::write(&attachment.node, pattern()).unwrap();
+    engine.detach(source, soon()).unwrap();
+    assert!(fs::read(store.path()).unwrap().starts_with(&pattern()));
+    let heard = heard.lock().unwrap();
+    assert!(heard.len() > 2 * MIB, "{}", heard.len());
+    let plain = &pattern()[..32];
+    assert!(!heard.windows(plain.len()).any(|window| window == plain));
+}
