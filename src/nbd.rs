@@ -69,4 +69,5 @@ pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;
 pub(crate) use served::{Slots, page_size};
+pub(crate) use tls::ciphers_of_kernel;
 pub(crate) use wait::{wait_until_closed, wait_until_free};

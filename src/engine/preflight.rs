@@ -11,6 +11,7 @@ use crate::kernel::blockdev::{self, BlockDevice};
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{mounts, process, sysfs};
 use crate::multipath::{Daemon, Map};
+use crate::nbd;
 use crate::uevent::{self, Mode};
 
 /// How a check came out.
@@ -77,7 +78,7 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 13] = [
+        let looks: [(&'static str, Look); 14] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
@@ -88,6 +89,7 @@ impl Engine {
             ("iscsi", Self::check_iscsi),
             ("initiator name", |_, _| Ok(Self::check_initiator_name())),
             ("nbd", Self::check_nbd),
+            ("nbd tls", |_, deadline| Ok(check_nbd_tls(deadline))),
             ("device nodes", Self::check_nodes),
             ("udev", Self::check_udev),
             ("receive buffer", Self::check_receive_buffer),
@@ -416,5 +418,23 @@ impl Engine {
             }
         }
         Ok(devices)
+    }
+}
+
+/// Whether the kernel has TLS for NBD, and which ciphers.
+fn check_nbd_tls(deadline: Deadline) -> Check {
+    const NAME: &str = "nbd tls";
+    match nbd::ciphers_of_kernel(deadline) {
+        Ok(ciphers) if ciphers.is_empty() => Check::limited(
+            NAME,
+            "the kernel's TLS takes no cipher that lunbd offers",
+            "modprobe chacha20poly1305 and gcm, where nbds:// is wanted",
+        ),
+        Ok(ciphers) => Check::good(NAME, ciphers.join(", ")),
+        Err(error) => Check::limited(
+            NAME,
+            error.to_string(),
+            "modprobe tls, where nbds:// is wanted",
+        ),
     }
 }

@@ -93,7 +93,9 @@ pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) ->
         }
         let refusal = Refusal::decode(reply.kind, &payload)?;
         server.abort();
-        Err(refusal.into_error("TLS"))
+        // nbdkit says that its policy forbids it, others that they do not know it.
+        let refused = refusal.into_error("TLS, which it may not have");
+        Err(refused.with_kind(ErrorKind::NotSupported))
     })
 }
 

@@ -17,12 +17,16 @@ mod record;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, SupportedCipherSuite, version};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ClientConnection, SignatureScheme, SupportedCipherSuite, version};
 
 use self::certificates::Certificates;
+pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
 use super::handshake;
@@ -58,28 +62,38 @@ fn agree(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<(Export, 
     let name = hostname.as_ref().unwrap_or(host);
     let certificates = Certificates::read(certificates.as_deref(), deadline);
     let certificates = certificates.map_err(|error| error.at(Stage::Tls))?;
-    let session = begin(name, certificates).map_err(|error| error.at(Stage::Tls))?;
+    let asked = Arc::new(WasAsked::default());
+    let session = begin(name, certificates, &asked).map_err(|error| error.at(Stage::Tls))?;
 
     let socket = stream.as_fd();
     let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
     let records = RecordReader::new(DeadlineStream::new(socket, deadline));
     let mut secured = Secured::new(session, records);
-    secured
+    let agreed = secured
         .shake_hands()
-        .map_err(|error| failure::of(&error, name, deadline))?;
-    let export = handshake::negotiate_in_tls(greeting, &mut secured, uri.export(), deadline);
-    let export = match (export, secured.failure.take()) {
-        // What the server thinks of the client's certificate comes first here in TLS 1.3.
-        (Err(_), Some(error)) => Err(failure::of_tls(&error, name)),
-        (export, _) => export,
-    }?;
+        .map_err(|error| failure::of(&error, name, deadline))
+        .and_then(|()| handshake::negotiate_in_tls(greeting, &mut secured, uri.export(), deadline));
+    let export = agreed.map_err(|error| match secured.failure.take() {
+        // In TLS 1.3 the server looks at the client's certificate when the client takes
+        // the handshake for done.
+        Some(failure) => failure::of_tls(&failure, name),
+        // GnuTLS closes without an alert.
+        None if error.kind() == ErrorKind::Unreachable && asked.get() => {
+            failure::of_no_certificate(name).caused_by(error)
+        }
+        None => error,
+    })?;
     let session = secured
         .into_session()
         .map_err(|error| error.at(Stage::Tls))?;
     Ok((export, session))
 }
 
-fn begin(name: &str, certificates: Certificates) -> Result<ClientConnection> {
+fn begin(
+    name: &str,
+    certificates: Certificates,
+    asked: &Arc<WasAsked>,
+) -> Result<ClientConnection> {
     use ring::cipher_suite as suite;
     const SUITES: [SupportedCipherSuite; 7] = [
         suite::TLS13_CHACHA20_POLY1305_SHA256,
@@ -108,11 +122,32 @@ fn begin(name: &str, certificates: Certificates) -> Result<ClientConnection> {
         .with_root_certificates(certificates.authorities);
     let mut config = match certificates.own {
         Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(unusable)?,
-        None => config.with_no_client_auth(),
+        None => config.with_client_cert_resolver(Arc::<WasAsked>::clone(asked)),
     };
     config.enable_secret_extraction = true;
     config.resumption = rustls::client::Resumption::disabled();
     ClientConnection::new(Arc::new(config), peer).map_err(unusable)
+}
+
+/// Whether the server asked for a certificate of a client that has none.
+#[derive(Debug, Default)]
+struct WasAsked(AtomicBool);
+
+impl WasAsked {
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl ResolvesClientCert for WasAsked {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
 }
 
 /// A connection whose records rustls makes and reads.

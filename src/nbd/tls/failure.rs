@@ -40,6 +40,13 @@ pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     Error::new(kind, message).at(Stage::Tls)
 }
 
+/// The server ended the connection, and had asked for a certificate of the client.
+pub(super) fn of_no_certificate(name: &str) -> Error {
+    let (kind, why) = received(AlertDescription::CertificateRequired);
+    let message = format!("no TLS with the NBD server {name}: {why}");
+    Error::new(kind, message).at(Stage::Tls)
+}
+
 fn certificate(error: &CertificateError) -> &'static str {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {

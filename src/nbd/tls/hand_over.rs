@@ -7,10 +7,13 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{TcpTlsRx, TcpTlsTx, TcpUlp, TlsCryptoInfo};
+use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::{ClientConnection, ConnectionTrafficSecrets, ProtocolVersion};
 use zeroize::Zeroize as _;
 
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernel::tcp;
 
 /// Gives the kernel the keys and the numbers of the next records; returns the cipher's
 /// name.
@@ -29,16 +32,7 @@ pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<S
     let secrets = session
         .dangerous_extract_secrets()
         .map_err(|error| unusable(&error.to_string()))?;
-    setsockopt(stream, TcpUlp::default(), b"tls").map_err(|errno| match errno {
-        Errno::ENOENT => {
-            let message = "the kernel has no TLS: load the module tls (CONFIG_TLS)";
-            Error::of_errno(message, errno).with_kind(ErrorKind::NotSupported)
-        }
-        // Only a connection that stands takes it (`net/tls/tls_main.c`, `tls_init`).
-        Errno::ENOTCONN => Error::of_errno("the NBD server closed the connection", errno)
-            .with_kind(ErrorKind::Unreachable),
-        _ => Error::of_errno("cannot begin the kernel's TLS", errno),
-    })?;
+    begin(stream)?;
     let refused = |errno: Errno| {
         let error = Error::of_errno(&format!("the kernel takes no keys of {name}"), errno);
         match errno {
@@ -61,6 +55,54 @@ pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<S
 fn unusable(what: &str) -> Error {
     let message = format!("the kernel's TLS cannot take the connection over: {what}");
     Error::new(ErrorKind::NotSupported, message)
+}
+
+/// The ciphers of what lunbd offers that this kernel takes, each tried on a connection of
+/// this machine with itself.
+///
+/// # Errors
+/// `NotSupported` where the kernel has no TLS; `Unreachable` where the loopback interface is
+/// down.
+pub(crate) fn ciphers_of_kernel(deadline: Deadline) -> Result<Vec<&'static str>> {
+    let iv = || Iv::copy(&[0; 12]);
+    let key = || AeadKey::from([0; 32]);
+    let (tls12, tls13) = (libc::TLS_1_2_VERSION, libc::TLS_1_3_VERSION);
+    let chacha = || ConnectionTrafficSecrets::Chacha20Poly1305 {
+        key: key(),
+        iv: iv(),
+    };
+    let aes = ConnectionTrafficSecrets::Aes256Gcm {
+        key: key(),
+        iv: iv(),
+    };
+    let tried = [
+        ("TLS 1.3 ChaCha20-Poly1305", tls13, chacha()),
+        ("TLS 1.2 ChaCha20-Poly1305", tls12, chacha()),
+        ("TLS 1.2 AES-256-GCM", tls12, aes),
+    ];
+    let mut taken = Vec::new();
+    for (name, version, keys) in tried {
+        let (near, _far) = tcp::pair(deadline)?;
+        begin(&near)?;
+        let keys = Keys::new(version, 0, keys)?;
+        if setsockopt(&near, TcpTlsTx, &keys.0).is_ok() {
+            taken.push(name);
+        }
+    }
+    Ok(taken)
+}
+
+fn begin(stream: &OwnedFd) -> Result<()> {
+    setsockopt(stream, TcpUlp::default(), b"tls").map_err(|errno| match errno {
+        Errno::ENOENT => {
+            let message = "the kernel has no TLS: load the module tls (CONFIG_TLS)";
+            Error::of_errno(message, errno).with_kind(ErrorKind::NotSupported)
+        }
+        // Only a connection that stands takes it (`net/tls/tls_main.c`, `tls_init`).
+        Errno::ENOTCONN => Error::of_errno("the NBD server closed the connection", errno)
+            .with_kind(ErrorKind::Unreachable),
+        _ => Error::of_errno("cannot begin the kernel's TLS", errno),
+    })
 }
 
 /// Of one direction; overwritten when dropped.

@@ -174,6 +174,22 @@ impl NbdServer {
     /// section.
     #[must_use]
     pub fn of_nbd_server(export: &str, file: &Path, options: &[&str]) -> Self {
+        Self::configured(export, file, "", options)
+    }
+
+    /// The same over TLS alone, with the server's certificate in the directory.
+    #[must_use]
+    pub fn of_nbd_server_with_tls(export: &str, file: &Path, certificates: &Path) -> Self {
+        let path = |name: &str| certificates.join(name).display().to_string();
+        let (authority, certificate) = (path("ca-cert.pem"), path("server-cert.pem"));
+        let key = path("server-key.pem");
+        let tls = format!(
+            "force_tls = true\ncacertfile = {authority}\ncertfile = {certificate}\nkeyfile = {key}"
+        );
+        Self::configured(export, file, &tls, &[])
+    }
+
+    fn configured(export: &str, file: &Path, generic: &str, options: &[&str]) -> Self {
         let at = At::tcp();
         let At::Tcp(address) = &at else {
             unreachable!("just made");
@@ -181,7 +197,7 @@ impl NbdServer {
         let listen = format!("listenaddr = {}\nport = {}", address.ip(), address.port());
         let (file, options) = (file.display(), options.join("\n"));
         let configuration =
-            format!("[generic]\n{listen}\n[{export}]\nexportname = {file}\n{options}\n");
+            format!("[generic]\n{listen}\n{generic}\n[{export}]\nexportname = {file}\n{options}\n");
         let path = scratch("conf");
         fs::write(&path, configuration).expect("nbd-server's configuration");
         let pid_file = scratch("pid");

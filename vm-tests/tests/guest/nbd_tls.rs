@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -110,7 +111,7 @@ fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
 }
 
 #[test]
-fn an_export_of_nbdkit_and_one_of_qemu_nbd_come_and_go_over_tls() {
+fn an_export_of_each_server_comes_and_goes_over_tls() {
     let _module = module(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
@@ -138,7 +139,8 @@ fn a_server_that_asks_for_the_clients_certificate_gets_it_or_the_error_says_so()
     let refused = engine
         .attach(&AttachRequest::new(source.clone()), soon())
         .unwrap_err();
-    assert_eq!(refused.stage(), Some(Stage::Tls), "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::NotPermitted, "{refused}");
+    assert_eq!(refused.stage(), Some(Stage::Tls));
     certificates.give_to_client();
     attach(&engine, &source);
     engine.detach(source, soon()).unwrap();
@@ -191,7 +193,32 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
     // A later process knows the certificates by the id that the kernel keeps.
     server.kill();
     server.start();
-    let healings = vm_tests::guest::agent::engine().heal(soon()).unwrap();
+    let healings = guest::agent::engine().heal(soon()).unwrap();
+    assert!(healings[0].outcome.serves(), "{healings:?}");
+    writer.goes_on();
+    writer.end();
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+#[test]
+fn four_connections_carry_tls_each_with_keys_of_its_own() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(64 * MIB as u64);
+    let mut server = nbdkit(&certificates, store.path(), &[]);
+    let engine = engine();
+    let source = source(address(server.at()), "", certificates.path());
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(4).unwrap())
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(60));
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    server.kill();
+    server.start();
+    let healings = engine.heal(soon()).unwrap();
     assert!(healings[0].outcome.serves(), "{healings:?}");
     writer.goes_on();
     writer.end();
