@@ -37,7 +37,7 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
             &["discover", "nbd://h/disk"],
             "an NBD server without an export",
         ),
-        (&["discover", "nbds://h"], "TLS"),
+        (&["discover", "nbds+unix:///?socket=/s"], "over TCP"),
         (
             &["discover", "h", "--initiator", "me"],
             "iqn.YYYY-MM.DOMAIN",

@@ -179,7 +179,7 @@ impl fmt::Display for NbdUri {
                 let certificates = certificates
                     .as_ref()
                     .map(|path| path.as_os_str().as_bytes());
-                let hostname = hostname.as_ref().map(|name| name.as_bytes());
+                let hostname = hostname.as_ref().map(String::as_bytes);
                 let keys = [
                     ("tls-certificates", certificates),
                     ("tls-hostname", hostname),

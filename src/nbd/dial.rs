@@ -9,7 +9,7 @@ use super::export::Export;
 use super::handshake::{self, DiscoveredExport, ListedExport};
 use super::tls;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
 use crate::kernel::{stream::DeadlineStream, tcp};
 
@@ -79,7 +79,15 @@ pub(crate) fn dial_for_device(
 /// # Errors
 /// As of [`dial`] and [`list`](handshake::list).
 pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
-    let stream = connect_in_the_clear(server, deadline)?;
+    if let NbdServer::Tls { .. } = server {
+        let exports = discover(server, deadline)?.into_iter();
+        let listed = |export: DiscoveredExport| ListedExport {
+            name: export.name,
+            description: export.description,
+        };
+        return Ok(exports.map(listed).collect());
+    }
+    let stream = connect(server, deadline)?;
     handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 
@@ -90,16 +98,11 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 /// As of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
 /// failure, no socket is left.
 pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
-    let stream = connect_in_the_clear(server, deadline)?;
-    handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
-}
-
-fn connect_in_the_clear(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
+    let stream = connect(server, deadline)?;
     if let NbdServer::Tls { .. } = server {
-        let message = "the list of exports is not asked for over TLS: attach one by its name";
-        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Handshake));
+        return tls::discover(&stream, server, deadline);
     }
-    connect(server, deadline)
+    handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {

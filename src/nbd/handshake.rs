@@ -16,6 +16,8 @@ mod wire;
 use std::fmt;
 use std::io::{Read, Write};
 
+#[cfg(feature = "tls")]
+pub(super) use self::discover::discover_in_tls;
 pub use self::discover::{DiscoveredExport, discover};
 use self::info::Infos;
 use self::refusal::Refusal;
@@ -82,10 +84,10 @@ pub fn negotiate(
 /// As of [`negotiate`]; `NotSupported` where the server has no TLS.
 #[cfg(feature = "tls")]
 pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
+    const WHAT: &str = "the reply to STARTTLS";
     in_handshake(stream, deadline, |server| {
         let greeting = greet(server)?;
         server.write("STARTTLS", &wire::option(OptionCode::StartTls, &[]))?;
-        const WHAT: &str = "the reply to STARTTLS";
         let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::StartTls)?;
         let payload = server.payload(WHAT, reply)?;
         if reply.kind == ReplyHeader::ACK {

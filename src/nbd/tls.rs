@@ -5,7 +5,7 @@
 //! the keys and the record numbers, and its NBD driver uses the socket as one of TCP.
 //!
 //! The kernel ends a connection with `EIO` at a record that holds no data, as at a
-//! `KeyUpdate` (`net/tls/tls_sw.c`). GnuTLS, which nbdkit, nbd-server and qemu-nbd use,
+//! `KeyUpdate` (`net/tls/tls_sw.c`). `GnuTLS`, which nbdkit, nbd-server and qemu-nbd use,
 //! sends one after 2^24 records of AES-GCM in TLS 1.3, and none in TLS 1.2 or with
 //! ChaCha20-Poly1305: so those are what is offered.
 
@@ -29,7 +29,7 @@ use self::certificates::Certificates;
 pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
-use super::handshake;
+use super::handshake::{self, DiscoveredExport, Greeting};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -42,19 +42,50 @@ use crate::kernel::stream::DeadlineStream;
 /// As [`dial`](super::dial) says.
 pub(super) fn negotiate(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<Export> {
     let (export, session) = agree(stream, uri, deadline)?;
+    let session = session.map_err(|error| error.at(Stage::Tls))?;
     let cipher = hand_over::to_kernel(session, stream).map_err(|error| error.at(Stage::Tls))?;
     tracing::debug!(%uri, cipher, "the kernel has the keys");
     Ok(export)
 }
 
-/// As far as rustls goes: all that the server has sent is read.
-fn agree(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<(Export, ClientConnection)> {
+/// As far as rustls goes. The inner error is that the server has sent more than was read.
+fn agree(
+    stream: &OwnedFd,
+    uri: &NbdUri,
+    deadline: Deadline,
+) -> Result<(Export, Result<ClientConnection>)> {
+    talk(stream, uri.server(), deadline, |greeting, secured| {
+        handshake::negotiate_in_tls(greeting, secured, uri.export(), deadline)
+    })
+}
+
+/// Asks the server for its exports over TLS.
+///
+/// # Errors
+/// As [`discover`](super::discover) says.
+pub(super) fn discover(
+    stream: &OwnedFd,
+    server: &NbdServer,
+    deadline: Deadline,
+) -> Result<Vec<DiscoveredExport>> {
+    talk(stream, server, deadline, |_, secured| {
+        handshake::discover_in_tls(secured, deadline)
+    })
+    .map(|(exports, _)| exports)
+}
+
+fn talk<'a, T>(
+    stream: &'a OwnedFd,
+    server: &NbdServer,
+    deadline: Deadline,
+    ask: impl FnOnce(Greeting, &mut Secured<'a>) -> Result<T>,
+) -> Result<(T, Result<ClientConnection>)> {
     let NbdServer::Tls {
         host,
         certificates,
         hostname,
         ..
-    } = uri.server()
+    } = server
     else {
         let message = "TLS was wanted of a server without it";
         return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Tls));
@@ -72,8 +103,8 @@ fn agree(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<(Export, 
     let agreed = secured
         .shake_hands()
         .map_err(|error| failure::of(&error, name, deadline))
-        .and_then(|()| handshake::negotiate_in_tls(greeting, &mut secured, uri.export(), deadline));
-    let export = agreed.map_err(|error| match secured.failure.take() {
+        .and_then(|()| ask(greeting, &mut secured));
+    let answer = agreed.map_err(|error| match secured.failure.take() {
         // In TLS 1.3 the server looks at the client's certificate when the client takes
         // the handshake for done.
         Some(failure) => failure::of_tls(&failure, name),
@@ -83,10 +114,7 @@ fn agree(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<(Export, 
         }
         None => error,
     })?;
-    let session = secured
-        .into_session()
-        .map_err(|error| error.at(Stage::Tls))?;
-    Ok((export, session))
+    Ok((answer, secured.into_session()))
 }
 
 fn begin(

@@ -3,20 +3,30 @@
 use std::os::fd::OwnedFd;
 
 use super::export::Export;
+use super::handshake::DiscoveredExport;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::NbdUri;
+use crate::id::{NbdServer, NbdUri};
 
 /// # Errors
 /// `NotSupported`.
 pub(crate) fn ciphers_of_kernel(_: Deadline) -> Result<Vec<&'static str>> {
-    let message = "lunbd was built without TLS (its feature tls)";
-    Err(Error::new(ErrorKind::NotSupported, message))
+    Err(missing())
 }
 
 /// # Errors
 /// `NotSupported`.
-pub(super) fn negotiate(_: &OwnedFd, uri: &NbdUri, _: Deadline) -> Result<Export> {
-    let message = format!("{uri}: lunbd was built without TLS (its feature tls)");
-    Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Tls))
+pub(super) fn discover(_: &OwnedFd, _: &NbdServer, _: Deadline) -> Result<Vec<DiscoveredExport>> {
+    Err(missing())
+}
+
+/// # Errors
+/// `NotSupported`.
+pub(super) fn negotiate(_: &OwnedFd, _: &NbdUri, _: Deadline) -> Result<Export> {
+    Err(missing())
+}
+
+fn missing() -> Error {
+    let message = "lunbd was built without TLS (its feature tls)";
+    Error::new(ErrorKind::NotSupported, message).at(Stage::Tls)
 }

@@ -129,6 +129,7 @@ impl Server {
         let server = self.address.server().clone();
         match server {
             lunbd::id::NbdServer::Tcp { host, port } => NbdUri::tcp(&host, Some(port), name),
+            lunbd::id::NbdServer::Tls { .. } => unreachable!("it speaks in the clear"),
             lunbd::id::NbdServer::Unix { socket } => NbdUri::unix(&socket, name),
         }
         .unwrap()

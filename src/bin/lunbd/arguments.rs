@@ -524,7 +524,7 @@ pub(crate) struct Resize {
 #[derive(Debug, Args)]
 pub(crate) struct Discover {
     /// HOST or HOST:PORT of an iSCSI portal, an IPv6 address in brackets; or an NBD
-    /// server, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH.
+    /// server, nbd://HOST[:PORT], nbds://HOST[:PORT] or nbd+unix:///?socket=PATH.
     #[arg(value_name = "PORTAL|NBD-URI")]
     pub(crate) at: DiscoverAt,
 

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 
 use super::server::Server;
 use super::wire::OptionCode;
-use super::{Answer, ask_for, broken, greet, read_list};
+use super::{Answer, ask_for, broken, greet, in_handshake, read_list};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
 
 /// What all answers about exports may hold together, in bytes: each of 65,536 exports has
@@ -45,11 +45,22 @@ pub fn discover(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredExport>> {
-    ask(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
+    in_handshake(stream, deadline, |server| {
+        greet(server)?;
+        ask(server)
+    })
+}
+
+/// As [`discover`], after [`start_tls`](super::start_tls).
+#[cfg(feature = "tls")]
+pub(in crate::nbd) fn discover_in_tls(
+    stream: &mut (impl Read + Write),
+    deadline: Deadline,
+) -> Result<Vec<DiscoveredExport>> {
+    in_handshake(stream, deadline, ask)
 }
 
 fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExport>> {
-    greet(server)?;
     let listed = match read_list(server)? {
         Ok(listed) => listed,
         Err(refusal) => {

@@ -140,7 +140,8 @@ fn agreed(config: Option<ServerConfig>, directory: &TempDir, name: &str) -> Resu
     let uri = NbdUri::tls("127.0.0.1", Some(port), "x", directory, Some(name)).unwrap();
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let agreed = agree(&stream, &uri, deadline).map(|(export, _)| export.size);
+    let agreed =
+        agree(&stream, &uri, deadline).and_then(|(export, session)| session.map(|_| export.size));
     drop(stream);
     serving.join().unwrap();
     agreed

@@ -82,8 +82,13 @@ fn pattern() -> Vec<u8> {
 fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
     let engine = engine();
     let source = source(address(server.at()), "disk", certificates.path());
+    let Source::Nbd(uri) = &source else {
+        unreachable!("just made");
+    };
+    let exports = lunbd::nbd::discover(uri.server(), soon()).unwrap();
+    let size = exports[0].export.as_ref().unwrap().size;
     let attachment = attach(&engine, &source);
-    assert_eq!(attachment.size, 8 * MIB as u64);
+    assert_eq!((size, attachment.size), (8 * MIB as u64, size));
     let stored = File::options()
         .read(true)
         .write(true)
