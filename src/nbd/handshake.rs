@@ -72,6 +72,7 @@ pub fn negotiate(
     deadline: Deadline,
 ) -> Result<Export> {
     in_handshake(stream, deadline, |server| {
+        require_length(name)?;
         let greeting = greet(server)?;
         agree(server, greeting, name)
     })
@@ -109,7 +110,10 @@ pub(super) fn negotiate_in_tls(
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    in_handshake(stream, deadline, |server| agree(server, greeting, name))
+    in_handshake(stream, deadline, |server| {
+        require_length(name)?;
+        agree(server, greeting, name)
+    })
 }
 
 fn in_handshake<S: Read + Write, T>(
@@ -138,10 +142,6 @@ fn agree<S: Read + Write>(
     greeting: Greeting,
     name: &str,
 ) -> Result<Export> {
-    if name.len() > LONGEST_NAME {
-        let message = format!("the export's name has {} bytes: at most 4096", name.len());
-        return Err(Error::new(ErrorKind::InvalidInput, message));
-    }
     match go(server, name)? {
         Ok(export) => Ok(export),
         Err(refusal) if refusal.is_unsupported() => export_name(server, greeting, name),
@@ -150,6 +150,14 @@ fn agree<S: Read + Write>(
             Err(refusal.into_error(&format!("the export {name:?}")))
         }
     }
+}
+
+fn require_length(name: &str) -> Result<()> {
+    if name.len() <= LONGEST_NAME {
+        return Ok(());
+    }
+    let message = format!("the export's name has {} bytes: at most 4096", name.len());
+    Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
 fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {
