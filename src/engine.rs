@@ -7,6 +7,7 @@ mod at_sources;
 mod attach;
 mod attach_nbd;
 mod attach_scsi;
+mod best_path;
 mod bring;
 mod capacity;
 #[cfg(feature = "journal")]
@@ -17,6 +18,7 @@ mod detach_nbd;
 mod detach_others;
 mod detach_paths;
 mod detach_scsi;
+mod flush_paths;
 mod gather;
 mod heal;
 mod inventory;

@@ -1,5 +1,6 @@
 //! One SCSI logical unit, one attempt, verified by reading back.
 
+mod access_state;
 mod ask;
 mod cached;
 mod delete;
@@ -15,7 +16,11 @@ mod scan;
 mod state;
 mod units;
 
-pub(crate) use ask::{ask_presence, read_capacity, read_identity, report_luns};
+pub use access_state::AccessState;
+pub(crate) use ask::{
+    access_state_of_open, ask_presence, read_access_state, read_capacity, read_identity,
+    report_luns,
+};
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
 #[cfg(feature = "journal")]

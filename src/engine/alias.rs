@@ -97,6 +97,7 @@ mod tests {
         let disk = device.disk().unwrap().unwrap();
         let hctl = device.hctl();
         let path = Brought {
+            access_state: None,
             via: Via::Address { hctl },
             diskseq: disk.diskseq().unwrap(),
             identity: device.cached_identity().unwrap(),

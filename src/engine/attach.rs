@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
 use crate::iscsi::SessionOptions;
 use crate::kernel::blockdev::BlockDevice;
-use crate::scsi::Identity;
+use crate::scsi::{AccessState, Identity};
 use crate::transport::{Missing, Via};
 use crate::uevent::{self, Proof, Settled, Watch};
 
@@ -236,6 +236,9 @@ pub struct UnitPath {
     pub devno: DevNo,
     /// The disk's life (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
+    /// In which ALUA access state the target serves the unit over it; `None` where the unit
+    /// says nothing of that, and where it was not asked, since there is a map.
+    pub access_state: Option<AccessState>,
     /// Whether this call brought it.
     pub changed: bool,
 }
@@ -333,7 +336,7 @@ impl Engine {
     /// device that stands under another index than the wanted one, or writable and is
     /// wanted read-only), `Quarantined`,
     /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
-    /// or offline), `Unreachable` and `Protocol` (the NBD server), `Refused`,
+    /// or offline; no path serves I/O in its ALUA access state), `Unreachable` and `Protocol` (the NBD server), `Refused`,
     /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {

@@ -202,8 +202,12 @@ impl Engine {
             path.look_again()
         })?;
         let GatheredMap { map, why_none, .. } = gathered;
-        let first = unit.first()?;
-        let (mut disk, mut diskseq) = (first.disk.clone(), first.diskseq);
+        if map.is_none() {
+            self.read_access_states(unit, request, phases, deadline)?;
+            unit.require_one_that_serves_io()?;
+        }
+        let best = unit.best()?;
+        let (mut disk, mut diskseq) = (best.disk.clone(), best.diskseq);
         if let Some((map, proof)) = &map {
             disk = map.disk().clone();
             diskseq = disk.diskseq()?;
@@ -301,13 +305,13 @@ impl Engine {
 
 /// The paths of one attach so far.
 #[derive(Default)]
-struct Gathered {
-    paths: Vec<Brought>,
+pub(super) struct Gathered {
+    pub(super) paths: Vec<Brought>,
     missing: Vec<MissingPath>,
 }
 
 impl Gathered {
-    fn first(&self) -> Result<&Brought> {
+    pub(super) fn first(&self) -> Result<&Brought> {
         let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
         self.paths.first().ok_or_else(none)
     }
@@ -326,7 +330,7 @@ impl Gathered {
 
     /// Keeps the paths that pass. One that does not, since it went away or udev
     /// does not answer for it, is missing, as long as enough are left.
-    fn keep(
+    pub(super) fn keep(
         &mut self,
         request: &AttachRequest,
         mut pass: impl FnMut(&mut Brought) -> Result<()>,
@@ -393,6 +397,7 @@ impl Brought {
             node: self.disk.node(roots),
             devno: self.disk.devno(),
             diskseq: self.diskseq,
+            access_state: self.access_state,
             changed: self.changed,
         }
     }

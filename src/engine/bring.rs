@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{udev_record, worker};
-use crate::scsi::{self, Identity, ScsiDevice};
+use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::Via;
 use crate::uevent::Watch;
 
@@ -23,6 +23,8 @@ pub(super) struct Brought {
     pub(super) disk: BlockDevice,
     pub(super) diskseq: Option<DiskSeq>,
     pub(super) identity: Identity,
+    /// Once it was asked; `None` where the unit says nothing of it.
+    pub(super) access_state: Option<AccessState>,
     /// This attach scanned it.
     pub(super) changed: bool,
     pub(super) watch: Watch,
@@ -48,6 +50,7 @@ impl Found {
             disk,
             diskseq,
             identity,
+            access_state: None,
             changed,
             watch,
         }

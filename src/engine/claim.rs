@@ -15,7 +15,7 @@ use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, worker};
-use crate::scsi::{Lanes, ScsiDevice};
+use crate::scsi::{self, Lanes, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
 /// What became of a claim.
@@ -129,7 +129,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Io` where a write failed, and then its pages are lost: a second flush
-    /// would succeed and prove nothing. With `abandon` that is no error, nor is
+    /// would succeed and prove nothing. [`Flush::PagesWritten`] is no error here. With
+    /// `abandon` that is no error, nor is
     /// a flush that takes half of the time.
     pub(super) fn write_back(
         &self,
@@ -159,8 +160,9 @@ impl Engine {
             move || flush(&roots, file, &own, &lost),
         );
         match (flushed, earlier) {
-            (Ok(()), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
-            (Ok(()), None) => Ok(Flush::Done),
+            (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
+            (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
+            (Ok(flush), None) => Ok(flush),
             (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
             (Err(error), _) => Err(error),
         }
@@ -233,9 +235,14 @@ impl Engine {
 ///
 /// The kernel may hold the thread for as long as a link is dead: so it has none of
 /// the process's other files, whose locks a process that is killed lets go of then.
-pub(super) fn flush(roots: &Roots, file: Arc<File>, disk: &BlockDevice, lost: &Lost) -> Result<()> {
+pub(super) fn flush(
+    roots: &Roots,
+    file: Arc<File>,
+    disk: &BlockDevice,
+    lost: &Lost,
+) -> Result<Flush> {
     let begun = lost.begin();
-    let flushed = worker::apart_with(file, |file| disk.flush(roots, file));
+    let flushed = worker::apart_with(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {
         // To who may not drop the pages nothing was lost: they were written.
         Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
@@ -243,6 +250,24 @@ pub(super) fn flush(roots: &Roots, file: Arc<File>, disk: &BlockDevice, lost: &L
         _ => {}
     }
     flushed
+}
+
+/// Where all pages are written, a flush of the unit's cache that the path's ALUA access
+/// state does not take has lost nothing.
+fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+    let all_written = disk.write_pages(roots, file)?;
+    let Err(error) = disk.flush(roots, file) else {
+        return Ok(Flush::Done);
+    };
+    if !all_written || !matches!(ScsiDevice::of_disk(disk), Ok(Some(_))) {
+        return Err(error);
+    }
+    match scsi::access_state_of_open(roots, file) {
+        Ok(Some(state)) if !state.serves_io() => Ok(Flush::PagesWritten(format!(
+            "its ALUA access state is {state}: {error}"
+        ))),
+        _ => Err(error),
+    }
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.

@@ -5,9 +5,7 @@ use std::time::Duration;
 use super::Engine;
 use super::claim::Claim;
 use super::detach::DetachRequest;
-use super::detach_others::{
-    refuse_map_of_another, refuse_maps_of_others, replaced, replaced_below,
-};
+use super::detach_others::{refuse_map_of_another, refuse_maps_of_others, replaced_below};
 use super::lost::{self, Lost};
 use super::phases::Phases;
 use super::receipt::{Flush, MapReceipt, PathReceipt, Receipt};
@@ -20,10 +18,6 @@ use crate::kernel::worker;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
-
-/// How long a path may take to write back when all has gone through its map
-/// already: nothing of its own is left to write.
-const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long others may take with a device of which nobody can say any more whose
 /// path it is. A host that hangs must not hold up those of others.
@@ -56,12 +50,12 @@ pub(super) struct Way<'a> {
 }
 
 /// A path that is claimed and about to go.
-struct Doomed {
-    path: KnownPath,
-    watch: Watch,
-    claim: Option<Claim>,
+pub(super) struct Doomed {
+    pub(super) path: KnownPath,
+    pub(super) watch: Watch,
+    pub(super) claim: Option<Claim>,
     /// All that it held went through its map, whose flush was done.
-    in_map: bool,
+    pub(super) in_map: bool,
 }
 
 impl Way<'_> {
@@ -115,16 +109,7 @@ impl Way<'_> {
             one.claim = self.claim(one, deadline)?;
         }
         phases.enter(Stage::Flush);
-        for one in &doomed {
-            // Its disk is gone by another's hand, with what nobody here wrote back.
-            if one.path.leaves && one.path.disk.is_none() {
-                continue;
-            }
-            let flush = self.flush(one, deadline)?;
-            if let Some(entry) = self.entry(&one.path.device) {
-                entry.flush = Some(flush);
-            }
-        }
+        self.flush_all(&doomed, deadline)?;
         looked.again_if_old(engine, deadline)?;
         phases.enter(Stage::Delete);
         self.delete_all(doomed, deadline)?;
@@ -254,27 +239,6 @@ impl Way<'_> {
             _ => self.engine.claim(disk, abandon, watch, deadline),
         }
         .map(Some)
-    }
-
-    fn flush(&self, one: &Doomed, deadline: Deadline) -> Result<Flush> {
-        let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
-            return Ok(Flush::NoDisk);
-        };
-        if let Some(replaced) = replaced(&one.path) {
-            return Ok(replaced);
-        }
-        if !one.in_map {
-            let abandon = self.request.abandon;
-            let flushed = self.engine.write_back(claim, disk, abandon, deadline);
-            return flushed.map_err(|error| match error.last_seen() {
-                Some(_) => error,
-                None => error.with_last_seen(one.path.device.describe()),
-            });
-        }
-        let limit = Deadline::after(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
-        let abandon = self.request.abandon;
-        self.engine
-            .write_back_below_map(claim, disk, abandon, limit)
     }
 
     /// Deletes all at once: each on a thread of its own, so that a host that is
@@ -467,7 +431,7 @@ impl Way<'_> {
     }
 
     /// The entry of a device that is being taken down.
-    fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
+    pub(super) fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
         let at = self.devices.iter().position(|known| known == device)?;
         self.receipt.paths.get_mut(at)
     }

@@ -165,7 +165,7 @@ impl Engine {
         loop {
             let turn = LOOK.min(deadline.remaining());
             if let Some(flushed) = flush.wait(Deadline::after(turn)) {
-                return flushed.map(|()| Flush::Done).map_err(|error| {
+                return flushed.map_err(|error| {
                     let told = receipt.told_to_fail;
                     explain_flush(error, map, told)
                 });

@@ -103,6 +103,10 @@ pub enum Flush {
     /// went through the multipath map, whose flush was done before. The text is
     /// the path's failure.
     ThroughMap(String),
+    /// All pages were written, and the path took no flush of the unit's cache in its ALUA
+    /// access state. Enough where another path is `Done`: it flushed the cache, which is
+    /// the unit's, after that. The text names the state, and the path's failure.
+    PagesWritten(String),
     /// Another unit answers at the address now, so nothing may be written
     /// there; nobody had the disk open. The text says who answers.
     Replaced(String),
@@ -164,9 +168,12 @@ impl Receipt {
                 doubts.push(format!("the map {} stands", map.name));
             }
         }
-        for path in &self.paths {
+        let paths = self.paths.iter();
+        let cache_was_flushed = paths.clone().any(|path| path.flush == Some(Flush::Done));
+        for path in paths {
             let hctl = path.hctl;
-            if !path.was_flushed() {
+            let pages_written = matches!(path.flush, Some(Flush::PagesWritten(_)));
+            if !(path.was_flushed() || pages_written && cache_was_flushed) {
                 doubts.push(format!("{hctl} was not flushed"));
             }
             if !path.gone {

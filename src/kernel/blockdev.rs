@@ -217,6 +217,33 @@ impl BlockDevice {
         Ok(())
     }
 
+    /// Writes dirty pages back as [`flush`](Self::flush) does, and has the device flush
+    /// nothing. `false` where this cannot be done apart from a flush. **Blocks** until all
+    /// are written.
+    ///
+    /// # Errors
+    /// `Io` where a write failed: the pages are lost then.
+    pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+        for partition in self.partitions()? {
+            let own = partition.open(roots, false);
+            let written = own.and_then(|own| partition.write_own_pages(roots, &own));
+            match written {
+                Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
+                Ok(true) => {}
+                other => return other,
+            }
+        }
+        self.write_own_pages(roots, file)
+    }
+
+    fn write_own_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+        match roots.devices.write_pages(file) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(Error::io("cannot write back", &self.node(roots), &error)),
+        }
+    }
+
     fn flush_partition(&self, roots: &Roots) -> Result<()> {
         let (file, node) = (self.open(roots, false)?, self.node(roots));
         sync(&roots.devices, &file, &node)?;

@@ -97,6 +97,16 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
     /// The kernel's: a write failed, and its pages are lost.
     fn sync(&self, disk: &File) -> io::Result<()>;
 
+    /// Writes dirty pages back, and has the device flush nothing (`sync_file_range`).
+    ///
+    /// # Errors
+    /// The kernel's: a write failed, and its pages are lost. `Unsupported` where an
+    /// implementation does not offer it: a flush that fails counts as a write that failed
+    /// then.
+    fn write_pages(&self, _disk: &File) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Drops the pages of the disk (`BLKFLSBUF`).
     ///
     /// # Errors
@@ -202,6 +212,10 @@ impl DeviceAccess for Kernel {
 
     fn sync(&self, disk: &File) -> io::Result<()> {
         disk.sync_all()
+    }
+
+    fn write_pages(&self, disk: &File) -> io::Result<()> {
+        Ok(lunbd_sys::block::write_pages(disk)?)
     }
 
     fn drop_pages(&self, disk: &File) -> io::Result<()> {

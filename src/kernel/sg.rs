@@ -6,6 +6,7 @@ mod capacity;
 #[allow(unreachable_pub, reason = "it is public where it is fuzzed")]
 pub mod fuzz;
 mod inquiry;
+mod port_groups;
 mod presence;
 mod report_luns;
 
@@ -17,6 +18,7 @@ use memmap2::MmapMut;
 
 pub(crate) use capacity::read_capacity;
 pub(crate) use inquiry::{read_product, read_vpd};
+pub(crate) use port_groups::{PortGroup, has_port_groups, report_port_groups};
 pub(crate) use presence::{Presence, ask_presence};
 pub(crate) use report_luns::report_luns;
 

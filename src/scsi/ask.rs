@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::time::Duration;
 
+use super::access_state::AccessState;
+use super::designators;
 use super::device::ScsiDevice;
 use super::identity::{Identity, Pages};
 use super::lanes::Lanes;
@@ -68,6 +70,54 @@ pub(crate) fn read_capacity(
             sg::read_capacity(unit.opened(), unit.limit())
         },
     )
+}
+
+/// Asks the unit in which ALUA access state the device's target port serves it; `None`
+/// where it says nothing of that.
+///
+/// # Errors
+/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
+/// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
+pub(crate) fn read_access_state(
+    roots: &Roots,
+    lanes: &Lanes,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<Option<AccessState>> {
+    let what = format!("{} to say its ALUA access state", disk.name());
+    let (roots, disk) = (roots.clone(), disk.clone());
+    lanes.on_device(
+        device.hctl(),
+        Stage::Identify,
+        &what,
+        deadline,
+        || format!("no answer; {}", device.describe()),
+        move || {
+            let unit = Unit::open(&roots, &disk, deadline)?;
+            access_state(unit.opened(), unit.limit())
+        },
+    )
+}
+
+/// As [`read_access_state`], of a disk that is open. **Blocks**: call it on a worker.
+///
+/// # Errors
+/// `NotReady` or `Io` where the unit does not answer.
+pub(crate) fn access_state_of_open(roots: &Roots, file: &File) -> Result<Option<AccessState>> {
+    let devices = &roots.devices;
+    access_state(sg::Opened { devices, file }, LIMIT)
+}
+
+fn access_state(device: sg::Opened<'_>, limit: Duration) -> Result<Option<AccessState>> {
+    if !sg::has_port_groups(device, limit)? {
+        return Ok(None);
+    }
+    let Some(groups) = sg::report_port_groups(device, limit)? else {
+        return Ok(None);
+    };
+    let page = sg::read_vpd(device, designators::PAGE, limit)?.unwrap_or_default();
+    Ok(AccessState::of_port(&page, &groups))
 }
 
 /// Asks the device's target whether there is a unit at all.

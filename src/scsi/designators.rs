@@ -49,6 +49,32 @@ pub(super) fn names<E>(
     Ok(names)
 }
 
+/// The target port that answered, as page 83h names it.
+#[derive(Debug, Default)]
+pub(super) struct TargetPort {
+    /// The number of its target port group.
+    pub(super) group: Option<u16>,
+    /// Its relative identifier.
+    pub(super) port: Option<u16>,
+}
+
+pub(super) fn target_port(page: &[u8]) -> TargetPort {
+    const TARGET_PORT: u8 = 1;
+    let mut own = TargetPort::default();
+    for found in designators(page).filter(|found| found.association == TARGET_PORT) {
+        let number = match found.bytes {
+            [_, _, high, low] => Some(u16::from_be_bytes([*high, *low])),
+            _ => None,
+        };
+        match found.kind {
+            4 => own.port = own.port.or(number),
+            5 => own.group = own.group.or(number),
+            _ => {}
+        }
+    }
+    own
+}
+
 fn designators(page: &[u8]) -> impl Iterator<Item = Designator<'_>> {
     let mut rest = page.get(4..).unwrap_or_default();
     std::iter::from_fn(move || {

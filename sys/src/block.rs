@@ -2,6 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use nix::errno::Errno;
+use nix::libc;
+
 mod raw {
     nix::ioctl_none!(blkflsbuf, 0x12, 97);
     nix::ioctl_read!(blkgetdiskseq, 0x12, 128, u64);
@@ -17,6 +20,22 @@ pub fn flush_buffers(device: impl AsFd) -> nix::Result<()> {
     // SAFETY: the descriptor is open for as long as `device` is borrowed, and
     // the ioctl takes no argument.
     unsafe { raw::blkflsbuf(device.as_fd().as_raw_fd()) }.map(drop)
+}
+
+/// `sync_file_range` over all of the device: writes its dirty pages back and waits until
+/// each is written. Sends no cache flush to the device.
+///
+/// # Errors
+/// The errno of the call: that of a write that failed, once for each open file.
+#[doc(alias = "sync_file_range")]
+pub fn write_pages(device: impl AsFd) -> nix::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is open for as long as `device` is borrowed, and the call
+    // takes no pointer.
+    let done = unsafe { libc::sync_file_range(device.as_fd().as_raw_fd(), 0, 0, flags) };
+    Errno::result(done).map(drop)
 }
 
 /// `BLKGETDISKSEQ`: the serial number of this life of the disk. Linux 5.15.

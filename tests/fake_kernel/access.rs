@@ -135,6 +135,11 @@ impl DeviceAccess for FakeAccess {
         self.ask(&Request::Sync { life }).map(drop)
     }
 
+    fn write_pages(&self, disk: &File) -> io::Result<()> {
+        let life = life_of(disk)?;
+        self.ask(&Request::WritePages { life }).map(drop)
+    }
+
     fn drop_pages(&self, disk: &File) -> io::Result<()> {
         let life = life_of(disk)?;
         self.ask(&Request::DropPages { life }).map(drop)

@@ -67,6 +67,8 @@ pub(crate) struct Unit {
     pub(crate) is_dirty: bool,
     /// A write fails.
     pub(crate) fails_writes: bool,
+    /// The number of the target port group of its port, and its ALUA access state.
+    pub(crate) port_group: Option<(u16, u8)>,
 }
 
 impl Unit {
@@ -80,7 +82,13 @@ impl Unit {
             kind: 0,
             is_dirty: false,
             fails_writes: false,
+            port_group: None,
         }
+    }
+
+    /// Whether its port serves reads, writes and flushes.
+    pub(super) fn serves_io(&self) -> bool {
+        self.port_group.is_none_or(|(_, state)| state < 2)
     }
 
     /// VPD page 83h.
@@ -91,6 +99,10 @@ impl Unit {
         page.extend(naa);
         page.extend([2, 1, 0, u8::try_from(t10.len()).unwrap()]);
         page.extend(t10.as_bytes());
+        if let Some((number, _)) = self.port_group {
+            let [high, low] = number.to_be_bytes();
+            page.extend([1, 0x15, 0, 4, 0, 0, high, low]);
+        }
         header(0x83, page)
     }
 

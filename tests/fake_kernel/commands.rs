@@ -11,6 +11,8 @@ const TEST_UNIT_READY: u8 = 0x00;
 const READ_CAPACITY_10: u8 = 0x25;
 const SERVICE_ACTION_IN_16: u8 = 0x9e;
 const REPORT_LUNS: u8 = 0xa0;
+const MAINTENANCE_IN: u8 = 0xa3;
+const REPORT_TARGET_PORT_GROUPS: u8 = 0x0a;
 
 const CHECK_CONDITION: u8 = 0x02;
 /// `DID_NO_CONNECT` and `DID_TIME_OUT` of the kernel.
@@ -94,10 +96,31 @@ impl Kernel {
         let unit = state.units.get_mut(&address);
         let fails = unit.is_none_or(|unit| {
             let was_dirty = std::mem::take(&mut unit.is_dirty);
-            was_dirty && unit.fails_writes
+            (was_dirty && unit.fails_writes) || !unit.serves_io()
         });
         drop(state);
         if fails || !runs || !answered {
+            self.count_error(address);
+            return Err(Errno::EIO);
+        }
+        Ok(())
+    }
+
+    /// `sync_file_range` of a node.
+    pub(super) fn write_pages(&self, life: u64) -> Result<(), Errno> {
+        let mut state = self.state();
+        let address = Self::disk_of_life(&state, life).map_err(|_| Errno::EIO)?;
+        let runs = state
+            .devices
+            .get(&address)
+            .is_some_and(|device| device.state == "running");
+        let unit = state.units.get_mut(&address);
+        let fails = unit.is_none_or(|unit| {
+            let was_dirty = std::mem::take(&mut unit.is_dirty);
+            was_dirty && (unit.fails_writes || !unit.serves_io() || !runs)
+        });
+        drop(state);
+        if fails {
             self.count_error(address);
             return Err(Errno::EIO);
         }
@@ -158,7 +181,8 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
         (INQUIRY, None) => Answer::good([vec![0x7f], vec![0; 35]].concat()),
         (_, None) => Answer::refused(LOGICAL_UNIT_NOT_SUPPORTED),
         (INQUIRY, Some(unit)) if at(1) & 1 == 0 => {
-            let mut data = vec![unit.kind, 0, 6, 2, 31, 0, 0, 0];
+            let tpgs = if unit.port_group.is_some() { 0x10 } else { 0 };
+            let mut data = vec![unit.kind, 0, 6, 2, 31, tpgs, 0, 0];
             data.extend(format!("lunbd   {:<16}0001", unit.product).into_bytes());
             Answer::good(data)
         }
@@ -167,6 +191,9 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
             0x80 => Answer::good(unit.page_80()),
             _ => Answer::refused(INVALID_FIELD),
         },
+        (MAINTENANCE_IN, Some(unit)) if at(1) & 0x1f == REPORT_TARGET_PORT_GROUPS => {
+            report_port_groups(unit)
+        }
         (TEST_UNIT_READY, Some(_)) => Answer::default(),
         (SERVICE_ACTION_IN_16, Some(unit)) => {
             let mut data = (unit.bytes / 512 - 1).to_be_bytes().to_vec();
@@ -180,6 +207,17 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
         }
         _ => Answer::refused(INVALID_COMMAND),
     }
+}
+
+/// The group of its own port, behind that of another, which is unavailable.
+fn report_port_groups(unit: &super::Unit) -> Answer {
+    let Some((number, state)) = unit.port_group else {
+        return Answer::refused(INVALID_COMMAND);
+    };
+    let [high, low] = number.to_be_bytes();
+    let other = [3, 0x0f, 0xff, 0xfe, 0, 0, 0, 0];
+    let own = [state, 0x0f, high, low, 0, 0, 0, 0];
+    Answer::good([&[0, 0, 0, 16][..], &other, &own].concat())
 }
 
 fn report_luns(state: &State, address: Address) -> Answer {

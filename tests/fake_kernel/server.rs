@@ -61,6 +61,7 @@ fn serve(kernel: &Kernel, mut stream: UnixStream) -> io::Result<()> {
         Request::Write { path, inode, text } => done(kernel.write_attribute(&path, inode, &text)),
         Request::Open { life } => done(kernel.open(life)),
         Request::Sync { life } => done(kernel.sync(life)),
+        Request::WritePages { life } => done(kernel.write_pages(life)),
         Request::DropPages { life } => done(kernel.drop_pages(life)),
         Request::Command { life, cdb, length } => match kernel.command(life, &cdb, length) {
             Ok(answer) => Reply::Answered(answer),

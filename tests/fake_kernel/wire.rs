@@ -26,6 +26,9 @@ pub(super) enum Request {
     Sync {
         life: u64,
     },
+    WritePages {
+        life: u64,
+    },
     DropPages {
         life: u64,
     },

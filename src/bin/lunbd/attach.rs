@@ -85,7 +85,9 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             if paths.len() + missing.len() > 1 {
                 for path in paths {
                     let (via, hctl, node) = (&path.via, path.hctl, path.node.display());
-                    writeln!(out, "  path      {node} {hctl}, {via}")?;
+                    let state = path.access_state.map(|state| format!(", {state}"));
+                    let state = state.unwrap_or_default();
+                    writeln!(out, "  path      {node} {hctl}, {via}{state}")?;
                 }
                 for path in missing {
                     writeln!(out, "  missing   {path}")?;

@@ -54,6 +54,7 @@ fn require_map(engine: &Engine) -> Error {
     let known = path(roots, "1:0:0:4", "sdb");
     let hctl = known.device.hctl();
     let paths = [Brought {
+        access_state: None,
         via: Via::Address { hctl },
         diskseq: None,
         identity: Identity::default(),

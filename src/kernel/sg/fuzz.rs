@@ -3,7 +3,7 @@
 use lunbd_sys::sg::{Completion, Info};
 
 use super::inquiry::{Page, page_in};
-use super::{LONGEST, capacity, failed, presence, report_luns, verdict};
+use super::{LONGEST, capacity, failed, port_groups, presence, report_luns, verdict};
 
 /// What a device answers, as data of each command and as sense data. Of the first
 /// four bytes three are the statuses, and the fourth is the code of a VPD page.
@@ -27,6 +27,9 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
     }
     if let Some(luns) = report_luns::whole_list(answer) {
         assert_eq!(luns.len(), (answer.len() - 8).min(luns.len() * 8) / 8);
+    }
+    if let Some(groups) = port_groups::port_groups(answer) {
+        assert!(groups.len() <= answer.len() / 8);
     }
     for size in [capacity::long_form(answer), capacity::short_form(answer)] {
         assert!(size.is_none_or(|size| size > 0));

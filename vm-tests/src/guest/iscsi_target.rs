@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::lio::{self, Store};
+use super::lio::{self, PortGroup, Store};
 use super::tcp_reset::{cut_connections, reset_connections};
 
 const FABRIC: &str = "/sys/kernel/config/target/iscsi";
@@ -97,6 +97,12 @@ impl IscsiTarget {
     pub fn map(&mut self, lun: u64, store: &Store) {
         store.present_at(&self.lun_dir(lun));
         self.luns.insert(lun, store.clone());
+    }
+
+    /// Presents a volume at a port of this group, which is one of the volume's.
+    pub fn map_in_group(&mut self, lun: u64, store: &Store, group: &PortGroup) {
+        self.map(lun, store);
+        group.take_in(&self.lun_dir(lun));
     }
 
     /// Presents it no more; initiators are not told.

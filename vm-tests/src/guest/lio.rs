@@ -156,9 +156,53 @@ impl Store {
         write(&self.0.directory.join("wwn/product_id"), product);
     }
 
+    /// A group of target ports, of this number, that share an ALUA access state: active
+    /// and optimized at first.
+    #[must_use]
+    pub fn port_group(&self, number: u16) -> PortGroup {
+        let directory = self.0.directory.join(format!("alua/group-{number}"));
+        fs::create_dir(&directory)
+            .unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        write(&directory.join("tg_pt_gp_id"), &number.to_string());
+        PortGroup {
+            directory,
+            _store: self.clone(),
+        }
+    }
+
     /// Has `lun`, a directory of a fabric's, present this volume.
     pub(super) fn present_at(&self, lun: &Path) {
         present(&self.0.directory, lun);
+    }
+}
+
+/// A group of target ports; dropping it puts its ports into the volume's own group.
+#[derive(Debug)]
+pub struct PortGroup {
+    directory: PathBuf,
+    _store: Store,
+}
+
+impl PortGroup {
+    /// Sets the ALUA access state, by its number in SPC-5: 0 is active/optimized, 1
+    /// active/non-optimized, 2 standby and 3 unavailable.
+    pub fn set_access_state(&self, state: u8) {
+        write(
+            &self.directory.join("alua_access_state"),
+            &state.to_string(),
+        );
+    }
+
+    /// Takes in the port of `lun`, a directory of a fabric's.
+    pub(super) fn take_in(&self, lun: &Path) {
+        let name = self.directory.file_name().expect("a group's name");
+        write(&lun.join("alua_tg_pt_gp"), &name.to_string_lossy());
+    }
+}
+
+impl Drop for PortGroup {
+    fn drop(&mut self) {
+        remove_dir(&self.directory);
     }
 }
 

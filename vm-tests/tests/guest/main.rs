@@ -25,6 +25,7 @@ mod fc_paths;
 mod fc_routes;
 mod hub;
 mod index_scsi_and_nbd;
+mod iscsi_access_states;
 mod iscsi_aliases;
 mod iscsi_attach;
 mod iscsi_crash;

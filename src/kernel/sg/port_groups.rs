@@ -1,0 +1,108 @@
+//! REPORT TARGET PORT GROUPS (SPC-5, 6.35): the ALUA access states.
+
+use std::time::Duration;
+
+use super::inquiry::{STANDARD, STANDARD_CDB};
+use super::{LONGEST, Opened, command, page};
+use crate::error::{Error, ErrorKind, Result};
+
+const MAINTENANCE_IN: u8 = 0xa3;
+/// REPORT TARGET PORT GROUPS is a service action.
+const REPORT_TARGET_PORT_GROUPS: u8 = 0x0a;
+const HEADER: usize = 4;
+
+/// Target ports that have their access state in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortGroup {
+    pub(crate) number: u16,
+    /// The asymmetric access state, four bits.
+    pub(crate) state: u8,
+    /// The relative identifiers of its ports.
+    pub(crate) ports: Vec<u16>,
+}
+
+/// Whether the standard INQUIRY data says that the unit has target port groups (the
+/// TPGS field). **Blocks** for up to `timeout` a try and the kernel's error recovery: call
+/// it on a worker.
+///
+/// # Errors
+/// `Io` where the command failed; `NotReady` where the path to the device is down.
+pub(crate) fn has_port_groups(device: Opened<'_>, timeout: Duration) -> Result<bool> {
+    const TPGS: u8 = 0x30;
+    let mut memory = page()?;
+    let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
+    let answer = command(device, "INQUIRY", &STANDARD_CDB, buffer, timeout)?;
+    let flags = answer.and_then(|answer| answer.get(5));
+    Ok(flags.is_some_and(|flags| flags & TPGS != 0))
+}
+
+/// The target port groups of the unit; `None` where the device does not know the command.
+/// **Blocks** as [`has_port_groups`].
+///
+/// # Errors
+/// As [`has_port_groups`], and `Io` where the answer is malformed.
+pub(crate) fn report_port_groups(
+    device: Opened<'_>,
+    timeout: Duration,
+) -> Result<Option<Vec<PortGroup>>> {
+    let mut memory = page()?;
+    let mut cdb = [0; 12];
+    (cdb[0], cdb[1]) = (MAINTENANCE_IN, REPORT_TARGET_PORT_GROUPS);
+    let [high, low] = LONGEST.to_be_bytes();
+    // Big-endian in bytes 6 to 9.
+    (cdb[8], cdb[9]) = (high, low);
+    let name = "REPORT TARGET PORT GROUPS";
+    let Some(answer) = command(device, name, &cdb, &mut memory, timeout)? else {
+        return Ok(None);
+    };
+    let groups = port_groups(answer).ok_or_else(|| {
+        let message = format!("the device's answer to {name} is malformed");
+        Error::new(ErrorKind::Io, message)
+    })?;
+    Ok(Some(groups))
+}
+
+/// Those that are whole in the answer; `None` where it is shorter than its header.
+pub(super) fn port_groups(answer: &[u8]) -> Option<Vec<PortGroup>> {
+    let (length, rest) = answer.split_first_chunk::<HEADER>()?;
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    let mut rest = rest.get(..length).unwrap_or(rest);
+    let mut groups = Vec::new();
+    while let [state, _, high, low, _, _, _, count, after @ ..] = rest {
+        let Some((ports, next)) = after.split_at_checked(usize::from(*count) * 4) else {
+            break;
+        };
+        let ports = ports.chunks_exact(4);
+        groups.push(PortGroup {
+            number: u16::from_be_bytes([*high, *low]),
+            state: state & 0x0f,
+            ports: ports
+                .map(|port| u16::from_be_bytes([port[2], port[3]]))
+                .collect(),
+        });
+        rest = next;
+    }
+    Some(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_its_state_its_number_and_its_ports() {
+        let first = [0x80, 0x0f, 0, 1, 0, 2, 0, 2, 0, 0, 0, 7, 0, 0, 1, 0];
+        let second = [0x02, 0x0f, 1, 2, 0, 2, 0, 0];
+        let answer = [&[0, 0, 0, 24][..], &first, &second, &[0xff; 8]].concat();
+        let group = |number, state, ports: &[u16]| PortGroup {
+            number,
+            state,
+            ports: ports.to_vec(),
+        };
+        let groups = [group(1, 0, &[7, 256]), group(258, 2, &[])];
+        assert_eq!(port_groups(&answer).unwrap(), groups);
+        // What the answer has no room for is passed over.
+        assert_eq!(port_groups(&answer[..27]).unwrap(), groups[..1]);
+        assert_eq!(port_groups(&[0; 3]), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! Paths whose target ports have ALUA access states, on the kernel of `tests/fake_kernel`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test panics to fail"
+)]
+
+#[allow(dead_code, reason = "other tests use the rest of it")]
+mod fake_kernel;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fake_kernel::{Address, FakeKernel, Unit, access};
+use lunbd::engine::{Flush, Multipath};
+use lunbd::error::Stage;
+use lunbd::scsi::AccessState;
+use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Result, Source};
+
+const ACTIVE: u8 = 0;
+const NON_OPTIMIZED: u8 = 1;
+const STANDBY: u8 = 2;
+const UNAVAILABLE: u8 = 3;
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(120))
+}
+
+/// LUN 1 of each host is one unit.
+fn machine(states: &[u8]) -> (FakeKernel, Arc<Engine>) {
+    let fake = FakeKernel::with_hosts(u32::try_from(states.len()).unwrap());
+    for (host, &state) in (0..).zip(states) {
+        let group = u16::try_from(host).unwrap() + 7;
+        let unit = Unit {
+            port_group: Some((group, state)),
+            ..Unit::disk(1)
+        };
+        let kernel = fake.kernel();
+        kernel.change(|state| state.units.insert(Address::of(host, 1), unit));
+    }
+    let engine = access::engine(fake.root());
+    (fake, engine)
+}
+
+fn set(fake: &FakeKernel, host: u32, state: u8) {
+    fake.kernel().change(|kernel| {
+        let unit = kernel.units.get_mut(&Address::of(host, 1)).unwrap();
+        unit.port_group.as_mut().unwrap().1 = state;
+    });
+}
+
+fn attach(engine: &Engine, hosts: u32) -> Result<Attachment> {
+    let mut sources = (0..hosts).map(|host| format!("scsi:{host}:0:0:1").parse::<Source>());
+    let request = AttachRequest::new(sources.next().unwrap().unwrap());
+    let request = sources.fold(request, |request, source| request.path(source.unwrap()));
+    engine.attach(&request.multipath(Multipath::Off), soon())
+}
+
+#[test]
+fn the_first_of_the_paths_in_the_best_state_is_handed_out() {
+    let (fake, engine) = machine(&[STANDBY, NON_OPTIMIZED, ACTIVE, ACTIVE]);
+    let node_of = |attached: &Attachment| {
+        let paths = attached.paths().iter();
+        paths
+            .map(|path| path.node == attached.node)
+            .collect::<Vec<_>>()
+    };
+    let attached = attach(&engine, 4).unwrap();
+    assert_eq!(node_of(&attached), [false, false, true, false]);
+    let states = attached.paths().iter().map(|path| path.access_state);
+    let expected = [
+        AccessState::Standby,
+        AccessState::ActiveNonOptimized,
+        AccessState::ActiveOptimized,
+        AccessState::ActiveOptimized,
+    ];
+    assert!(states.eq(expected.map(Some)), "{attached:?}");
+    set(&fake, 2, UNAVAILABLE);
+    set(&fake, 3, STANDBY);
+    let again = attach(&engine, 4).unwrap();
+    assert_eq!(node_of(&again), [false, true, false, false]);
+}
+
+#[test]
+fn a_unit_of_which_no_path_serves_io_is_not_ready_and_nothing_is_left_of_it() {
+    let (fake, engine) = machine(&[STANDBY, UNAVAILABLE]);
+    let error = attach(&engine, 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("0:0:0:1 is standby"), "{text}");
+    assert!(text.contains("1:0:0:1 is unavailable"), "{text}");
+    assert_eq!(error.last_seen(), None, "{error}");
+    assert_eq!(fake.kernel().devices(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_unit_without_access_states_is_handed_out_over_its_first_path() {
+    let (fake, engine) = machine(&[ACTIVE, ACTIVE]);
+    fake.kernel().change(|kernel| {
+        for unit in kernel.units.values_mut() {
+            unit.port_group = None;
+        }
+    });
+    let attached = attach(&engine, 2).unwrap();
+    assert_eq!(attached.node, attached.paths()[0].node);
+    assert_eq!(attached.paths()[0].access_state, None);
+}
+
+#[test]
+fn the_last_flush_is_that_of_a_path_which_takes_it() {
+    let (fake, engine) = machine(&[ACTIVE, ACTIVE]);
+    for standby in [1, 0] {
+        let attached = attach(&engine, 2).unwrap();
+        set(&fake, standby, STANDBY);
+        let device = DetachTarget::Device(attached.node.clone());
+        let before = fake.kernel().acts().len();
+        let detached = engine.detach(device, soon()).unwrap();
+        assert!(detached.safe_to_unmap, "{detached:?}");
+        let paths = detached.receipt.unwrap().paths;
+        let refused = paths.iter().filter(|path| path.hctl.host.0 == standby);
+        let refused: Vec<_> = refused.map(|path| path.flush.clone()).collect();
+        let is_refused = matches!(&refused[..], [Some(Flush::PagesWritten(_))]);
+        assert!(is_refused, "{paths:?}");
+        let acts = fake.kernel().acts().split_off(before);
+        let last = acts.iter().rfind(|act| act.starts_with("flush"));
+        assert_eq!(*last.unwrap(), format!("flush {}:0:0:1", 1 - standby));
+        set(&fake, standby, ACTIVE);
+    }
+}
+
+#[test]
+fn without_a_path_that_takes_the_flush_a_detach_is_not_ready_and_leaves_all_as_it_was() {
+    let (fake, engine) = machine(&[ACTIVE]);
+    let attached = attach(&engine, 1).unwrap();
+    set(&fake, 0, STANDBY);
+    let device = || DetachTarget::Device(attached.node.clone());
+    let failure = engine.detach(device(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert_eq!(fake.kernel().devices(), ["0:0:0:1"]);
+    set(&fake, 0, ACTIVE);
+    assert!(engine.detach(device(), soon()).unwrap().safe_to_unmap);
+}

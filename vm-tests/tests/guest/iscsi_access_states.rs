@@ -1,0 +1,210 @@
+//! Paths whose target ports have ALUA access states, without a multipath map.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use lunbd::engine::{DetachFailure, Flush, Multipath};
+use lunbd::error::Stage;
+use lunbd::iscsi::SessionOptions;
+use lunbd::scsi::AccessState;
+use lunbd::{
+    AttachRequest, Attachment, DetachRequest, DetachTarget, Detachment, Engine, ErrorKind, Result,
+    Source,
+};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::iscsi_target::IscsiTarget;
+use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
+use vm_tests::guest::iscsid::INITIATOR;
+use vm_tests::guest::lio::{PortGroup, Store};
+use vm_tests::guest::unwritten::keep_unwritten;
+
+const IQN: &str = "iqn.2026-01.example:access-states";
+const ACTIVE: u8 = 0;
+const NON_OPTIMIZED: u8 = 1;
+const STANDBY: u8 = 2;
+const UNAVAILABLE: u8 = 3;
+const BYTES: u64 = 8 << 20;
+
+/// A volume with a write cache that two targets present, each at a port of a group of its
+/// own.
+struct Array {
+    engine: Engine,
+    // Dropped before the groups.
+    targets: [IscsiTarget; 2],
+    groups: [PortGroup; 2],
+    store: Store,
+}
+
+impl Array {
+    fn with(serial: &str, states: [u8; 2]) -> Self {
+        iscsi_tcp::prepare();
+        let store = Store::file(serial, BYTES);
+        store.set_write_cache(true);
+        let groups = [1, 2].map(|number| store.port_group(number));
+        let mut targets = ["a", "b"].map(|name| IscsiTarget::new(&format!("{IQN}-{name}")));
+        for (target, group) in targets.iter_mut().zip(&groups) {
+            target.map_in_group(1, &store, group);
+        }
+        for (group, state) in groups.iter().zip(states) {
+            group.set_access_state(state);
+        }
+        let engine = engine();
+        Self {
+            engine,
+            targets,
+            groups,
+            store,
+        }
+    }
+
+    fn source(&self, target: usize) -> Source {
+        self.targets[target].uri(&[target], 1).parse().unwrap()
+    }
+
+    fn attach(&self, targets: &[usize]) -> Result<Attachment> {
+        let options = SessionOptions::new(INITIATOR.parse().unwrap());
+        let mut sources = targets.iter().map(|&target| self.source(target));
+        let request = AttachRequest::new(sources.next().unwrap());
+        let request = sources.fold(request, AttachRequest::path);
+        let request = request.multipath(Multipath::Off).log_in(options);
+        self.engine.attach(&request, soon())
+    }
+
+    fn detach(&self, attached: Attachment) -> Result<Detachment, DetachFailure> {
+        let device = DetachTarget::Device(attached.node);
+        self.engine.detach(device, soon())
+    }
+
+    /// Of the volume, as the target has it.
+    fn first_byte(&self) -> u8 {
+        let mut byte = [0];
+        let path = self.store.path().unwrap();
+        File::open(path).unwrap().read_exact(&mut byte).unwrap();
+        byte[0]
+    }
+}
+
+fn read_first_block(node: &Path) -> io::Result<()> {
+    File::open(node)?.read_exact(&mut [0; 4096])
+}
+
+fn states(attached: &Attachment) -> Vec<Option<AccessState>> {
+    let paths = attached.paths().iter();
+    paths.map(|path| path.access_state).collect()
+}
+
+/// What the detaches of other processes would take for a loss.
+fn marks_of_failed_flushes() -> Vec<String> {
+    let mut names = guest::entries("/run/lunbd");
+    names.retain(|name| name.starts_with("lost-"));
+    names
+}
+
+#[test]
+fn the_path_that_is_handed_out_is_an_active_one_and_not_the_first_which_is_standby() {
+    let array = Array::with("a5501", [STANDBY, ACTIVE]);
+    let attached = array.attach(&[0, 1]).unwrap();
+    let expected = [AccessState::Standby, AccessState::ActiveOptimized].map(Some);
+    assert_eq!(states(&attached), expected);
+    assert_eq!(attached.node, attached.paths()[1].node);
+    read_first_block(&attached.node).unwrap();
+    read_first_block(&attached.paths()[0].node).unwrap_err();
+
+    // The states are asked again.
+    array.groups[0].set_access_state(NON_OPTIMIZED);
+    array.groups[1].set_access_state(UNAVAILABLE);
+    let again = array.attach(&[0, 1]).unwrap();
+    assert!(!again.changed);
+    assert_eq!(again.node, again.paths()[0].node);
+    read_first_block(&again.node).unwrap();
+    array.groups[1].set_access_state(ACTIVE);
+    let again = array.attach(&[0, 1]).unwrap();
+    assert_eq!(again.node, again.paths()[1].node);
+    let detached = array.detach(again).unwrap();
+    assert!(detached.safe_to_unmap, "{detached:?}");
+    nothing_is_left();
+}
+
+#[test]
+fn a_unit_whose_only_path_is_standby_is_not_ready_and_nothing_is_left_of_it() {
+    let array = Array::with("a5502", [STANDBY, ACTIVE]);
+    let error = array.attach(&[0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert!(error.to_string().contains("is standby"), "{error}");
+    assert_eq!(error.last_seen(), None, "{error}");
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+    nothing_is_left();
+
+    array.groups[0].set_access_state(NON_OPTIMIZED);
+    let attached = array.attach(&[0]).unwrap();
+    read_first_block(&attached.node).unwrap();
+    array.detach(attached).unwrap();
+    nothing_is_left();
+}
+
+#[test]
+fn a_path_that_goes_standby_is_detached_once_another_path_has_flushed_the_units_cache() {
+    let array = Array::with("a5503", [ACTIVE, NON_OPTIMIZED]);
+    let attached = array.attach(&[0, 1]).unwrap();
+    let mut disk = OpenOptions::new().write(true).open(&attached.node).unwrap();
+    disk.write_all(&[0x5a; 4096]).unwrap();
+    disk.sync_all().unwrap();
+    drop(disk);
+    array.groups[0].set_access_state(STANDBY);
+    let detached = array.detach(attached).unwrap();
+    assert!(detached.safe_to_unmap, "{detached:?}");
+    let paths = detached.receipt.unwrap().paths;
+    let flushes: Vec<_> = paths.into_iter().map(|path| path.flush.unwrap()).collect();
+    assert!(flushes.contains(&Flush::Done), "{flushes:?}");
+    let is_standby = |flush: &Flush| match flush {
+        Flush::PagesWritten(why) => why.contains("standby"),
+        _ => false,
+    };
+    assert!(flushes.iter().any(is_standby), "{flushes:?}");
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+    assert_eq!(array.first_byte(), 0x5a);
+    nothing_is_left();
+}
+
+#[test]
+fn a_detach_of_a_standby_path_alone_is_not_ready_and_goes_on_once_it_is_active() {
+    let array = Array::with("a5504", [ACTIVE, ACTIVE]);
+    let attached = array.attach(&[0]).unwrap();
+    array.groups[0].set_access_state(STANDBY);
+    let device = DetachTarget::Device(attached.node.clone());
+    let failure = array.engine.detach(device, soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert!(failure.to_string().contains("standby"), "{failure}");
+    assert!(attached.node.exists());
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+
+    array.groups[0].set_access_state(ACTIVE);
+    let detached = array.detach(attached).unwrap();
+    assert!(detached.safe_to_unmap, "{detached:?}");
+    nothing_is_left();
+}
+
+/// Its pages cannot be written, and no other path has them.
+#[test]
+fn what_is_written_to_a_path_that_has_gone_standby_is_lost_and_said_to_be() {
+    let array = Array::with("a5505", [ACTIVE, NON_OPTIMIZED]);
+    let attached = array.attach(&[0, 1]).unwrap();
+    array.groups[0].set_access_state(STANDBY);
+    let reader = keep_unwritten(&attached.node);
+    let mut disk = OpenOptions::new().write(true).open(&attached.node).unwrap();
+    disk.write_all(&[0x5a; 4096]).unwrap();
+    drop(disk);
+    let device = || DetachTarget::Device(attached.node.clone());
+    let failure = array.engine.detach(device(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert_eq!(marks_of_failed_flushes().len(), 1);
+    drop(reader);
+    let request = DetachRequest::new(device()).abandon_unwritten();
+    let detached = array.engine.detach(request, soon()).unwrap();
+    assert!(!detached.safe_to_unmap, "{detached:?}");
+    nothing_is_left();
+}
