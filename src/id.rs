@@ -4,6 +4,7 @@
 //! is said by its prefix, or by the type it is parsed into.
 
 mod backend;
+mod content_name;
 mod device;
 mod fc_uri;
 mod hctl;
@@ -20,6 +21,7 @@ mod wwid;
 mod wwpn;
 
 pub use backend::BackendId;
+pub use content_name::{ContentName, Expected};
 pub use device::{DevNo, DiskSeq};
 pub use fc_uri::FcUri;
 pub use hctl::{Hctl, HostNo};
@@ -88,6 +90,23 @@ macro_rules! serde_as_text {
 
 #[cfg(feature = "serde")]
 serde_as_text!(
-    BackendId, DevNo, DiskSeq, FcUri, Hctl, HostNo, Iqn, IscsiUri, Lun, NbdIndex, NbdUri, Portal,
-    SessionId, Source, VolumeId, Wwid, Wwpn
+    BackendId,
+    ContentName,
+    DevNo,
+    DiskSeq,
+    Expected,
+    FcUri,
+    Hctl,
+    HostNo,
+    Iqn,
+    IscsiUri,
+    Lun,
+    NbdIndex,
+    NbdUri,
+    Portal,
+    SessionId,
+    Source,
+    VolumeId,
+    Wwid,
+    Wwpn
 );

@@ -12,7 +12,7 @@ use super::same_unit::PathPlace;
 use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
+use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
 use crate::iscsi::SessionOptions;
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{AccessState, Identity};
@@ -53,7 +53,8 @@ impl AttachRequest {
     }
 
     /// Attaches only if the unit itself says that this is one of its names.
-    /// For SCSI: an NBD server knows no such names.
+    /// For SCSI: an NBD server knows no such names, and the content of its volume has
+    /// names of [its own](NbdOptions::expect).
     #[must_use]
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
@@ -218,6 +219,11 @@ pub enum Unit {
         backend: Option<BackendId>,
         /// How many connections carry its I/O.
         connections: usize,
+        /// What names its content, read from the server: of a partition table, an
+        /// encrypted volume, an LVM physical volume or a file system. Empty where it is
+        /// blank or holds what is not known here; `None` where the server answered the
+        /// read with an error.
+        content: Option<Vec<ContentName>>,
     },
 }
 
@@ -297,6 +303,15 @@ impl Attachment {
         }
     }
 
+    /// The names of the content, where it is an NBD device and they could be read.
+    #[must_use]
+    pub fn content(&self) -> Option<&[ContentName]> {
+        match &self.unit {
+            Unit::Nbd { content, .. } => content.as_deref(),
+            Unit::Scsi { .. } => None,
+        }
+    }
+
     /// The index, where it is an NBD device.
     #[must_use]
     pub fn nbd_index(&self) -> Option<NbdIndex> {
@@ -320,7 +335,7 @@ impl Engine {
     ///
     /// **NBD**: shakes hands with the server, hands the sockets to the kernel's
     /// driver over netlink under a backend id, and reads size, access and id
-    /// back. A device that has this backend id already is returned as it is.
+    /// back. Before that it reads what names the content from the server. A device that has this backend id already is returned as it is.
     /// Linux 5.14 or later for backend ids; 5.10 connects without. Needs the
     /// `nbd` module and `CAP_SYS_ADMIN` in the initial user namespace.
     ///

@@ -1,6 +1,7 @@
 //! The way of one NBD attach, from top to bottom.
 
 mod again;
+mod content;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::lost::Lost;
 use super::phases::Phases;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, NbdIndex, NbdUri};
+use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
 use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
@@ -50,22 +51,20 @@ impl Engine {
         }
 
         phases.enter(Stage::Dial);
-        let mut sockets = Vec::new();
         let dial = || {
             let request_timeout = request.nbd.timeouts().request;
             nbd::dial_for_device(uri, Some(request_timeout), deadline)
         };
         let first = dial()?;
-        let export = first.export;
-        sockets.push(first.stream);
+        let export = first.export.clone();
+        let mut connections = vec![first];
         let wanted = usize::from(request.nbd.connections.get());
-        while sockets.len() < wanted && export.can_multi_conn() {
+        while connections.len() < wanted && export.can_multi_conn() {
             let next = dial()?;
             if next.export != export {
-                let message = "the NBD server says of one export another thing on each connection";
-                return Err(Error::new(ErrorKind::Protocol, message).at(Stage::Handshake));
+                return Err(content::serves_two());
             }
-            sockets.push(next.stream);
+            connections.push(next);
         }
         let export = if request.nbd.read_only {
             export.made_read_only()
@@ -74,13 +73,18 @@ impl Engine {
         };
         let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
+        phases.enter(Stage::Identify);
+        let content = content::of_all(&connections, uri, deadline)?;
+        content::require_expected(&request.nbd, content.as_deref(), uri)?;
+
         phases.enter(Stage::Connect);
+        let sockets = connections.into_iter().map(|connection| connection.stream);
         let offer = Offer {
             request,
             backend: &backend,
             export: &export,
             geometry,
-            sockets,
+            sockets: sockets.collect(),
         };
         let connected = self.connect_free(&offer, deadline)?;
         let Connected {
@@ -90,7 +94,7 @@ impl Engine {
         } = connected;
         let proven = device
             .limit_requests(export.maximum_payload(), deadline)
-            .and_then(|()| self.prove_nbd(&device, request, &mut watch, phases, deadline))
+            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, phases, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
@@ -238,6 +242,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &AttachRequest,
+        content: Option<Vec<ContentName>>,
         watch: &mut Watch,
         phases: &mut Phases,
         deadline: Deadline,
@@ -263,6 +268,7 @@ impl Engine {
                 index: device.index(),
                 backend: backend.map(str::parse).transpose()?,
                 connections: device.connections()?,
+                content,
             },
             size: disk.size()?,
             read_only: disk.read_only()?,

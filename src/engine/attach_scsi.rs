@@ -26,6 +26,14 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         phases.enter(Stage::Resolve);
+        if let Some(name) = &request.nbd.expected {
+            let message = format!(
+                "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
+                 name of the unit",
+                request.source
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        }
         if let Some(options) = &request.log_in {
             options.require_valid()?;
         }

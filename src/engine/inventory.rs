@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::Engine;
 use crate::error::{ErrorKind, Result};
-use crate::id::{DevNo, DiskSeq, Hctl, NbdIndex, Source};
+use crate::id::{ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::mounts::Mount;
@@ -175,6 +175,9 @@ pub struct NbdUnit {
     pub state: nbd::State,
     /// How many connections carry its I/O.
     pub connections: usize,
+    /// The names of its content, as udev read them last; `None` where udev has no record
+    /// of it.
+    pub content: Option<Vec<ContentName>>,
 }
 
 impl Engine {
@@ -253,6 +256,7 @@ impl Engine {
             diskseq: disk.diskseq()?,
             state,
             connections: device.connections()?,
+            content: device.content_by_udev(self.roots())?,
         };
         let used = users.of([disk.name()], None);
         Ok(Some(used.unit(UnitKind::Nbd(unit), Some(facts.size))))

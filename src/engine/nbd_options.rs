@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::id::{BackendId, NbdIndex, Source};
+use crate::id::{BackendId, ContentName, NbdIndex, Source};
 use crate::nbd::{NewTimeouts, Timeouts};
 
 /// How an NBD source is attached and healed. The defaults of an attach heal: a
@@ -16,6 +16,7 @@ pub struct NbdOptions {
     pub(super) connections: NonZeroU16,
     pub(super) read_only: bool,
     pub(super) block_size: Option<u32>,
+    pub(super) expected: Option<ContentName>,
     /// Those that were said.
     pub(super) timeouts: NewTimeouts,
 }
@@ -28,6 +29,7 @@ impl Default for NbdOptions {
             connections: NonZeroU16::MIN,
             read_only: false,
             block_size: None,
+            expected: None,
             timeouts: NewTimeouts::default(),
         }
     }
@@ -73,6 +75,13 @@ impl NbdOptions {
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.block_size = Some(bytes);
+        self
+    }
+
+    /// Attaches only if the content of the volume has this name.
+    #[must_use]
+    pub fn expect(mut self, name: ContentName) -> Self {
+        self.expected = Some(name);
         self
     }
 

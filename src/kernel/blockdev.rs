@@ -144,19 +144,31 @@ impl BlockDevice {
     /// # Errors
     /// `Io` where the device answers with an error.
     pub(crate) fn read_first_block(&self, roots: &Roots) -> Result<()> {
-        self.read_block(roots, |_, _| 0)
+        self.read(roots, 0, |_, _| 0).map(drop)
     }
 
     /// As [`read_first_block`](Self::read_first_block), of the last.
     pub(crate) fn read_last_block(&self, roots: &Roots) -> Result<()> {
-        self.read_block(roots, u64::saturating_sub)
+        self.read(roots, 0, u64::saturating_sub).map(drop)
+    }
+
+    /// As [`read_first_block`](Self::read_first_block), of at least `length` bytes where
+    /// the device has as many.
+    pub(crate) fn read_first_bytes(&self, roots: &Roots, length: usize) -> Result<Vec<u8>> {
+        self.read(roots, length, |_, _| 0)
     }
 
     /// `place` says where, by the size of the device and the length of what is read.
-    fn read_block(&self, roots: &Roots, place: impl FnOnce(u64, u64) -> u64) -> Result<()> {
+    fn read(
+        &self,
+        roots: &Roots,
+        length: usize,
+        place: impl FnOnce(u64, u64) -> u64,
+    ) -> Result<Vec<u8>> {
         // A partition has no queue of its own; its blocks are no longer than a page.
         let block = sysfs::parse(&self.dir.join("queue/logical_block_size"));
-        let length = block.unwrap_or(0).max(4096);
+        let block = block.unwrap_or(0).max(4096);
+        let length = length.next_multiple_of(block).max(block);
         let node = self.node(roots);
         let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
         let mut buffer = MmapMut::map_anon(length).map_err(|error| failed(&error))?;
@@ -170,7 +182,8 @@ impl BlockDevice {
         let (block, _) = buffer.split_at_mut(wanted);
         let at = place(size, u64::try_from(wanted).unwrap_or(0));
         file.read_exact_at(block, at)
-            .map_err(|error| failed(&error))
+            .map_err(|error| failed(&error))?;
+        Ok(block.to_vec())
     }
 
     /// Whether the disk can be opened: its directory is in sysfs a moment before

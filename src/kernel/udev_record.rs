@@ -1,5 +1,7 @@
 //! What udevd wrote down of a device when it handled it.
 
+use std::collections::BTreeMap;
+
 use super::{Roots, sysfs};
 use crate::error::Result;
 use crate::id::DevNo;
@@ -8,8 +10,27 @@ use crate::id::DevNo;
 /// event that udevd handled; none where it has no record
 /// (`/run/udev/data/bMAJ:MIN`, lines that begin with `S:`).
 pub(crate) fn read_links(roots: &Roots, devno: DevNo) -> Result<Vec<String>> {
-    let record = roots.run.join(format!("udev/data/b{devno}"));
-    let text = sysfs::read_if_there(&record)?.unwrap_or_default();
+    let text = read(roots, devno)?.unwrap_or_default();
     let links = text.lines().filter_map(|line| line.strip_prefix("S:"));
     Ok(links.map(str::to_owned).collect())
+}
+
+/// The properties in the same record (`E:KEY=VALUE`); `None` where udevd has handled no
+/// event of the device (then it lacks `I:`).
+pub(crate) fn read_properties(
+    roots: &Roots,
+    devno: DevNo,
+) -> Result<Option<BTreeMap<String, String>>> {
+    let text = read(roots, devno)?.unwrap_or_default();
+    if !text.lines().any(|line| line.starts_with("I:")) {
+        return Ok(None);
+    }
+    let properties = text.lines().filter_map(|line| line.strip_prefix("E:"));
+    let properties = properties.filter_map(|property| property.split_once('='));
+    let owned = properties.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Ok(Some(owned.collect()))
+}
+
+fn read(roots: &Roots, devno: DevNo) -> Result<Option<String>> {
+    sysfs::read_if_there(&roots.run.join(format!("udev/data/b{devno}")))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
-use lunbd::id::{BackendId, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
+use lunbd::id::{BackendId, Expected, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
     Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
     initiator_name,
@@ -110,9 +110,10 @@ pub(crate) struct Attach {
     pub(crate) sources: Vec<Source>,
 
     /// Attach only if the unit itself says that it has this name: naa.HEX,
-    /// eui.HEX, t10.TEXT, iqn.TEXT, wwn-0xHEX, or udev's 3HEX.
+    /// eui.HEX, t10.TEXT, iqn.TEXT, wwn-0xHEX, or udev's 3HEX. Of an NBD source, only
+    /// if its content has it: gpt.GUID, mbr.SIGNATURE, luks.UUID, lvm.UUID or fs.UUID.
     #[arg(long, value_name = "ID")]
-    pub(crate) expect: Option<Wwid>,
+    pub(crate) expect: Option<Expected>,
 
     /// How many paths must lead to the unit.
     #[arg(long, value_name = "COUNT", default_value = "1")]

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use lunbd::engine::{Phase, Unit};
+use lunbd::id::Expected;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, exit, progress::Progress, recover};
@@ -15,13 +16,17 @@ pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Resul
         return Err(Error::new(ErrorKind::InvalidInput, "no source"));
     };
     let progress = Progress::of(&format!("attaching {source}"));
+    let mut nbd = what.nbd.options();
+    if let Some(Expected::Content(name)) = &what.expect {
+        nbd = nbd.expect(name.clone());
+    }
     let request = AttachRequest::new(source)
-        .nbd(what.nbd.options())
+        .nbd(nbd)
         .min_paths(what.min_paths)
         .multipath(what.multipath)
         .observe(progress.observer());
     let mut request = sources.fold(request, AttachRequest::path);
-    if let Some(wwid) = what.expect {
+    if let Some(Expected::Unit(wwid)) = what.expect {
         request = request.expect(wwid);
     }
     if let Some(options) = what.iscsi.options()? {
@@ -109,12 +114,25 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
         Unit::Nbd {
             backend,
             connections,
+            content,
             ..
         } => {
             if let Some(id) = backend {
                 writeln!(out, "  backend   {id}")?;
             }
             writeln!(out, "  links     {connections}")?;
+            match content.as_deref() {
+                Some([]) => writeln!(out, "  content   blank, or without a name that is known")?,
+                Some(names) => {
+                    for name in names {
+                        writeln!(out, "  content   {name}")?;
+                    }
+                }
+                None => writeln!(
+                    out,
+                    "  content   not read: the server answers with an error"
+                )?,
+            }
         }
         _ => {}
     }

@@ -153,9 +153,16 @@ fn nbd_row(listed: &Listed, nbd: &NbdUnit) -> Row {
         nbd.state.to_string(),
         nbd.connections.to_string(),
         held_by(unit),
-        // The source says it already.
-        or_dash(nbd.backend.as_ref().filter(|_| nbd.source.is_none())),
+        nbd_name(nbd),
     ]
+}
+
+/// The backend id, unless the source says it already, and the names of the content.
+fn nbd_name(nbd: &NbdUnit) -> String {
+    let id = nbd.backend.iter().filter(|_| nbd.source.is_none()).cloned();
+    let content = nbd.content.iter().flatten().map(ToString::to_string);
+    let names: Vec<String> = id.chain(content).collect();
+    or_dash((!names.is_empty()).then(|| names.join(", ")))
 }
 
 /// As df counts it: of what those without privilege can have.

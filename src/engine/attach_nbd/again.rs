@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::content;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment};
@@ -9,7 +10,7 @@ use crate::engine::phases::Phases;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::kernel::worker;
-use crate::nbd::{Link, NbdDevice};
+use crate::nbd::{self, Link, NbdDevice};
 
 impl Engine {
     /// What is attached already, proven again.
@@ -41,9 +42,13 @@ impl Engine {
         }
         self.require_source(device, uri, backend)?;
         phases.enter(Stage::Probe);
-        self.require_answer(device, backend, deadline)?;
+        let first = self.require_answer(device, backend, deadline)?;
+        let content = nbd::content_names(&first);
+        content::require_expected(&request.nbd, Some(&content), uri)?;
         let mut watch = self.hub().watch(&device.index().name());
-        let mut attachment = self.prove_nbd(device, request, &mut watch, phases, deadline)?;
+        let content = Some(content);
+        let mut attachment =
+            self.prove_nbd(device, request, content, &mut watch, phases, deadline)?;
         attachment.changed = false;
         Ok(attachment)
     }
@@ -83,13 +88,13 @@ impl Engine {
         }
     }
 
-    /// The device answers a read.
+    /// The device answers a read: of the bytes that hold the names of its content.
     pub(in crate::engine) fn require_answer(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
         deadline: Deadline,
-    ) -> Result<()> {
+    ) -> Result<Vec<u8>> {
         /// Of a device whose connections here have ended: another process may have brought
         /// it others.
         const PATIENCE: Duration = Duration::from_secs(1);
@@ -97,7 +102,9 @@ impl Engine {
         let dead = |link: &Link| link.backend == *backend && link.is_dead();
         let is_dead = self.links_beside(device).get(&index).is_some_and(dead);
         let (disk, roots) = (device.disk().clone(), self.roots().clone());
-        let read = worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?;
+        let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
+        let read =
+            worker::start_apart(Stage::Probe, move || disk.read_first_bytes(&roots, length))?;
         let limit = if is_dead { PATIENCE } else { Duration::MAX };
         let answer = read.wait(Deadline::after(deadline.remaining().min(limit)));
         answer.unwrap_or_else(|| {

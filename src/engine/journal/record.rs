@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, DevNo, DiskSeq, Iqn, NbdIndex, Source, VolumeId, Wwid};
+use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Iqn, NbdIndex, Source, VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions};
 
 /// One volume: how it is attached, what is under way, and what was read back.
@@ -88,6 +88,9 @@ pub struct NbdSpec {
     /// See [`NbdOptions::block_size`]. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
+    /// See [`NbdOptions::expect`]. Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<ContentName>,
     /// See [`NbdOptions::io_timeout`].
     pub io_timeout_ms: u64,
     /// See [`NbdOptions::dead_connection_timeout`].
@@ -181,6 +184,7 @@ impl VolumeSpec {
                 connections: options.connections,
                 read_only: options.read_only,
                 block_size: options.block_size,
+                expect: options.expected.clone(),
                 io_timeout_ms: milliseconds(options.timeouts().request),
                 dead_connection_timeout_ms: milliseconds(options.timeouts().dead_connection),
             }),
@@ -230,6 +234,7 @@ impl VolumeSpec {
         options.index = spec.index;
         options.read_only = spec.read_only;
         options.block_size = spec.block_size;
+        options.expected.clone_from(&spec.expect);
         options
             .backend(spec.backend.clone())
             .connections(spec.connections)

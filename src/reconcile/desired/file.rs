@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use super::{Desired, of_volume};
 use crate::engine::{AttachRequest, Multipath, NbdOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, Iqn, NbdIndex, Source, VolumeId, Wwid};
+use crate::id::{BackendId, Expected, Iqn, NbdIndex, Source, VolumeId};
 use crate::iscsi::{CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name};
 
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct Volume {
     source: Option<Source>,
     #[serde(default)]
     sources: Vec<Source>,
-    expect: Option<Wwid>,
+    expect: Option<Expected>,
     min_paths: Option<usize>,
     multipath: Option<Multipath>,
     min_size: Option<u64>,
@@ -144,7 +144,7 @@ impl Volume {
             .min_paths(self.min_paths.unwrap_or(1))
             .multipath(self.multipath.unwrap_or_default());
         request = sources.cloned().fold(request, AttachRequest::path);
-        if let Some(name) = &self.expect {
+        if let Some(Expected::Unit(name)) = &self.expect {
             request = request.expect(name.clone());
         }
         if let Some(log_in) = &self.log_in {
@@ -155,10 +155,14 @@ impl Volume {
             let options = options.map_err(|error| of_volume(&self.id, &error))?;
             request = request.log_in(options);
         }
-        if let Some(nbd) = &self.nbd {
-            request = request.nbd(nbd.options());
+        let mut options = self.nbd.as_ref().map(Nbd::options).unwrap_or_default();
+        if let Some(Expected::Content(name)) = &self.expect {
+            if !matches!(first, Source::Nbd(_)) {
+                return refused("the name of a content is expected of NBD sources alone");
+            }
+            options = options.expect(name.clone());
         }
-        Ok(request)
+        Ok(request.nbd(options))
     }
 }
 

@@ -1,0 +1,238 @@
+//! What the first blocks of a volume call its content.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{ParseIdError, Wwid};
+
+/// A name that the content of a volume carries in its first blocks, printed and parsed as
+/// `gpt.GUID`, `mbr.SIGNATURE`, `luks.UUID`, `lvm.UUID` or `fs.UUID`.
+///
+/// It belongs to what was written and not to the volume: a copy of an image has the names
+/// of the image, and whoever formats the volume gives it another.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContentName(Name);
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Name {
+    Gpt([u8; 16]),
+    Mbr(u32),
+    Luks([u8; 16]),
+    Lvm(String),
+    FileSystem([u8; 16]),
+}
+
+/// In how many letters LVM groups a UUID.
+const LVM_GROUPS: [usize; 7] = [6, 4, 4, 4, 4, 4, 6];
+
+impl ContentName {
+    /// The disk GUID of a GPT, as it prints; `None` where all of it is zero.
+    pub(crate) fn gpt(guid: [u8; 16]) -> Option<Self> {
+        is_given(guid).map(|guid| Self(Name::Gpt(guid)))
+    }
+
+    /// The disk signature of an MBR; `None` for zero, which means none.
+    pub(crate) fn mbr(signature: u32) -> Option<Self> {
+        (signature != 0).then_some(Self(Name::Mbr(signature)))
+    }
+
+    /// The UUID of a LUKS header, as text; `None` where it is none.
+    pub(crate) fn luks(text: &str) -> Option<Self> {
+        uuid(text).map(|uuid| Self(Name::Luks(uuid)))
+    }
+
+    /// The UUID of an LVM physical volume, with or without hyphens; `None` where it is
+    /// none.
+    pub(crate) fn lvm(text: &str) -> Option<Self> {
+        let letters: String = text.chars().filter(|letter| *letter != '-').collect();
+        let is_whole = letters.len() == 32 && letters.chars().all(|c| c.is_ascii_alphanumeric());
+        is_whole.then_some(Self(Name::Lvm(letters)))
+    }
+
+    /// The UUID of a file system; `None` where all of it is zero.
+    pub(crate) fn file_system(uuid: [u8; 16]) -> Option<Self> {
+        is_given(uuid).map(|uuid| Self(Name::FileSystem(uuid)))
+    }
+}
+
+fn is_given(uuid: [u8; 16]) -> Option<[u8; 16]> {
+    (uuid != [0; 16]).then_some(uuid)
+}
+
+/// `None` where it is no UUID, or the one of zeroes.
+fn uuid(text: &str) -> Option<[u8; 16]> {
+    let groups: Vec<&str> = text.split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    if lengths != [8, 4, 4, 4, 12] || !text.is_ascii() {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    let digits = groups.concat();
+    for (byte, pair) in uuid.iter_mut().zip(digits.as_bytes().chunks(2)) {
+        // `from_str_radix` takes a sign as well.
+        let pair = std::str::from_utf8(pair).ok();
+        let pair = pair.filter(|pair| pair.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(pair, 16).ok()?;
+    }
+    is_given(uuid)
+}
+
+impl fmt::Display for ContentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Name::Gpt(guid) => write!(f, "gpt.{}", Hyphened(*guid)),
+            Name::Mbr(signature) => write!(f, "mbr.{signature:08x}"),
+            Name::Luks(uuid) => write!(f, "luks.{}", Hyphened(*uuid)),
+            Name::Lvm(letters) => {
+                f.write_str("lvm")?;
+                let mut rest = letters.as_str();
+                for (place, length) in LVM_GROUPS.into_iter().enumerate() {
+                    let (group, more) = rest.split_at_checked(length).unwrap_or((rest, ""));
+                    let before = if place == 0 { '.' } else { '-' };
+                    write!(f, "{before}{group}")?;
+                    rest = more;
+                }
+                Ok(())
+            }
+            Name::FileSystem(uuid) => write!(f, "fs.{}", Hyphened(*uuid)),
+        }
+    }
+}
+
+struct Hyphened([u8; 16]);
+
+impl fmt::Display for Hyphened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, byte) in self.0.iter().enumerate() {
+            let hyphen = if matches!(place, 4 | 6 | 8 | 10) {
+                "-"
+            } else {
+                ""
+            };
+            write!(f, "{hyphen}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for ContentName {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let parse = || {
+            let (kind, name) = text.split_once('.')?;
+            match kind {
+                "gpt" => Self::gpt(uuid(name)?),
+                "mbr" if name.len() == 8 && name.bytes().all(|c| c.is_ascii_hexdigit()) => {
+                    Self::mbr(u32::from_str_radix(name, 16).ok()?)
+                }
+                "luks" => Self::luks(name),
+                "lvm" => Self::lvm(name),
+                "fs" => Self::file_system(uuid(name)?),
+                _ => None,
+            }
+        };
+        parse().ok_or_else(|| {
+            ParseIdError::new(
+                "a name of a volume's content",
+                "gpt.GUID, mbr.SIGNATURE (8 hexadecimal digits), luks.UUID, lvm.UUID or fs.UUID",
+                text,
+            )
+        })
+    }
+}
+
+/// What a caller expects to be attached: the SCSI unit of this name, or the NBD volume
+/// whose content has this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Expected {
+    /// For `AttachRequest::expect`.
+    Unit(Wwid),
+    /// For `NbdOptions::expect`.
+    Content(ContentName),
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unit(name) => name.fmt(f),
+            Self::Content(name) => name.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Expected {
+    type Err = ParseIdError;
+
+    /// What a name begins with says which of the two it is.
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        match text.split_once('.') {
+            Some(("gpt" | "mbr" | "luks" | "lvm" | "fs", _)) => text.parse().map(Self::Content),
+            _ => text.parse().map(Self::Unit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
+
+    #[test]
+    fn a_content_name_prints_as_it_parses_and_hexadecimal_digits_have_no_case() {
+        for text in [
+            &format!("gpt.{UUID}"),
+            "mbr.0a1b2c3d",
+            &format!("luks.{UUID}"),
+            "lvm.AbcDef-0123-4567-89Ab-cdEF-ghIJ-klMNop",
+            &format!("fs.{UUID}"),
+        ] {
+            let name: ContentName = text.parse().unwrap();
+            assert_eq!(name.to_string(), *text);
+        }
+        let spelt = |text: &str| text.parse::<ContentName>().unwrap();
+        let upper = format!("fs.{}", UUID.to_uppercase());
+        assert_eq!(spelt(&upper), spelt(&format!("fs.{UUID}")));
+        assert_ne!(
+            spelt("lvm.AbcDef-0123-4567-89Ab-cdEF-ghIJ-klMNop"),
+            spelt("lvm.abcdef-0123-4567-89ab-cdef-ghij-klmnop")
+        );
+    }
+
+    #[test]
+    fn what_names_nothing_is_no_content_name() {
+        for text in [
+            "",
+            "fs",
+            "fs.",
+            UUID,
+            "fs.00000000-0000-0000-0000-000000000000",
+            "fs.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f",
+            "fs.+a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
+            "mbr.00000000",
+            "mbr.+a1b2c3d",
+            "mbr.1a2b3c",
+            "lvm.AbcDef",
+            "ext4.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
+        ] {
+            assert!(text.parse::<ContentName>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_expected_is_a_unit_or_a_content_by_what_its_name_begins_with() {
+        let content = format!("gpt.{UUID}");
+        let expected: Expected = content.parse().unwrap();
+        assert_eq!(expected, Expected::Content(content.parse().unwrap()));
+        let unit = "naa.60014051234567890abcdef012345678";
+        assert_eq!(
+            unit.parse(),
+            Ok(Expected::Unit(unit.parse().unwrap())),
+            "{unit}"
+        );
+        let wrong = "fs.1".parse::<Expected>().unwrap_err().to_string();
+        assert!(wrong.contains("fs.UUID"), "{wrong}");
+    }
+}

@@ -1,0 +1,111 @@
+//! What names the content of a volume, in its first blocks.
+//!
+//! Each format has a file of its own, with the offsets that it needs and where they are
+//! documented. Nothing else of a format is read, and no checksum: a name that is damaged
+//! is another name.
+
+mod file_systems;
+mod luks;
+mod lvm;
+mod partitions;
+mod udev;
+
+use crate::id::ContentName;
+pub(super) use udev::names as names_by_udev;
+
+/// How many bytes hold all of the names: the last is that of btrfs, at 64 KiB.
+pub(crate) const LENGTH: u32 = 68 * 1024;
+
+/// The names in the first bytes of a volume, sorted; none where it is blank or holds what
+/// is not known here. `first` is shorter than [`LENGTH`] where the volume is.
+pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
+    let first = Bytes(first);
+    let found = [
+        partitions::name(first),
+        luks::name(first),
+        lvm::name(first),
+        file_systems::name_of_ext(first),
+        file_systems::name_of_xfs(first),
+        file_systems::name_of_btrfs(first),
+    ];
+    let mut names: Vec<ContentName> = found.into_iter().flatten().collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The first bytes of a volume. What lies behind their end is not there.
+#[derive(Clone, Copy)]
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn array<const N: usize>(self, at: usize) -> Option<[u8; N]> {
+        self.0.get(at..)?.first_chunk().copied()
+    }
+
+    fn has(self, at: usize, magic: &[u8]) -> bool {
+        self.from(at)
+            .is_some_and(|bytes| bytes.0.starts_with(magic))
+    }
+
+    fn from(self, at: usize) -> Option<Self> {
+        self.0.get(at..).map(Bytes)
+    }
+
+    /// Up to the first zero.
+    fn text(self, at: usize, length: usize) -> Option<&'a str> {
+        let field = self.0.get(at..)?.get(..length)?;
+        let end = field.iter().position(|byte| *byte == 0);
+        std::str::from_utf8(field.get(..end.unwrap_or(length))?).ok()
+    }
+}
+
+/// The text of names, for errors.
+pub(crate) fn spelt(names: &[ContentName]) -> String {
+    if names.is_empty() {
+        return "no name that is known".to_owned();
+    }
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    names.join(" and ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_blank_volume_and_one_of_few_bytes_have_no_name() {
+        for length in [0, 1, 512, 1024, 4096, usize::try_from(LENGTH).unwrap()] {
+            assert_eq!(names(&vec![0; length]), []);
+        }
+    }
+
+    #[test]
+    fn a_volume_has_every_name_that_is_found() {
+        let mut first = vec![0; 4096];
+        first[1080..1082].copy_from_slice(&[0x53, 0xef]);
+        first[1128..1144].copy_from_slice(&[7; 16]);
+        first[440..444].copy_from_slice(&[4, 3, 2, 1]);
+        first[446 + 4] = 0x83;
+        first[510..512].copy_from_slice(&[0x55, 0xaa]);
+        let expected = ["mbr.01020304", "fs.07070707-0707-0707-0707-070707070707"];
+        let expected = expected.map(|name| name.parse::<ContentName>().unwrap());
+        assert_eq!(names(&first), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_any_kind_and_length_are_read_to_their_end(
+            bytes in prop::collection::vec(any::<u8>(), 0..4096),
+            start in prop::sample::select(vec![
+                &b"LUKS\xba\xbe\0\x02"[..], b"XFSB", b"LABELONE", b"EFI PART", b"",
+            ]),
+        ) {
+            let mut first = start.to_vec();
+            first.extend(bytes);
+            let _any = names(&first);
+        }
+    }
+}

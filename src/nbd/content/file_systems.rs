@@ -1,0 +1,49 @@
+//! The UUIDs of file systems.
+
+use super::Bytes;
+use crate::id::ContentName;
+
+/// ext2, ext3 and ext4: Linux, `fs/ext4/ext4.h`, `struct ext4_super_block`: at byte 1024,
+/// `s_magic` at 0x38 in it, little-endian, and `s_uuid` at 0x68.
+pub(super) fn name_of_ext(first: Bytes<'_>) -> Option<ContentName> {
+    let is_ext = first.has(1024 + 0x38, &0xef53_u16.to_le_bytes());
+    is_ext.then(|| ContentName::file_system(first.array(1024 + 0x68)?))?
+}
+
+/// Linux, `fs/xfs/libxfs/xfs_format.h`, `struct xfs_dsb`: at byte 0, `XFSB`, and `sb_uuid`
+/// at 32.
+pub(super) fn name_of_xfs(first: Bytes<'_>) -> Option<ContentName> {
+    let is_xfs = first.has(0, b"XFSB");
+    is_xfs.then(|| ContentName::file_system(first.array(32)?))?
+}
+
+/// Linux, `include/uapi/linux/btrfs_tree.h`, `struct btrfs_super_block`: at 64 KiB
+/// (`BTRFS_SUPER_INFO_OFFSET`), `fsid` at 0x20 in it, and the magic at 0x40.
+pub(super) fn name_of_btrfs(first: Bytes<'_>) -> Option<ContentName> {
+    const AT: usize = 64 * 1024;
+    let is_btrfs = first.has(AT + 0x40, b"_BHRfS_M");
+    is_btrfs.then(|| ContentName::file_system(first.array(AT + 0x20)?))?
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_file_system_has_the_uuid_of_its_superblock() {
+        let uuid: [u8; 16] = std::array::from_fn(|place| u8::try_from(place).unwrap() + 0x10);
+        let written = |magic_at: usize, magic: &[u8], uuid_at: usize| {
+            let mut bytes = vec![0; 68 * 1024];
+            bytes[magic_at..magic_at + magic.len()].copy_from_slice(magic);
+            bytes[uuid_at..uuid_at + 16].copy_from_slice(&uuid);
+            bytes
+        };
+        let expected = "fs.10111213-1415-1617-1819-1a1b1c1d1e1f";
+        for bytes in [
+            written(0x438, &[0x53, 0xef], 0x468),
+            written(0, b"XFSB", 32),
+            written(0x1_0040, b"_BHRfS_M", 0x1_0020),
+        ] {
+            let names = super::super::names(&bytes);
+            assert_eq!(names, [expected.parse().unwrap()]);
+        }
+    }
+}
