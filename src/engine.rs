@@ -33,6 +33,7 @@ mod nbd_options;
 mod patient;
 mod phases;
 mod preflight;
+mod preflight_container;
 mod reap;
 mod receipt;
 #[cfg(feature = "journal")]

@@ -36,7 +36,7 @@ mod watch;
 pub(crate) use changes::Noted;
 pub(crate) use changes::{Changed, Changes};
 pub use counters::Counters;
-pub(crate) use deaf::why_deaf;
+pub(crate) use deaf::{is_in_machines_network_namespace, why_deaf};
 pub use event::{Event, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};

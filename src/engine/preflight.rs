@@ -7,7 +7,7 @@ use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::iscsi::{self, Plight, StandingSession};
-use crate::kernel::blockdev::{self, BlockDevice};
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{mounts, process, sysfs};
 use crate::multipath::{Daemon, Map};
@@ -43,7 +43,7 @@ pub struct Check {
 }
 
 impl Check {
-    fn good(name: &'static str, seen: impl Into<String>) -> Self {
+    pub(super) fn good(name: &'static str, seen: impl Into<String>) -> Self {
         Self {
             name,
             finding: Finding::Good,
@@ -52,7 +52,11 @@ impl Check {
         }
     }
 
-    fn limited(name: &'static str, seen: impl Into<String>, remedy: &'static str) -> Self {
+    pub(super) fn limited(
+        name: &'static str,
+        seen: impl Into<String>,
+        remedy: &'static str,
+    ) -> Self {
         Self {
             name,
             finding: Finding::Limited,
@@ -61,7 +65,11 @@ impl Check {
         }
     }
 
-    fn missing(name: &'static str, seen: impl Into<String>, remedy: &'static str) -> Self {
+    pub(super) fn missing(
+        name: &'static str,
+        seen: impl Into<String>,
+        remedy: &'static str,
+    ) -> Self {
         Self {
             name,
             finding: Finding::Missing,
@@ -74,16 +82,19 @@ impl Check {
 impl Engine {
     /// Looks at all that attach and detach stand on. Changes nothing, but has
     /// the kernel send one marked event for a virtual block device to see
-    /// whether udev answers.
+    /// whether udev answers, and try its TLS, for which it may load a module.
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 14] = [
+        let looks: [(&'static str, Look); 15] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
             ("users", Self::check_users),
+            ("network namespace", |engine, _| {
+                Ok(engine.check_network_namespace())
+            }),
             ("scsi", Self::check_scsi),
             ("multipath", Self::check_multipath),
             ("iscsi", Self::check_iscsi),
@@ -146,34 +157,6 @@ impl Engine {
         } else {
             Check::good("sysfs", format!("{seen} is writable"))
         })
-    }
-
-    fn check_locks(&self, _: Deadline) -> Result<Check> {
-        let path = &self.roots().run;
-        let seen = path.display().to_string();
-        Ok(if machine::is_read_only(path)? {
-            let remedy = "mount it read-write: locks between processes are made there";
-            Check::missing("locks", format!("{seen} is read-only"), remedy)
-        } else {
-            Check::good("locks", format!("{seen}/lunbd"))
-        })
-    }
-
-    /// Whether all that may use a disk is to be seen.
-    fn check_users(&self, deadline: Deadline) -> Result<Check> {
-        let places = self.places_not_looked_at(deadline)?;
-        if places.is_empty() {
-            let seen = "processes, loop devices and targets of the kernel are all seen";
-            return Ok(Check::good("users", seen));
-        }
-        let places: Vec<String> = places.iter().map(ToString::to_string).collect();
-        let seen = format!(
-            "not to be seen: {}; a detach goes on without, and nothing is replaced or reaped",
-            places.join(", ")
-        );
-        let remedy = "run in the host's PID namespace with CAP_SYS_PTRACE, the host's /dev, and \
-                      configfs mounted on /sys/kernel/config";
-        Ok(Check::limited("users", seen, remedy))
     }
 
     fn check_scsi(&self, _: Deadline) -> Result<Check> {
@@ -298,41 +281,6 @@ impl Engine {
         Ok(names)
     }
 
-    fn check_multipath(&self, _: Deadline) -> Result<Check> {
-        let maps = Map::all(self.roots())?;
-        Ok(match (Daemon::find(self.roots())?, maps.len()) {
-            (Some(_), count) => Check::good("multipath", format!("multipathd runs, {count} maps")),
-            (None, 0) => Check::good("multipath", "no multipathd and no maps"),
-            (None, count) => Check::limited(
-                "multipath",
-                format!(
-                    "{count} maps and no multipathd in this network namespace: one in another may \
-                     make a map again that is being taken down, and none brings a path back"
-                ),
-                "run in the host's network namespace, or start multipathd",
-            ),
-        })
-    }
-
-    fn check_nodes(&self, _: Deadline) -> Result<Check> {
-        let devices = self.block_devices()?;
-        let astray = devices.iter().find(|device| {
-            let found = blockdev::devno_at(self.roots(), &device.node(self.roots()));
-            !found.is_ok_and(|devno| devno == device.devno())
-        });
-        Ok(match astray {
-            Some(device) => Check::missing(
-                "device nodes",
-                format!("{} has no node of its number", device.name()),
-                "mount the machine's devtmpfs: a container needs the host's /dev",
-            ),
-            None => Check::good(
-                "device nodes",
-                format!("each of {} block devices has its node", devices.len()),
-            ),
-        })
-    }
-
     fn check_udev(&self, deadline: Deadline) -> Result<Check> {
         match self.hub().mode() {
             Mode::Udev => self.probe_udev(deadline),
@@ -409,7 +357,7 @@ impl Engine {
         })
     }
 
-    fn block_devices(&self) -> Result<Vec<BlockDevice>> {
+    pub(super) fn block_devices(&self) -> Result<Vec<BlockDevice>> {
         let class = self.roots().sysfs.join("class/block");
         let mut devices = Vec::new();
         for name in sysfs::names(&class)? {

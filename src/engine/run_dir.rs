@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::kernel::Roots;
+use crate::kernel::{Roots, process};
 
 /// What its owner may do, and nobody else.
 const DIRECTORY: u32 = 0o700;
@@ -21,6 +21,38 @@ const OTHERS: u32 = 0o077;
 /// Where it is.
 pub(super) fn path(roots: &Roots) -> PathBuf {
     roots.run.join("lunbd")
+}
+
+/// Whether the directory, or where it would be made, is that of the machine's first
+/// process; `None` where that process is not to be seen.
+pub(super) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
+    if !process::shows_all_namespaces(roots).unwrap_or(false) {
+        return None;
+    }
+    let root = roots.proc.join("1/root");
+    let is_there = |path: &Path| match fs::metadata(path) {
+        Ok(found) => Some(Some((found.dev(), found.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(None),
+        Err(_) => None,
+    };
+    is_there(&root)??;
+    // The machine may be mounted elsewhere here than where it is itself.
+    let places = [roots.run.as_path(), Path::new("/run")].map(|run| {
+        let below_root = run.strip_prefix("/").unwrap_or(run);
+        root.join(below_root)
+    });
+    for run in places {
+        let pairs = [(path(roots), run.join("lunbd")), (roots.run.clone(), run)];
+        for (own, machines) in pairs {
+            match (is_there(&own)?, is_there(&machines)?) {
+                // Looked for one directory above.
+                (None, None) => {}
+                (own, machines) if own == machines => return Some(true),
+                _ => break,
+            }
+        }
+    }
+    Some(false)
 }
 
 /// Takes the directory from others where an earlier version let them in. Who may not
@@ -94,6 +126,24 @@ mod tests {
         fs::remove_file(&lock).unwrap();
         open_lock(&lock).unwrap();
         assert!(!is_at(&lock, &file).unwrap());
+    }
+
+    #[test]
+    fn the_directory_is_compared_with_that_of_the_machines_first_process_where_that_is_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        fs::create_dir_all(&roots.run).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), None);
+        let first = roots.proc.join("1");
+        fs::create_dir_all(&first).unwrap();
+        std::os::unix::fs::symlink("/", first.join("root")).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        make(&path(&roots)).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        // The first process has another root.
+        fs::remove_file(first.join("root")).unwrap();
+        fs::create_dir_all(first.join("root/run/lunbd")).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(false));
     }
 
     #[test]

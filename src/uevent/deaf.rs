@@ -65,14 +65,27 @@ fn libudev_listens() -> bool {
 
 /// What udevd multicasts stays in its network namespace (`net/netlink/af_netlink.c`).
 fn is_in_udevds_network_namespace(roots: &Roots) -> bool {
-    let own = network_namespace(Path::new("/proc/self"));
-    let of_process = |process: &str| network_namespace(&roots.proc.join(process));
-    // udevd has that of the machine's first process. A container shows its own.
+    // udevd has that of the machine's first process.
+    is_in_first_process_network_namespace(roots).unwrap_or_else(|| {
+        is_initial_network_namespace(roots) || has_udevd_beside_us(roots, own_network_namespace())
+    })
+}
+
+/// Whether the network namespace of this process is the machine's.
+pub(crate) fn is_in_machines_network_namespace(roots: &Roots) -> bool {
+    is_in_first_process_network_namespace(roots)
+        .unwrap_or_else(|| is_initial_network_namespace(roots))
+}
+
+/// `None` where the machine's first process is not to be seen. A container shows its own.
+fn is_in_first_process_network_namespace(roots: &Roots) -> Option<bool> {
     let shows_machine = process::shows_all_namespaces(roots).unwrap_or(false);
-    if let Some(first) = of_process("1").filter(|_| shows_machine) {
-        return own == Some(first);
-    }
-    is_initial_network_namespace(roots) || has_udevd_beside_us(roots, own)
+    let first = network_namespace(&roots.proc.join("1")).filter(|_| shows_machine)?;
+    Some(own_network_namespace() == Some(first))
+}
+
+fn own_network_namespace() -> Option<u64> {
+    network_namespace(Path::new("/proc/self"))
 }
 
 fn network_namespace(process: &Path) -> Option<u64> {

@@ -52,6 +52,7 @@ mod iscsi_shared_session;
 mod iscsi_tgt;
 mod iscsi_unusable;
 mod lab;
+mod mpath_container;
 mod mpath_defaults;
 mod mpath_map;
 mod nbd;
