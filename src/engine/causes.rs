@@ -105,7 +105,7 @@ impl Engine {
         let events = stream.waker();
         let deaths = match DeadLinks::listen(deadline) {
             Ok(links) => Some(links.watch(None)),
-            Err(error) if error.kind() == ErrorKind::TimedOut => return Err(error),
+            Err(error) if error.kind().is_out_of_time() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "nothing will tell when an NBD link dies");
                 None

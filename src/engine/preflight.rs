@@ -373,7 +373,7 @@ impl Engine {
             ));
         };
         let mut watch = self.hub().watch(device.name());
-        let asked = Deadline::after(deadline.remaining().min(ENOUGH));
+        let asked = deadline.at_most(ENOUGH);
         Ok(
             match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), asked) {
                 Ok(_) => Check::good(
