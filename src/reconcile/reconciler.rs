@@ -317,7 +317,10 @@ impl Reconciler {
                 state = self.shared.state();
                 match found {
                     Ok(found) => state.see_transports(found),
-                    Err(error) => tracing::warn!(%error, "sessions and hosts are not seen"),
+                    Err(error) => {
+                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        state.transports.look_later();
+                    }
                 }
                 continue;
             }
