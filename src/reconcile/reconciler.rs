@@ -335,8 +335,12 @@ impl Reconciler {
             }
             if state.lacks_a_worker(self.options.threads.get()) {
                 drop(state);
-                start_worker()?;
+                let started = start_worker();
                 state = self.shared.state();
+                if let Err(error) = started {
+                    tracing::warn!(%error, "a step waits for another to end");
+                    state.workers.fail_to_start(Instant::now());
+                }
                 continue;
             }
             if state.has_a_step(self.options.threads.get()) {
