@@ -1,9 +1,22 @@
 //! The caller's time limit, and the pause between looks where nothing wakes us.
 
+mod cancel;
+
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longer than anything waits, and short enough for the clock.
 const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
+
+/// How long a wait goes on before it looks whether its call is cancelled.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a call that was cancelled goes on to undo what it has done. A slow array and a
+/// slow udev take a few seconds.
+const TO_UNDO: Duration = Duration::from_secs(15);
+
+pub use cancel::Cancel;
+use cancel::Token;
 
 /// The instant until which a call may wait. Every call that can wait takes
 /// one; it covers the whole call, not each step of it.
@@ -11,6 +24,7 @@ const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
 pub struct Deadline {
     start: Instant,
     end: Instant,
+    cancel: Option<Token>,
 }
 
 impl Deadline {
@@ -22,13 +36,81 @@ impl Deadline {
         let end = start
             .checked_add(limit)
             .unwrap_or_else(|| start + limit.min(FOREVER));
-        Self { start, end }
+        Self {
+            start,
+            end,
+            cancel: None,
+        }
+    }
+
+    /// The same deadline, which has also passed as soon as `cancel` is used. The waits
+    /// of the call notice that within 50 ms.
+    #[must_use]
+    pub fn cancelled_by(self, cancel: &Cancel) -> Self {
+        let cancel = Some(cancel.token());
+        Self { cancel, ..self }
+    }
+
+    /// Whether the call was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(Token::is_cancelled)
+    }
+
+    /// The same deadline, which no cancellation ends.
+    #[must_use]
+    pub(crate) fn despite_cancel(self) -> Self {
+        let cancel = None;
+        Self { cancel, ..self }
+    }
+
+    /// For undoing what the call has done: what is left of its time, and not much of
+    /// that where the caller has cancelled it.
+    #[must_use]
+    pub(crate) fn for_rollback(self) -> Self {
+        let limit = if self.is_cancelled() {
+            TO_UNDO
+        } else {
+            FOREVER
+        };
+        self.despite_cancel().at_most(limit)
     }
 
     /// Time left; zero when the deadline has passed.
     #[must_use]
     pub fn remaining(&self) -> Duration {
+        if self.is_cancelled() {
+            return Duration::ZERO;
+        }
         self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// How long a wait may sleep before it looks at the deadline again: all the time that
+    /// is left, and less where the call can be cancelled.
+    #[must_use]
+    pub(crate) fn turn(&self) -> Duration {
+        match self.cancel {
+            Some(_) => self.remaining().min(LOOK),
+            None => self.remaining(),
+        }
+    }
+
+    /// Sleeps for `pause`, or until the deadline has passed.
+    pub(crate) fn pause(&self, pause: Duration) {
+        let pause = self.at_most(pause);
+        while !pause.has_passed() {
+            thread::park_timeout(pause.turn());
+        }
+    }
+
+    /// A deadline `limit` from now, or this one where it is sooner.
+    #[must_use]
+    pub(crate) fn at_most(&self, limit: Duration) -> Self {
+        let cancel = self.cancel;
+        Self {
+            cancel,
+            ..Self::after(self.remaining().min(limit))
+        }
     }
 
     /// Time since the deadline was set.
@@ -40,7 +122,7 @@ impl Deadline {
     /// A deadline when half of the time that is left has passed.
     #[must_use]
     pub fn half(&self) -> Self {
-        Self::after(self.remaining() / 2)
+        self.at_most(self.remaining() / 2)
     }
 
     /// Whether the deadline has passed.
@@ -107,6 +189,30 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(100));
         let half = deadline.half().remaining();
         assert!(half <= Duration::from_secs(50) && half > Duration::from_secs(40));
+    }
+
+    #[test]
+    fn a_call_that_is_cancelled_has_no_time_left_and_its_rollback_has() {
+        let cancel = Cancel::new();
+        let deadline = Deadline::after(Duration::from_secs(100)).cancelled_by(&cancel);
+        let part = deadline.half().at_most(Duration::from_secs(60));
+        assert!(!part.has_passed());
+        assert!(deadline.turn() < Duration::from_secs(1));
+        cancel.clone().cancel();
+        assert!(deadline.has_passed() && deadline.is_cancelled());
+        assert!(part.has_passed() && part.half().is_cancelled());
+        let rollback = deadline.for_rollback();
+        assert!(!rollback.has_passed() && rollback.remaining() <= TO_UNDO);
+    }
+
+    #[test]
+    fn a_pause_ends_where_its_call_is_cancelled() {
+        let cancel = Cancel::new();
+        let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
+        let paused = thread::spawn(move || deadline.pause(Duration::from_secs(600)));
+        cancel.cancel();
+        paused.join().unwrap();
+        assert!(deadline.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use crate::deadline::Deadline;
 use crate::id::ParseIdError;
 pub use kind::{ErrorKind, Retry};
 pub use stage::Stage;
@@ -75,8 +76,17 @@ impl Error {
         new
     }
 
-    /// The caller's deadline passed at `stage` after `waited`.
-    pub(crate) fn timed_out(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
+    /// The caller's deadline passed at `stage`, or the caller cancelled the call.
+    pub(crate) fn timed_out(stage: Stage, deadline: Deadline, waiting_for: &str) -> Self {
+        let new = Self::not_within(stage, deadline.elapsed(), waiting_for);
+        if deadline.is_cancelled() {
+            return new.with_kind(ErrorKind::Cancelled);
+        }
+        new
+    }
+
+    /// Nothing came of `waited`, whoever's limit that was.
+    pub(crate) fn not_within(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
         let mut new = Self::new(ErrorKind::TimedOut, format!("waiting for {waiting_for}"));
         new.0.stage = Some(stage);
         new.0.waited = Some(waited);
@@ -151,8 +161,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        if inner.kind == ErrorKind::TimedOut {
-            f.write_str("timed out")?;
+        if inner.kind.is_out_of_time() {
+            let cancelled = inner.kind == ErrorKind::Cancelled;
+            f.write_str(if cancelled { "cancelled" } else { "timed out" })?;
             if let Some(waited) = inner.waited {
                 write!(f, " after {:.1} s", waited.as_secs_f64())?;
             }
@@ -225,16 +236,29 @@ impl From<ParseIdError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadline::Cancel;
 
     #[test]
     fn a_timeout_names_its_stage_its_length_and_what_was_last_seen() {
-        let error = Error::timed_out(Stage::Settle, Duration::from_millis(2500), "udev")
+        let error = Error::not_within(Stage::Settle, Duration::from_millis(2500), "udev")
             .with_last_seen("state=running");
         assert_eq!(
             error.to_string(),
             "timed out after 2.5 s at stage settle, waiting for udev; last seen: state=running"
         );
         assert_eq!(error.retry(), Retry::Again);
+    }
+
+    #[test]
+    fn a_wait_that_was_cancelled_says_so() {
+        let cancel = Cancel::new();
+        let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
+        cancel.cancel();
+        let mut error = Error::timed_out(Stage::Settle, deadline, "udev");
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        error.0.waited = None;
+        let said = error.to_string();
+        assert_eq!(said, "cancelled at stage settle, waiting for udev");
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub use kernel::sg::fuzz::sg_reply;
 
 #[cfg(feature = "crash-points")]
 pub use crash::Point as CrashPoint;
-pub use deadline::Deadline;
+pub use deadline::{Cancel, Deadline};
 pub use engine::{AttachRequest, Attachment, DetachRequest, DetachTarget, Detachment, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use id::Source;

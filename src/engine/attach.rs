@@ -342,7 +342,8 @@ impl Engine {
     /// What was attached already comes back with `changed: false`. A failure
     /// leaves nothing behind: what this call brought in is taken down again,
     /// except after a timeout, when it stands as the error says and a repeated
-    /// attach goes on with it.
+    /// attach goes on with it. A call that is [cancelled](crate::Cancel) has 15 seconds for
+    /// that.
     ///
     /// # Errors
     /// `InvalidInput` (an NBD source with further paths or an expected name, or as a
@@ -351,8 +352,9 @@ impl Engine {
     /// device that stands under another index than the wanted one, or writable and is
     /// wanted read-only), `Quarantined`,
     /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
-    /// or offline; no path serves I/O in its ALUA access state), `Unreachable` and `Protocol` (the NBD server), `Refused`,
-    /// `NotPermitted`, `Vanished`, `TimedOut` at the stage that it names, `Io`.
+    /// or offline; no path serves I/O in its ALUA access state), `Unreachable` and `Protocol`
+    /// (the NBD server), `Refused`, `NotPermitted`, `Vanished`, `TimedOut` and `Cancelled` at
+    /// the stage that they name, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
         telemetry::measured(Call::Attach, || self.attach_timed(request, deadline))

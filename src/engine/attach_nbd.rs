@@ -112,6 +112,7 @@ impl Engine {
             }
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
+                let deadline = deadline.for_rollback();
                 link.shut_down();
                 let index = device.index();
                 // udev's probe of it may be under way: it stands until the last close.
@@ -162,8 +163,7 @@ impl Engine {
                     None => error,
                 });
             }
-            let pause = deadline.remaining().min(pauses.pause());
-            events.next(Deadline::after(pause));
+            events.next(deadline.at_most(pauses.pause()));
         }
     }
 
@@ -306,7 +306,7 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 fn limit_as_served(device: &NbdDevice, uri: &NbdUri, phases: &mut Phases, deadline: Deadline) {
     const PATIENCE: Duration = Duration::from_secs(5);
     phases.enter(Stage::Dial);
-    let limit = Deadline::after(PATIENCE.min(deadline.remaining() / 4));
+    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {

@@ -42,7 +42,7 @@ impl Engine {
         match attached {
             // What the kernel is still at would go with it.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
-                sessions.give_up(self.roots(), deadline);
+                sessions.give_up(self.roots(), deadline.for_rollback());
                 Err(error)
             }
             result => {
@@ -99,6 +99,7 @@ impl Engine {
         match self.prove(&mut unit, request, cause, phases, deadline) {
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 let mut error = error;
+                let deadline = deadline.for_rollback();
                 for path in unit.paths.iter_mut().filter(|path| path.changed) {
                     let (device, watch) = (&path.device, &mut path.watch);
                     error = undo::device(self, error, device, watch, phases, deadline);
@@ -464,7 +465,7 @@ mod tests {
         let source: Source = "scsi:1:0:0:1".parse().unwrap();
         let request = AttachRequest::new(source).min_paths(3);
         let waited = std::time::Duration::from_secs(9);
-        let slow = Error::timed_out(Stage::Identify, waited, "sdb to answer");
+        let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
         let slow = slow.with_last_seen("state=running, disk sdb");
         let none = Error::new(ErrorKind::NotFound, "no such unit");
         let via = |hctl: &str| Via::Address {

@@ -151,7 +151,7 @@ impl Engine {
             if deadline.has_passed() {
                 // Its caller may have gone, and others have seen no scan.
                 let what = format!("{under_way} to begin");
-                return Err(Error::timed_out(Stage::Scan, deadline.elapsed(), &what));
+                return Err(Error::timed_out(Stage::Scan, deadline, &what));
             }
             Ok(lease)
         };
@@ -170,9 +170,11 @@ impl Engine {
         match found {
             Ok(found) => Ok(found.brought(via, device, true, watch)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
-            Err(error) => Err(undo::device(
-                self, error, &device, &mut watch, phases, deadline,
-            )),
+            Err(error) => {
+                let deadline = deadline.for_rollback();
+                let undone = undo::device(self, error, &device, &mut watch, phases, deadline);
+                Err(undone)
+            }
         }
     }
 
@@ -252,7 +254,9 @@ impl Engine {
         let (roots, lanes, disk) = (self.roots(), &self.lanes, &found.disk);
         let why = match scsi::read_capacity(roots, lanes, device, disk, deadline) {
             Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
-            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Quarantined) => {
+            Err(error)
+                if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
+            {
                 return Err(error);
             }
             Err(error) => format!("the unit does not say its size: {error}"),
@@ -293,7 +297,7 @@ impl Engine {
 /// The kernel refuses the open of an offline device as that of one that is gone
 /// (`ENXIO`, `drivers/scsi/sd.c`, `sd_open`).
 fn state_behind(error: Error, device: &ScsiDevice) -> Error {
-    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Quarantined) {
+    if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
         return error;
     }
     match device.require_usable(Stage::Identify) {

@@ -103,10 +103,10 @@ impl Question {
                     "the file system at {} to say how full it is",
                     path.display()
                 );
-                let error = Error::timed_out(Stage::Measure, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Measure, deadline, &what);
                 return Err(error.with_last_seen("no answer; it is not asked again before that"));
             }
-            let woken = self.answered.wait_timeout(answer, deadline.remaining());
+            let woken = self.answered.wait_timeout(answer, deadline.turn());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

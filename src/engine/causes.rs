@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::NbdIndex;
+use crate::id::{HostNo, NbdIndex};
 use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 use crate::uevent::{self, Notice, Origin, Stream, UnitAttention, Waker};
 
@@ -27,7 +27,10 @@ pub enum Cause {
     },
     /// A remote port came, went or changed, or a target says that its logical units did:
     /// paths may have come back.
-    Transport,
+    Transport {
+        /// On this SCSI host, where the event's path names one.
+        host: Option<HostNo>,
+    },
     /// The kernel added, removed or changed an iSCSI session or a SCSI host. A login of this
     /// process does so too, so only a look at sysfs says whether a path may have come back.
     HostOrSession,
@@ -50,8 +53,11 @@ impl Cause {
             Notice::Event(_) => return None,
             Notice::Resync => return Some(Self::LookAgain),
         };
+        let transport = || Self::Transport {
+            host: host_in(&event.devpath),
+        };
         if event.sdev_ua == Some(UnitAttention::LunsChanged) {
-            return Some(Self::Transport);
+            return Some(transport());
         }
         let starts = |subsystem: &str, of: &[&str]| of.iter().any(|of| subsystem.starts_with(of));
         match event.subsystem.as_str() {
@@ -59,11 +65,19 @@ impl Cause {
                 devpath: event.devpath.clone(),
                 removed: event.action == "remove",
             }),
-            subsystem if starts(subsystem, &["fc_", "sas_"]) => Some(Self::Transport),
+            subsystem if starts(subsystem, &["fc_", "sas_"]) => Some(transport()),
             subsystem if starts(subsystem, &["iscsi_", "scsi_host"]) => Some(Self::HostOrSession),
             _ => None,
         }
     }
+}
+
+/// The SCSI host in a path below `/sys`.
+fn host_in(devpath: &str) -> Option<HostNo> {
+    let mut numbers = devpath
+        .split('/')
+        .filter_map(|part| part.strip_prefix("host"));
+    numbers.find_map(|number| number.parse().ok().map(HostNo))
 }
 
 fn is_an_nbd_disk(event: &uevent::Event) -> bool {
@@ -105,7 +119,7 @@ impl Engine {
         let events = stream.waker();
         let deaths = match DeadLinks::listen(deadline) {
             Ok(links) => Some(links.watch(None)),
-            Err(error) if error.kind() == ErrorKind::TimedOut => return Err(error),
+            Err(error) if error.kind().is_out_of_time() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "nothing will tell when an NBD link dies");
                 None
@@ -200,6 +214,14 @@ mod tests {
             links: Vec::new(),
             cut: false,
         })))
+    }
+
+    #[test]
+    fn the_path_of_a_remote_port_names_its_host() {
+        let port =
+            "/devices/pci0000:00/0000:00:05.0/host12/rport-12:0-3/fc_remote_ports/rport-12:0-3";
+        assert_eq!(host_in(port), Some(HostNo(12)));
+        assert_eq!(host_in("/devices/virtual/hosted/expander-1:0"), None);
     }
 
     #[test]

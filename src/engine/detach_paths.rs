@@ -363,11 +363,10 @@ impl Way<'_> {
             while !reborn.exists() && is_known()? {
                 if deadline.has_passed() {
                     let what = format!("multipathd to forget {name} ({})", path.hctl);
-                    let error = Error::timed_out(Stage::Forget, deadline.elapsed(), &what);
+                    let error = Error::timed_out(Stage::Forget, deadline, &what);
                     return Err(error.with_last_seen("the path is gone from the kernel"));
                 }
-                let pause = pauses.pause().min(deadline.remaining());
-                self.maps.next(Deadline::after(pause));
+                self.maps.next(deadline.at_most(pauses.pause()));
             }
             path.forgotten = Some(true);
         }
@@ -378,7 +377,7 @@ impl Way<'_> {
     /// may be a path of the unit, whose last write is still to come. Says which
     /// are not gone.
     pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
-        let patience = Deadline::after(LEAVING_LIMIT.min(deadline.remaining()));
+        let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let (roots, lanes) = (self.engine.roots(), &self.engine.lanes);
         let mut leaving = self.engine.units().leaving(roots)?;
@@ -394,7 +393,7 @@ impl Way<'_> {
             if leaving.is_empty() || patience.has_passed() {
                 break;
             }
-            self.maps.next(Deadline::after(pauses.pause()));
+            self.maps.next(patience.at_most(pauses.pause()));
         }
         let doubt = |device: &ScsiDevice| {
             let hctl = device.hctl();

@@ -256,13 +256,12 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
             Ok(true) => {}
             Err(error) if !deadline.has_passed() && way.may_pass(&error, deadline) => {
                 tracing::debug!(%error, "once more");
-                let pause = pauses.pause().min(deadline.remaining());
-                way.maps.next(Deadline::after(pause));
+                way.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
                     // A turn without time would say less than this one did.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
                     let what = "what is in the way to pass";
-                    let timed_out = Error::timed_out(stage, deadline.elapsed(), what);
+                    let timed_out = Error::timed_out(stage, deadline, what);
                     return Err(timed_out.with_last_seen(error.to_string()));
                 }
             }

@@ -43,7 +43,7 @@ impl Way<'_> {
                 None => error.with_last_seen(one.path.device.describe()),
             });
         }
-        let limit = Deadline::after(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
+        let limit = deadline.at_most(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
         let abandon = self.request.abandon;
         self.engine
             .write_back_below_map(claim, disk, abandon, limit)

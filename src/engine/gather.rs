@@ -309,7 +309,7 @@ enum Found {
 
 fn timed_out(seen: &str, deadline: Deadline) -> Error {
     let what = "the multipath map to hold every path";
-    Error::timed_out(Stage::Map, deadline.elapsed(), what).with_last_seen(seen)
+    Error::timed_out(Stage::Map, deadline, what).with_last_seen(seen)
 }
 
 #[cfg(test)]

@@ -287,7 +287,7 @@ impl Healer<'_> {
             // other network namespaces: our own ends of the links are the net
             // below.
             let turn = wakes.saturating_duration_since(Instant::now());
-            let turn = Deadline::after(deadline.remaining().min(turn));
+            let turn = deadline.at_most(turn);
             match self.deaths.next(turn) {
                 Some(notice) => self.admit(notice)?,
                 None if deadline.has_passed() => return Ok(Vec::new()),
@@ -301,7 +301,7 @@ impl Healer<'_> {
         while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
             self.admit(notice)?;
         }
-        let turn = Deadline::after(deadline.remaining().min(TURN));
+        let turn = deadline.at_most(TURN);
         let due = self.sick.values_mut();
         let due = due.filter(|patient| patient.rests_until().is_none());
         let news = self.engine.treat(due, turn);

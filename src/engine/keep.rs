@@ -205,7 +205,7 @@ impl SessionKeeper {
             let next = losses.flat_map(|loss| [loss.due(), loss.overdue()]);
             let next = next.flatten().fold(self.look_at, Instant::min);
             let pause = next.saturating_duration_since(Instant::now());
-            let turn = Deadline::after(pause.min(deadline.remaining()));
+            let turn = deadline.at_most(pause);
             if let Some(notice) = self.watch.next(turn)? {
                 self.hear(notice)?;
             }
@@ -388,7 +388,7 @@ impl SessionKeeper {
             Plight::GivenUp if loss.is_first_to_say_spent() => KeepOutcome::BudgetSpent,
             _ if loss.is_news(ErrorKind::TimedOut) => {
                 let what = "a login again to end, and none is tried before";
-                let error = Error::timed_out(Stage::Session, attempt::LONGEST, what);
+                let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
                 let state = loss.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
                 KeepOutcome::Failed(error.with_last_seen(format!("session {id} is {state}")))

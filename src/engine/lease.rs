@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -56,7 +55,7 @@ impl Lease {
             if deadline.has_passed() {
                 return Err(not_free(&path, name, deadline));
             }
-            thread::park_timeout(pauses.pause().min(deadline.remaining()));
+            deadline.pause(pauses.pause());
         }
     }
 
@@ -89,7 +88,7 @@ impl Lease {
             if deadline.has_passed() {
                 return Err(not_free(&path, name, deadline));
             }
-            thread::park_timeout(pauses.pause().min(deadline.remaining()));
+            deadline.pause(pauses.pause());
         }
         Ok(())
     }
@@ -203,7 +202,7 @@ fn open(path: &Path) -> Result<File> {
 fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
     let holder = sysfs::read_if_there(path).ok().flatten();
     let what = format!("another process to be done with {name}");
-    let error = Error::timed_out(Stage::Lock, deadline.elapsed(), &what);
+    let error = Error::timed_out(Stage::Lock, deadline, &what);
     error.with_last_seen(format!("held by process {}", holder.unwrap_or_default()))
 }
 

@@ -140,10 +140,26 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<(Vec<Tried>, Sessions)> {
         let mut sessions = Sessions::default();
+        match self.routes_over(request, phases, &mut sessions, deadline) {
+            Ok(routes) => Ok((routes, sessions)),
+            Err(error) => {
+                sessions.give_up(self.roots(), deadline.for_rollback());
+                Err(error)
+            }
+        }
+    }
+
+    fn routes_over(
+        &self,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) -> Result<Vec<Tried>> {
         loop {
             let ways = self.ways(request)?;
             // Ended by another, just now or some time ago.
-            let all_stand = self.share_all(&ways, request, &mut sessions, deadline)?;
+            let all_stand = self.share_all(&ways, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
                 Some(options) if all_stand => wanted(&ways, request, options),
                 _ => Vec::new(),
@@ -154,7 +170,7 @@ impl Engine {
                     phases.enter(Stage::Login);
                     let there = ways.iter().filter(|way| way.route.place.is_ok()).count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
-                    self.log_in_all(wanted, options, request, enough, &mut sessions, deadline);
+                    self.log_in_all(wanted, options, request, enough, sessions, deadline);
                 }
                 options if all_stand => {
                     let explain = |way: Way<'_>| {
@@ -162,14 +178,13 @@ impl Engine {
                         let why = options.and_then(|options| sessions.why_none(&way, options));
                         (way.route, why)
                     };
-                    let routes = ways.into_iter().map(explain).collect();
-                    return Ok((routes, sessions));
+                    return Ok(ways.into_iter().map(explain).collect());
                 }
                 _ => {}
             }
             if deadline.has_passed() {
                 let what = "the sessions to stand";
-                return Err(Error::timed_out(Stage::Login, deadline.elapsed(), what));
+                return Err(Error::timed_out(Stage::Login, deadline, what));
             }
         }
     }
@@ -315,10 +330,10 @@ impl Engine {
             if enough == 0 {
                 // Those that are enough did it in this time.
                 let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
-                patience = Deadline::after(as_long_again);
+                patience = limit.at_most(as_long_again);
                 enough = usize::MAX;
             }
-            match came.recv_timeout(patience.remaining()) {
+            match came.recv_timeout(patience.turn()) {
                 Ok((name, Ok(fresh))) => {
                     waited_for.remove(&name);
                     sessions.fresh.extend(fresh);
@@ -327,12 +342,16 @@ impl Engine {
                 Ok((name, Err(error))) => {
                     waited_for.insert(name, Some(error));
                 }
+                Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
+                // Each ends by itself now. What it has made is to be given up.
+                Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
+                    patience = limit.for_rollback();
+                }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
         }
         for (name, error) in waited_for {
-            let slow =
-                || Error::timed_out(Stage::Login, limit.elapsed(), &format!("a login {name}"));
+            let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
             let error = error.unwrap_or_else(slow);
             tracing::debug!(%name, %error, "no session");
             sessions.failures.insert(name, error);
@@ -415,7 +434,7 @@ fn log_in(
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
         // The kernel is at it still, and nobody may be there to see its end.
-        Err(error) if error.kind() == ErrorKind::TimedOut => {
+        Err(error) if error.kind().is_out_of_time() => {
             alone.leave();
             return Err(error);
         }

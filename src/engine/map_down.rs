@@ -163,8 +163,7 @@ impl Engine {
         let flush = worker::start(Stage::Flush, flush)?;
         let patience = deadline.half();
         loop {
-            let turn = LOOK.min(deadline.remaining());
-            if let Some(flushed) = flush.wait(Deadline::after(turn)) {
+            if let Some(flushed) = flush.wait(deadline.at_most(LOOK)) {
                 return flushed.map_err(|error| {
                     let told = receipt.told_to_fail;
                     explain_flush(error, map, told)
@@ -172,7 +171,7 @@ impl Engine {
             }
             if deadline.has_passed() {
                 let what = format!("the map {} to write back", map.name());
-                let error = Error::timed_out(Stage::Flush, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Flush, deadline, &what);
                 return Err(error.with_last_seen(map.describe()));
             }
             let status = map.status(self.roots(), deadline)?;
@@ -259,8 +258,7 @@ impl Engine {
                         && !deadline.has_passed()
                         && self.will_be_let_go(map, deadline)? =>
                 {
-                    let pause = pauses.pause().min(deadline.remaining());
-                    watch.next(Deadline::after(pause));
+                    watch.next(deadline.at_most(pauses.pause()));
                 }
                 Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
                 done => return done,

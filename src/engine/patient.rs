@@ -122,7 +122,7 @@ impl Patient {
         let state = self.link_state(engine)?;
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
         let patience = if is_dead { Duration::ZERO } else { PATIENCE };
-        match self.feel_pulse(engine, Deadline::after(deadline.remaining().min(patience)))? {
+        match self.feel_pulse(engine, deadline.at_most(patience))? {
             Pulse::Beats => return self.restore(engine, deadline),
             Pulse::Fails => {
                 self.require_configured(engine, deadline)?;
@@ -175,7 +175,7 @@ impl Patient {
                 // The read that waits may need no more than the first.
                 self.fill(engine, deadline)?;
             }
-            let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+            let turn = deadline.at_most(pauses.pause());
             match self.feel_pulse(engine, turn)? {
                 Pulse::Beats => break,
                 Pulse::Fails => self.pause(engine, turn),
@@ -183,7 +183,7 @@ impl Patient {
             }
             if deadline.has_passed() {
                 let what = format!("a read of nbd{} over its connections", self.index());
-                let error = Error::timed_out(Stage::Reconfigure, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Reconfigure, deadline, &what);
                 return Err(error.with_last_seen(self.device.disk().describe()));
             }
         }
@@ -249,7 +249,7 @@ impl Patient {
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;
-            let one = Deadline::after(deadline.remaining().min(ONE_TRY));
+            let one = deadline.at_most(ONE_TRY);
             let failure = match self.dial_once(one) {
                 Ok(server) => return Ok(Dialled::Server(server)),
                 Err(error) => error,
@@ -267,12 +267,12 @@ impl Patient {
             }
             if deadline.has_passed() {
                 // A try that the deadline cut short says less than one before.
-                let cut_short = failure.kind() == ErrorKind::TimedOut;
+                let cut_short = failure.kind().is_out_of_time();
                 return Err(last.filter(|_| cut_short).unwrap_or(failure));
             }
             last = Some(failure);
             let pause = jittered(self.pauses.pause());
-            let turn = Deadline::after(deadline.remaining().min(pause));
+            let turn = deadline.at_most(pause);
             if self.spent {
                 // Reads fail at once: only the server is worth waiting for.
                 self.pause(engine, turn);

@@ -10,7 +10,6 @@ use crate::iscsi::{self, Plight, StandingSession};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{mounts, process, sysfs};
-use crate::multipath::{Daemon, Map};
 use crate::nbd;
 use crate::uevent::{self, Mode};
 
@@ -323,7 +322,7 @@ impl Engine {
             ));
         };
         let mut watch = self.hub().watch(device.name());
-        let asked = Deadline::after(deadline.remaining().min(ENOUGH));
+        let asked = deadline.at_most(ENOUGH);
         Ok(
             match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), asked) {
                 Ok(_) => Check::good(

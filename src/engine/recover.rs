@@ -321,7 +321,7 @@ impl Engine {
         let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
             return Ok((condition, Action::Nothing));
         };
-        let limit = Deadline::after(deadline.remaining().min(PATIENCE));
+        let limit = deadline.at_most(PATIENCE);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
         Ok(look::after_healing(condition, healing))
     }

@@ -233,7 +233,9 @@ impl Engine {
         }
         if let Some(cause) = cause {
             let kind = match cause.kind() {
-                kind @ (ErrorKind::TimedOut | ErrorKind::IdentityMismatch) => kind,
+                kind @ (ErrorKind::TimedOut
+                | ErrorKind::Cancelled
+                | ErrorKind::IdentityMismatch) => kind,
                 _ => ErrorKind::NotReady,
             };
             let message = format!(
@@ -300,7 +302,7 @@ impl Engine {
             }
             if watch.next(deadline).is_none() {
                 let what = format!("the map {} to have {size} bytes", map.name());
-                let error = Error::timed_out(Stage::Resize, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Resize, deadline, &what);
                 return Err(error.with_last_seen(format!("it has {shown}")));
             }
         }
@@ -318,7 +320,7 @@ fn tell_to_resize(
 ) -> Result<()> {
     /// It waits no longer for udev (`missing_uev_wait_timeout`, 30 s by default).
     const LONGEST: Duration = Duration::from_secs(35);
-    let patience = Deadline::after(LONGEST.min(deadline.remaining()));
+    let patience = deadline.at_most(LONGEST);
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
     loop {
         match daemon.resize_map(map.name(), deadline) {
@@ -329,7 +331,7 @@ fn tell_to_resize(
                     && map.disk().size()? != size =>
             {
                 tracing::debug!(%error, "told again");
-                watch.next(Deadline::after(pauses.pause().min(patience.remaining())));
+                watch.next(patience.at_most(pauses.pause()));
             }
             answer => return answer.map(drop),
         }

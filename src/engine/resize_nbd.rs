@@ -163,7 +163,7 @@ impl Engine {
         let read = worker::start_apart(Stage::Probe, move || disk.read_last_block(&roots))?;
         read.wait(deadline).unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());
-            let error = Error::timed_out(Stage::Probe, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::Probe, deadline, &what);
             Err(error.with_last_seen(device.disk().describe()))
         })
     }

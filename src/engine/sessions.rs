@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Engine;
 use super::lease::Lease;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result, Stage};
 use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Portal, Source};
@@ -124,7 +124,7 @@ fn end_unless(
     }
     let _alone = match Lease::take(roots, &lease_of(session.id()), patience) {
         // An attach is at work on it all the time.
-        Err(error) if error.kind() == ErrorKind::TimedOut => {
+        Err(error) if error.kind().is_out_of_time() => {
             tracing::info!(session = %session.id(), %error, "it stays");
             return Ok(false);
         }

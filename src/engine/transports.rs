@@ -25,6 +25,12 @@ pub(crate) enum ScsiTransport {
 }
 
 impl ScsiTransport {
+    /// Whether it is this host, or a session on it.
+    pub(crate) fn is_on(&self, host: HostNo) -> bool {
+        let (Self::Host(own) | Self::Session { host: own, .. }) = self;
+        *own == host
+    }
+
     /// Whether a path of this source may lead over it.
     pub(crate) fn may_lead_to(&self, source: &Source) -> bool {
         match (self, source) {

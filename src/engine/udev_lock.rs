@@ -1,7 +1,6 @@
 //! The lock on a disk that udev respects.
 
 use std::fs::{File, TryLockError};
-use std::thread;
 use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
@@ -20,21 +19,21 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// The lock is a courtesy: where it cannot be had in time, the caller goes on. A reader
 /// does not keep a disk from being detached.
 pub(super) fn keep_udev_away(disk: &File, deadline: Deadline) {
-    let limit = LONGEST.min(deadline.half().remaining());
-    let limit = Deadline::after(limit);
+    let limit = deadline.half().at_most(LONGEST);
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
     while let Err(TryLockError::WouldBlock) = disk.try_lock() {
         if limit.has_passed() {
             tracing::debug!("udev still reads the disk");
             return;
         }
-        thread::park_timeout(pauses.pause().min(limit.remaining()));
+        limit.pause(pauses.pause());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
 

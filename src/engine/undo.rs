@@ -76,8 +76,7 @@ fn take_down(
                 if daemon.is_none() || !lets_go {
                     return Err(error);
                 }
-                let pause = pauses.pause().min(deadline.remaining());
-                watch.next(Deadline::after(pause));
+                watch.next(deadline.at_most(pauses.pause()));
             }
             // It goes by another's hand: the next turn waits for that, or finds it gone.
             // What it failed to write back it would not write the next time.
@@ -86,8 +85,7 @@ fn take_down(
                     && error.stage() != Some(Stage::Flush)
                     && !deadline.has_passed() =>
             {
-                let pause = pauses.pause().min(deadline.remaining());
-                watch.next(Deadline::after(pause));
+                watch.next(deadline.at_most(pauses.pause()));
             }
             Ok(_) => break,
             Err(error) => return Err(error),

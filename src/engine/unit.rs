@@ -81,7 +81,7 @@ impl Engine {
         let Some(there) = disk.as_ref().filter(|_| answers) else {
             return Ok(known(Standing::Silent(was), false));
         };
-        let limit = Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4));
+        let limit = deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4));
         match scsi::read_identity(self.roots(), &self.lanes, device, there, limit) {
             Ok(now) if was.names.is_empty() || now.compare(&was).is_same() => {
                 Ok(known(Standing::Live(now), false))
@@ -90,7 +90,7 @@ impl Engine {
             // Dead, or taken away at the array: data about this path.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let late = error.kind() == ErrorKind::TimedOut;
+                let late = error.kind().is_out_of_time();
                 Ok(known(Standing::Silent(was), late))
             }
         }

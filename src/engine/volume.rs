@@ -62,8 +62,8 @@ impl Engine {
     /// timeouts. Once the unit has said who it is, the volume is that unit, also
     /// where the caller expects none.
     ///
-    /// An attach that fails leaves the record as it was before; one that times
-    /// out leaves its intent, and a repeated attach, a detach or a
+    /// An attach that fails or is cancelled leaves the record as it was before, where
+    /// what it brought could be taken down; one that times out leaves its intent, and a repeated attach, a detach or a
     /// [`recover`](Self::recover) goes on with it. Minimum kernel: as the attach,
     /// and 5.14 for NBD, whose devices are found again by their backend id.
     ///
@@ -138,14 +138,16 @@ impl Engine {
                     outcome: Some(Outcome::of(&attachment)),
                     ..intent
                 };
-                turn.write(record, deadline).map_err(|error| {
-                    let stands = format!("attached, as {}", attachment.node.display());
-                    error.with_last_seen(stands)
-                })?;
+                turn.write(record, deadline.for_rollback())
+                    .map_err(|error| {
+                        let stands = format!("attached, as {}", attachment.node.display());
+                        error.with_last_seen(stands)
+                    })?;
                 Ok(attachment)
             }
             Err(error) => {
                 if error.kind() != ErrorKind::TimedOut {
+                    let deadline = deadline.for_rollback();
                     self.take_back(turn, before, &intent, &there, deadline);
                 }
                 Err(error)
@@ -253,7 +255,7 @@ impl Engine {
         turn.write(intent, deadline)?;
         let failure = match self.detach_all(turn, &record, how, deadline) {
             Ok(detachment) => {
-                return match turn.remove(deadline) {
+                return match turn.remove(deadline.for_rollback()) {
                     Ok(()) => Ok(detachment),
                     Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
                 };
@@ -265,7 +267,7 @@ impl Engine {
             || receipt.map.as_ref().is_some_and(|map| map.gone);
         if failure.kind() != ErrorKind::TimedOut
             && !in_part
-            && let Err(error) = turn.write(record, deadline)
+            && let Err(error) = turn.write(record, deadline.for_rollback())
         {
             tracing::warn!(%error, "the intent stays in the journal");
         }
@@ -462,7 +464,7 @@ impl Engine {
                 }
                 turn.write(after, deadline)?;
             }
-            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            Err(error) if error.kind().is_out_of_time() => {}
             Err(_) => {
                 if let Err(error) = turn.write(after, deadline) {
                     tracing::warn!(%error, "the intent stays in the journal");

@@ -23,6 +23,9 @@ pub enum ErrorKind {
     /// The caller's deadline passed. The message names the stage and what was
     /// last seen.
     TimedOut,
+    /// The caller's [`Cancel`](crate::Cancel) was used. The message names the stage and
+    /// what was last seen.
+    Cancelled,
     /// The kernel refused for lack of a privilege, or a server by its policy.
     NotPermitted,
     /// The kernel, or a server, refused the request as invalid.
@@ -60,6 +63,7 @@ impl ErrorKind {
             Self::IdentityMismatch => "identity_mismatch",
             Self::InUse => "in_use",
             Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
             Self::NotPermitted => "not_permitted",
             Self::Refused => "refused",
             Self::NotSupported => "not_supported",
@@ -85,6 +89,7 @@ impl ErrorKind {
             | Self::NotPermitted
             | Self::Protocol => Retry::AfterChange,
             Self::TimedOut
+            | Self::Cancelled
             | Self::NotReady
             | Self::Vanished
             | Self::TooFewPaths
@@ -92,6 +97,12 @@ impl ErrorKind {
             | Self::Unreachable
             | Self::Io => Retry::Again,
         }
+    }
+
+    /// Whether the call ended in the middle, because its time was over or it was cancelled.
+    #[must_use]
+    pub(crate) fn is_out_of_time(self) -> bool {
+        matches!(self, Self::TimedOut | Self::Cancelled)
     }
 
     pub(super) fn of_errno(errno: Errno) -> Self {

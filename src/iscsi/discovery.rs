@@ -120,7 +120,7 @@ pub fn discover(
     let mut wire = connection.wire(deadline);
     wire.enter(Stage::Discover, limit);
     let found = ask(&mut wire, &connection.portal).map_err(|error| error.at(Stage::Discover))?;
-    let goodbye = Deadline::after(deadline.remaining().min(TO_LEAVE));
+    let goodbye = deadline.at_most(TO_LEAVE);
     let mut last = connection.wire(goodbye);
     last.enter(Stage::Discover, limit);
     last.exp_stat_sn = wire.exp_stat_sn;

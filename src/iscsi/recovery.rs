@@ -186,7 +186,7 @@ pub fn leave(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Re
     let step = Step::new(session, deadline, "left");
     step.run(roots, move |control, step| {
         let mut listener = Listener::open()?;
-        let patience = Deadline::after(deadline.remaining().min(TO_LEAVE));
+        let patience = deadline.at_most(TO_LEAVE);
         say_goodbye(control, &mut listener, id, patience)?;
         step.in_time()?;
         control.stop(id, Stop::Recover)
@@ -233,8 +233,7 @@ impl Step {
         if !self.deadline.has_passed() {
             return Ok(());
         }
-        let elapsed = self.deadline.elapsed();
-        let error = Error::timed_out(Stage::Session, elapsed, &self.what);
+        let error = Error::timed_out(Stage::Session, self.deadline, &self.what);
         Err(error.with_last_seen(self.session.describe()))
     }
 

@@ -32,7 +32,7 @@ fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
 
 /// Until when a look that may be at a file server is waited for.
 pub(crate) fn patience(deadline: Deadline) -> Deadline {
-    Deadline::after(PATIENCE.min(deadline.remaining() / PART))
+    deadline.at_most(PATIENCE.min(deadline.remaining() / PART))
 }
 
 /// What `look` finds, which is at the thing of this name, until `deadline`. The kernel may

@@ -12,7 +12,6 @@ mod listener;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
 use lunbd_sys::iscsi::{self, Answer, Down};
@@ -63,7 +62,7 @@ impl Maker {
         loop {
             match open_as(NOBODY) {
                 Err(error) if is(&error, Errno::EADDRINUSE) && !deadline.has_passed() => {
-                    thread::park_timeout(pauses.pause().min(deadline.remaining()));
+                    deadline.pause(pauses.pause());
                 }
                 Err(error) if is(&error, Errno::EADDRINUSE) => {
                     let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);

@@ -63,8 +63,7 @@ pub(crate) fn read_loops(
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
             Err(error) if is_node && error.kind() == std::io::ErrorKind::TimedOut => {
-                let waited = deadline.elapsed();
-                return Err(Error::timed_out(Stage::Claim, waited, &what));
+                return Err(Error::timed_out(Stage::Claim, deadline, &what));
             }
             Err(error) => {
                 tracing::debug!(%error, name, "what backs it cannot be said");

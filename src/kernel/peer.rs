@@ -78,7 +78,7 @@ impl<S: Read + Write> Peer<S> {
     /// A connection that timed out by itself is not our deadline.
     fn failed(&self, what: &str, error: &io::Error) -> Error {
         if self.deadline.has_passed() {
-            return Error::timed_out(self.stage, self.deadline.elapsed(), what);
+            return Error::timed_out(self.stage, self.deadline, what);
         }
         let message = format!("the connection broke while waiting for {what}: {error}");
         Error::new(ErrorKind::Unreachable, message)

@@ -2,7 +2,7 @@
 //! socket that would have to be taken back.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,30 +28,37 @@ impl<'a> DeadlineStream<'a> {
     ) -> io::Result<usize> {
         loop {
             match call() {
-                Err(Errno::EAGAIN) => self.wait(ready)?,
+                Err(Errno::EAGAIN) => wait_until(self.socket, ready, self.deadline)?,
                 Err(Errno::EINTR) => {}
                 result => return result.map_err(io::Error::from),
             }
         }
     }
+}
 
-    fn wait(&self, ready: PollFlags) -> io::Result<()> {
-        let remaining = self.deadline.remaining();
-        if remaining.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
+/// Waits until the socket is `ready`.
+///
+/// # Errors
+/// `TimedOut`; by the errno.
+pub(super) fn wait_until(
+    socket: BorrowedFd<'_>,
+    ready: PollFlags,
+    deadline: Deadline,
+) -> io::Result<()> {
+    while !deadline.has_passed() {
         // Whole milliseconds, so a little longer than what remains.
-        let milliseconds = remaining.as_millis().saturating_add(1);
+        let milliseconds = deadline.turn().as_millis().saturating_add(1);
         let timeout = i32::try_from(milliseconds)
             .ok()
             .and_then(|milliseconds| PollTimeout::try_from(milliseconds).ok())
             .unwrap_or(PollTimeout::MAX);
-        let mut sockets = [PollFd::new(self.socket.as_fd(), ready)];
-        match poll(&mut sockets, timeout) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
+        match poll(&mut [PollFd::new(socket, ready)], timeout) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
         }
     }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 impl Read for DeadlineStream<'_> {

@@ -1,14 +1,19 @@
 //! TCP: from a host's name to a connection, within a deadline.
 
+use std::io;
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
 };
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    self, AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt, sockopt,
+};
 
+use super::stream::wait_until;
 use super::worker;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -63,9 +68,9 @@ pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
                 return Ok((near.into(), far.into()));
             }
         }
-        Err(std::io::ErrorKind::ConnectionRefused.into())
+        Err(io::ErrorKind::ConnectionRefused.into())
     };
-    make().map_err(|error: std::io::Error| {
+    make().map_err(|error: io::Error| {
         let message = format!("this machine has no connection with itself: {error}");
         Error::new(ErrorKind::Unreachable, message)
     })
@@ -79,7 +84,7 @@ fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> R
         if share.is_zero() {
             break;
         }
-        let connected = TcpStream::connect_timeout(address, share);
+        let connected = connect_within(address, deadline.at_most(share));
         match connected.and_then(prepare) {
             Ok(socket) => return Ok(socket),
             Err(error) => failures.push(format!("{address}: {error}")),
@@ -88,11 +93,35 @@ fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> R
     let failures = failures.join("; ");
     if deadline.has_passed() {
         let what = format!("a TCP connection to {addresses:?}");
-        let error = Error::timed_out(Stage::Dial, deadline.elapsed(), &what);
+        let error = Error::timed_out(Stage::Dial, deadline, &what);
         return Err(error.with_last_seen(failures));
     }
     let message = format!("cannot connect to {peer}: {failures}");
     Err(Error::new(ErrorKind::Unreachable, message))
+}
+
+/// As [`TcpStream::connect_timeout`], which no cancellation would end.
+fn connect_within(address: &SocketAddr, deadline: Deadline) -> io::Result<TcpStream> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket::socket(family, SockType::Stream, flags, None)?;
+    match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS) => {
+            wait_until(socket.as_fd(), PollFlags::POLLOUT, deadline)?;
+            match getsockopt(&socket, sockopt::SocketError)? {
+                0 => {}
+                errno => return Err(io::Error::from_raw_os_error(errno)),
+            }
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Has the kernel give the connection up after `limit` instead of 30 seconds in which
@@ -133,11 +162,11 @@ fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>>
     )
 }
 
-fn prepare(stream: TcpStream) -> std::io::Result<OwnedFd> {
+fn prepare(stream: TcpStream) -> io::Result<OwnedFd> {
     // On one machine the two ends of one socket can find each other while the
     // server is down, and the server could then not have its port back.
     if stream.local_addr()? == stream.peer_addr()? {
-        return Err(std::io::ErrorKind::ConnectionRefused.into());
+        return Err(io::ErrorKind::ConnectionRefused.into());
     }
     stream.set_nodelay(true)?;
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
@@ -153,7 +182,7 @@ fn prepare(stream: TcpStream) -> std::io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use io::{Read as _, Write as _};
 
     use nix::sys::socket::getsockopt;
 
@@ -228,6 +257,6 @@ mod tests {
         let own: SockaddrIn = socket::getsockname(descriptor).unwrap();
         socket::connect(descriptor, &own).unwrap();
         let error = prepare(socket.into()).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -21,11 +21,11 @@ pub(crate) fn connect(address: &UnixAddr, deadline: Deadline) -> nix::Result<Opt
     loop {
         // A nonblocking connect could not wait for a place in the server's
         // queue; one with a send timeout does (unix(7), EAGAIN).
-        let remaining = deadline.remaining();
-        if remaining.is_zero() {
+        let turn = deadline.turn();
+        if turn.is_zero() {
             return Ok(None);
         }
-        limit_connect(&socket, remaining)?;
+        limit_connect(&socket, turn)?;
         match socket::connect(socket.as_raw_fd(), address) {
             Ok(()) => break,
             Err(Errno::EINTR | Errno::EAGAIN) => {}

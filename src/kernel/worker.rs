@@ -8,16 +8,21 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
+use std::time::Duration;
 
 use idle::Files;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
+/// How long a call has to return after it was cancelled. What it has done can be undone
+/// only when it has returned, and almost every call takes less.
+const TO_RETURN: Duration = Duration::from_secs(3);
+
 /// Runs `call` on a thread of its own and waits for it until `deadline`.
 ///
 /// A call that the kernel does not return from cannot be cancelled: after a
-/// timeout its thread stays until the kernel lets go, and what it returns then
+/// timeout, and three seconds after a cancellation, its thread stays until the kernel lets go, and what it returns then
 /// is dropped. `last_seen` is asked for the error of a timeout.
 ///
 /// # Errors
@@ -30,11 +35,16 @@ pub(crate) fn run<T: Send + 'static>(
     last_seen: impl FnOnce() -> String,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let timed_out = || Error::timed_out(stage, deadline.elapsed(), what);
+    let timed_out = || Error::timed_out(stage, deadline, what);
     if deadline.has_passed() {
         return Err(timed_out().with_last_seen("not begun: the deadline had passed"));
     }
-    if let Some(result) = start(stage, call)?.wait(deadline) {
+    let pending = start(stage, call)?;
+    let mut result = pending.wait(deadline);
+    if result.is_none() && deadline.is_cancelled() {
+        result = pending.wait(deadline.despite_cancel().at_most(TO_RETURN));
+    }
+    if let Some(result) = result {
         return result;
     }
     tracing::warn!(%stage, what, "the kernel has not returned; its thread stays");
@@ -197,21 +207,53 @@ impl<T> Pending<T> {
     /// by `deadline`.
     pub(crate) fn wait(&self, deadline: Deadline) -> Option<Result<T>> {
         let stage = self.stage;
-        match self.result.recv_timeout(deadline.remaining()) {
-            Ok(result) => Some(result.map_err(|error| error.at(stage))),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Err(died(stage))),
+        loop {
+            match self.result.recv_timeout(deadline.turn()) {
+                Ok(result) => return Some(result.map_err(|error| error.at(stage))),
+                Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
+                Err(RecvTimeoutError::Timeout) => return None,
+                Err(RecvTimeoutError::Disconnected) => return Some(Err(died(stage))),
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::Instant;
 
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
+    use crate::deadline::Cancel;
+
+    #[test]
+    fn a_call_that_returns_soon_after_it_was_cancelled_is_not_lost() {
+        let cancel = Cancel::new();
+        let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
+        let call = move || {
+            cancel.cancel();
+            Ok(7)
+        };
+        let returned = run(Stage::Scan, "the write", deadline, String::new, call);
+        assert_eq!(returned.unwrap(), 7);
+    }
+
+    #[test]
+    fn a_call_that_is_cancelled_and_hangs_does_not_take_the_rest_of_the_deadline() {
+        let (release, hang) = mpsc::channel::<()>();
+        let cancel = Cancel::new();
+        let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
+        let began = Instant::now();
+        let call = move || {
+            cancel.cancel();
+            Ok(hang.recv().is_ok())
+        };
+        let error = run(Stage::Scan, "the write", deadline, String::new, call).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(began.elapsed() < Duration::from_secs(60));
+        drop(release);
+    }
 
     #[test]
     fn a_call_that_hangs_does_not_hang_the_caller() {

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -227,7 +226,7 @@ impl Daemon {
                 return Ok(reply);
             }
             tracing::debug!(command, "multipathd is busy");
-            thread::park_timeout(pauses.pause().min(deadline.remaining()));
+            deadline.pause(pauses.pause());
         }
     }
 
@@ -291,7 +290,7 @@ fn tell(
 
 fn timed_out(stage: Stage, command: &str, deadline: Deadline) -> Error {
     let what = format!("multipathd to answer {command:?}");
-    Error::timed_out(stage, deadline.elapsed(), &what)
+    Error::timed_out(stage, deadline, &what)
 }
 
 /// A name that is one word of a command.

@@ -30,11 +30,11 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
     while map.is_there() {
         if deadline.has_passed() {
             let what = format!("{map} to be gone from sysfs");
-            let error = Error::timed_out(Stage::RemoveMap, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::RemoveMap, deadline, &what);
             let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));
             return Err(error.with_last_seen(map.describe() + &refusal));
         }
-        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        let turn = deadline.at_most(pauses.pause());
         let _looked_at_again_whatever_came = watch.next(turn);
         if refusal.is_some() && map.is_there() && !deadline.has_passed() {
             refusal = ask_in_time(roots, map, deadline)?;

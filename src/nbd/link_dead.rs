@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lunbd_sys::nbd as abi;
@@ -126,7 +126,12 @@ impl LinkWatch {
             return Some(LinkNotice::LookAgain);
         }
         // The sender stays as long as this is subscribed.
-        self.notices.recv_timeout(deadline.remaining()).ok()
+        loop {
+            match self.notices.recv_timeout(deadline.turn()) {
+                Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
+                notice => return notice.ok(),
+            }
+        }
     }
 }
 

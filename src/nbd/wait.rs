@@ -29,7 +29,7 @@ pub(crate) fn wait_until_closed(
     let mut pauses = pauses();
     loop {
         // The pause comes first: /proc may not show who has it open.
-        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        let turn = deadline.at_most(pauses.pause());
         while watch.next(turn).is_some() {}
         let state = NbdDevice::state(roots, index, &Knowledge::default())?;
         if !matches!(state, State::OpenedByOther | State::Draining) {
@@ -66,10 +66,10 @@ pub(crate) fn wait_until_free(
         if matches!(state, State::Free | State::Absent | State::OpenedByOther) {
             return Ok(());
         }
-        let turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+        let turn = deadline.at_most(pauses.pause());
         if watch.next(turn).is_none() && deadline.has_passed() {
             let what = format!("nbd{index} to be free");
-            let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::Confirm, deadline, &what);
             let seen = facts.map_or_else(String::new, |facts| facts.to_string());
             return Err(error.with_last_seen(format!("disconnected, and {seen}")));
         }

@@ -199,12 +199,17 @@ impl Events {
     pub fn next(&mut self, deadline: Deadline) -> Option<Event> {
         let idle =
             |inner: &mut Inner| inner.events.is_empty() && inner.missed == 0 && !inner.closed;
-        let inner = self.0.lock();
-        let woken = self
-            .0
-            .filled
-            .wait_timeout_while(inner, deadline.remaining(), idle);
-        let mut inner = woken.unwrap_or_else(PoisonError::into_inner).0;
+        let mut inner = self.0.lock();
+        loop {
+            let woken = self
+                .0
+                .filled
+                .wait_timeout_while(inner, deadline.turn(), idle);
+            inner = woken.unwrap_or_else(PoisonError::into_inner).0;
+            if deadline.has_passed() || !idle(&mut inner) {
+                break;
+            }
+        }
         match std::mem::take(&mut inner.missed) {
             0 => inner.events.pop_front(),
             count => Some(Event::Missed { count }),

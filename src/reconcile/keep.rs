@@ -9,6 +9,7 @@ use super::state::{Drive, State};
 use crate::deadline::Deadline;
 use crate::engine::KeepOptions;
 use crate::error::Result;
+use crate::id::Iqn;
 use crate::iscsi::SessionName;
 
 /// Where the kernel cannot be heard, or is no more, it is tried again after so long.
@@ -75,16 +76,20 @@ impl Reconciler {
         drop(state);
         loop {
             let news = keeper.next(Deadline::after(Duration::MAX))?;
-            let is_back = news.iter().any(|kept| kept.outcome.serves());
+            let back = news.iter().filter(|kept| kept.outcome.serves());
+            let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
             self.shared.tell(events);
             let mut state = self.shared.state();
             if state.drive == Drive::Over {
                 return Ok(());
             }
-            if is_back {
+            if !back.is_empty() {
                 // No uevent says that its devices run again.
                 state.look.now();
+                for target in back.iter().flatten() {
+                    state.see_target_back(target);
+                }
                 self.shared.wake.notify_all();
             }
         }

@@ -161,7 +161,7 @@ impl Reconciler {
             }
             if deadline.has_passed() {
                 let what = format!("volume {volume} to be attached as it is wanted");
-                let error = Error::timed_out(Stage::Converge, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Converge, deadline, &what);
                 let step = || state.step(volume).map(|step| step.to_string());
                 let last = state.error(volume).map(|error| format!("{error:#}"));
                 return Err(match last.or_else(step) {
@@ -169,10 +169,7 @@ impl Reconciler {
                     None => error,
                 });
             }
-            let woken = self
-                .shared
-                .changed
-                .wait_timeout(state, deadline.remaining());
+            let woken = self.shared.changed.wait_timeout(state, deadline.turn());
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -192,7 +189,7 @@ impl Reconciler {
         self.go(&driving)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
-            let error = Error::timed_out(Stage::Converge, deadline.elapsed(), "all to be wanted");
+            let error = Error::timed_out(Stage::Converge, deadline, "all to be wanted");
             let left = state.plan().steps.len();
             return Err(error.with_last_seen(format!("{left} volumes are left")));
         }
@@ -320,7 +317,10 @@ impl Reconciler {
                 state = self.shared.state();
                 match found {
                     Ok(found) => state.see_transports(found),
-                    Err(error) => tracing::warn!(%error, "sessions and hosts are not seen"),
+                    Err(error) => {
+                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        state.transports.look_later();
+                    }
                 }
                 continue;
             }
@@ -335,8 +335,12 @@ impl Reconciler {
             }
             if state.lacks_a_worker(self.options.threads.get()) {
                 drop(state);
-                start_worker()?;
+                let started = start_worker();
                 state = self.shared.state();
+                if let Err(error) = started {
+                    tracing::warn!(%error, "a step waits for another to end");
+                    state.workers.fail_to_start(Instant::now());
+                }
                 continue;
             }
             if state.has_a_step(self.options.threads.get()) {

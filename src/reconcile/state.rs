@@ -203,8 +203,8 @@ impl State {
                     }
                 }
             }
-            Cause::Transport => {
-                self.try_again_where(|_| true);
+            Cause::Transport { host } => {
+                self.try_again_over(*host);
                 self.look_for_lost_paths();
             }
             Cause::HostOrSession => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::state::State;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{Condition, ScsiTransport, ScsiTransports};
-use crate::id::Source;
+use crate::id::{HostNo, Iqn, Source};
 
 /// After the first event, for those that come with it.
 const MOMENT: Duration = Duration::from_millis(30);
@@ -46,6 +46,13 @@ impl Transports {
         is_due
     }
 
+    /// It could not be looked at, and is looked at again.
+    pub(super) fn look_later(&mut self) {
+        let later = Instant::now() + NEXT_LOOK * (1 << self.looks);
+        self.next.get_or_insert(later);
+        self.looks = LOOKS.min(self.looks + 1);
+    }
+
     /// It was looked at: what is new.
     fn look(&mut self, standing: BTreeSet<ScsiTransport>, is_changing: bool) -> Vec<ScsiTransport> {
         if is_changing && self.looks < LOOKS {
@@ -72,6 +79,23 @@ impl State {
         }
         let is_led_to = |source: &Source| new.iter().any(|one| one.may_lead_to(source));
         self.try_again_where(|spec| spec.sources.iter().any(is_led_to));
+    }
+
+    /// Paths over this host may have come back. Where it is not known what is over it, all
+    /// may.
+    pub(super) fn try_again_over(&mut self, host: Option<HostNo>) {
+        let known = self.transports.known.iter();
+        let over = known.filter(|one| host.is_some_and(|host| one.is_on(host)));
+        let over: Vec<ScsiTransport> = over.cloned().collect();
+        let is_led_to = |source: &Source| over.iter().any(|one| one.may_lead_to(source));
+        self.try_again_where(|spec| over.is_empty() || spec.sources.iter().any(is_led_to));
+    }
+
+    /// A session with this target serves again: no uevent says so of its devices.
+    pub(super) fn see_target_back(&mut self, target: &Iqn) {
+        let is_with_it =
+            |source: &Source| matches!(source, Source::Iscsi(uri) if uri.target() == target);
+        self.try_again_where(|spec| spec.sources.iter().any(is_with_it));
     }
 
     /// Paths of these may have come back: those that failed are tried now.

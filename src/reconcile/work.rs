@@ -133,7 +133,7 @@ impl Reconciler {
         deadline: Deadline,
     ) {
         const TURN: Duration = Duration::from_secs(10);
-        let turn = Deadline::after(deadline.remaining().min(TURN));
+        let turn = deadline.at_most(TURN);
         if treatment.is_none() {
             *treatment = self.treatment(volume).ok().map(Box::new);
         }
@@ -175,7 +175,7 @@ impl Reconciler {
         };
         // A server that answers late is given more time the next time.
         let turn = SHORTEST.saturating_mul(1 << job.tries.min(4)).min(LONGEST);
-        let turn = Deadline::after(turn.min(deadline.remaining()));
+        let turn = deadline.at_most(turn);
         let healing = treatment.go_on(&self.engine, turn);
         let lacks_a_connection = matches!(healing.outcome, HealOutcome::Degraded(_));
         if healing.outcome.serves() && !lacks_a_connection {

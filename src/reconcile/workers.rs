@@ -22,6 +22,8 @@ pub(super) const RESERVED: usize = 2;
 pub(super) struct Workers {
     started: usize,
     at: BTreeMap<VolumeId, At>,
+    /// Until when no thread is started, since the last could not be.
+    none_before: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,12 @@ impl Workers {
         self.started += 1;
     }
 
+    /// None could be had. The loop looks at the threads again within [`SLOW_AGAIN`] while a
+    /// step waits.
+    pub(super) fn fail_to_start(&mut self, now: Instant) {
+        self.none_before = Some(now + SLOW_AGAIN);
+    }
+
     pub(super) fn are_idle(&self) -> bool {
         self.at.is_empty()
     }
@@ -131,6 +139,9 @@ impl Workers {
     /// Whether, of `given` threads, so many hang that another is to be started, and none
     /// has nothing to do.
     pub(super) fn lack_one(&self, given: usize, now: Instant) -> bool {
+        if self.none_before.is_some_and(|at| now < at) {
+            return false;
+        }
         let are_busy = self.started <= self.at.len();
         let given = given + RESERVED;
         self.started < given || are_busy && self.started < given + self.slow(now)
@@ -162,6 +173,15 @@ mod tests {
 
     fn id(number: u32) -> VolumeId {
         format!("pvc-{number}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_had_is_tried_for_again_after_a_while() {
+        let (mut workers, now) = (Workers::default(), Instant::now());
+        assert!(workers.lack_one(2, now));
+        workers.fail_to_start(now);
+        assert!(!workers.lack_one(2, now), "the loop spins");
+        assert!(workers.lack_one(2, workers.next_slow(now)));
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) fn delete(
         }
         let is_under_way = refusal.is_none() || device.is_being_deleted()?;
         // Also where it is: the removal's event comes before the directory goes.
-        watch.next(Deadline::after(pauses.pause().min(deadline.remaining())));
+        watch.next(deadline.at_most(pauses.pause()));
         if !is_under_way && device.is_there() && !deadline.has_passed() {
             refusal = write(device, lanes, deadline)?;
         }
@@ -84,7 +84,7 @@ fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Optio
 
 fn stands(device: &ScsiDevice, refusal: Option<&Error>, deadline: Deadline) -> Error {
     let what = format!("{} to be gone from sysfs", device.hctl());
-    let error = Error::timed_out(Stage::Confirm, deadline.elapsed(), &what);
+    let error = Error::timed_out(Stage::Confirm, deadline, &what);
     let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));
     error.with_last_seen(device.describe() + &refusal)
 }

@@ -89,8 +89,7 @@ impl Lanes {
             if first == slot.ticket {
                 break;
             }
-            let left = deadline.remaining();
-            if left.is_zero() {
+            if deadline.has_passed() {
                 let what = format!("the calls before it on host {}", hctl.host);
                 let seen = format!(
                     "{waiting} waiting behind a call at stage {} that was begun {:.1} s ago ({})",
@@ -99,13 +98,13 @@ impl Lanes {
                     ahead.what
                 );
                 drop(register);
-                let error = Error::timed_out(Stage::Queue, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Queue, deadline, &what);
                 return Err(error.with_last_seen(seen));
             }
             (register, _) = self
                 .0
                 .changed
-                .wait_timeout(register, left)
+                .wait_timeout(register, deadline.turn())
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(register);

@@ -48,14 +48,14 @@ pub(crate) fn wait_for_disk(
                 if is_live(hctl, &disk, roots, lanes, deadline)? {
                     return Ok(disk);
                 }
-                turn = Deadline::after(deadline.remaining().min(pauses.pause()));
+                turn = deadline.at_most(pauses.pause());
             }
         } else {
             require_connected(device)?;
         }
         if !may_have_come(watch, turn) && deadline.has_passed() {
             let what = format!("the kernel to bring the disk of {hctl}");
-            let error = Error::timed_out(Stage::Probe, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::Probe, deadline, &what);
             return Err(error.with_last_seen(device.describe()));
         }
     }

@@ -127,7 +127,7 @@ pub(crate) fn settle(
         let turn = barrier
             .as_ref()
             .map_or(deadline, |barrier| barrier.turn(deadline));
-        let turn = Deadline::after(turn.remaining().min(ask_again.remaining()));
+        let turn = turn.at_most(ask_again.remaining());
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 // udev's word on the removal of the device's last life may be late.
@@ -146,7 +146,7 @@ pub(crate) fn settle(
             }
             None if deadline.has_passed() => {
                 let what = format!("udev to be done with {devpath}");
-                let error = Error::timed_out(Stage::Settle, deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Settle, deadline, &what);
                 return Err(error.with_last_seen(last_seen(watch, &devpath)));
             }
             Some(_) | None => {}
@@ -320,15 +320,15 @@ pub(crate) fn settle_removal(
             return Ok(());
         }
         let turn = if missed {
-            Deadline::after(deadline.remaining().min(backoff.pause()))
+            deadline.at_most(backoff.pause())
         } else if removed.is_none() {
-            Deadline::after(deadline.remaining().min(patience.remaining()))
+            deadline.at_most(patience.remaining())
         } else {
             deadline
         };
         if watch.next(turn).is_none() && deadline.has_passed() {
             let what = format!("udev to handle the removal of {devpath}");
-            let error = Error::timed_out(Stage::Settle, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::Settle, deadline, &what);
             let seen = last_seen(watch, devpath);
             return Err(error.with_last_seen(format!("the device is gone; {seen}")));
         }

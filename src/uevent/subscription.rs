@@ -39,13 +39,16 @@ impl Subscription {
     /// As [`Watch::next`](super::Watch::next).
     pub(super) fn next(&mut self, deadline: Deadline) -> Option<Notice> {
         let start = Instant::now();
-        let left = deadline.remaining();
-        let wait = match &mut self.poll {
-            Some(pauses) => left.min(pauses.pause()),
-            None => left,
+        let may_wait = !deadline.has_passed();
+        let limit = match &mut self.poll {
+            Some(pauses) => deadline.at_most(pauses.pause()),
+            None => deadline,
         };
-        let mut notice = self.queue.take(wait);
-        if notice.is_none() && self.poll.is_some() && !left.is_zero() {
+        let mut notice = self.queue.take(limit.turn());
+        while notice.is_none() && !limit.has_passed() {
+            notice = self.queue.take(limit.turn());
+        }
+        if notice.is_none() && self.poll.is_some() && may_wait {
             notice = Some(Notice::Resync);
         }
         match &notice {

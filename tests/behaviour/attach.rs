@@ -3,10 +3,11 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use lunbd::engine::StageObserver;
 use lunbd::error::Stage;
 use lunbd::id::{HostNo, Wwid};
 use lunbd::uevent::Settled;
-use lunbd::{AttachRequest, Deadline, ErrorKind, Source};
+use lunbd::{AttachRequest, Cancel, Deadline, Engine, Error, ErrorKind, Source};
 
 use super::machine::{Machine, attach, detach, device_dir, devices, soon, unit, write_attribute};
 
@@ -200,4 +201,41 @@ pub(crate) fn an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_o
     let attachment = attach(&next, &source);
     assert!(!attachment.changed);
     assert!(!attachment.links.is_empty());
+}
+
+pub(crate) fn an_attach_that_is_cancelled_while_it_waits_takes_down_what_it_brought<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let stopped = machine.stop_udevd();
+    let error = cancelled_at(Stage::Settle, &engine, &source);
+    assert_eq!(error.stage(), Some(Stage::Settle), "{error}");
+    drop(stopped);
+    assert_eq!(devices(&*machine, &engine), NONE);
+    assert!(attach(&engine, &source).changed);
+}
+
+pub(crate) fn an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_behind<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    for stage in [Stage::Lock, Stage::Scan, Stage::Probe, Stage::Identify] {
+        cancelled_at(stage, &engine, &source);
+        assert_eq!(devices(&*machine, &engine), NONE, "{stage}");
+    }
+    assert!(attach(&engine, &source).changed);
+}
+
+/// The error of an attach that is cancelled as soon as it has begun with `stage`.
+fn cancelled_at(stage: Stage, engine: &Engine, source: &Source) -> Error {
+    let cancel = Cancel::new();
+    // Far more than a cancelled attach may take.
+    let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
+    let request = AttachRequest::new(source.clone()).observe(StageObserver::new(move |entered| {
+        if entered == stage {
+            cancel.cancel();
+        }
+    }));
+    let error = engine.attach(&request, deadline).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:#}");
+    assert!(deadline.elapsed() < Duration::from_secs(300), "{error:#}");
+    error
 }

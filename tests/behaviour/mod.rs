@@ -38,6 +38,8 @@ macro_rules! behaviours {
                 two_attaches_at_once_bring_one_device_and_both_get_it,
                 an_offline_device_is_not_handed_out_and_stays,
                 an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_on_with_its_device,
+                an_attach_that_is_cancelled_while_it_waits_takes_down_what_it_brought,
+                an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_behind,
             }
             uevents {
                 an_attach_and_a_detach_cause_only_the_kernels_own_minimum_of_uevents_in_its_order,

@@ -30,7 +30,8 @@ use crate::detach_limit::DetachLimit;
 /// NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
-/// use, 6 timed out, 7 not permitted, 8 not supported here.
+/// use, 6 timed out, 7 not permitted, 8 not supported here, 130 and 143 ended by SIGINT and
+/// SIGTERM, with what an attach brought undone.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Arguments {

@@ -5,11 +5,16 @@ use std::process::ExitCode;
 
 use lunbd::engine::{Phase, Unit};
 use lunbd::id::Expected;
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, Error, ErrorKind, Result};
+use lunbd::{AttachRequest, Attachment, Cancel, Deadline, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, exit, progress::Progress, recover};
 
-pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Result<ExitCode> {
+pub(crate) fn run(
+    engine: &Engine,
+    what: arguments::Attach,
+    cancel: &Cancel,
+    json: bool,
+) -> Result<ExitCode> {
     let mut sources = what.sources.into_iter();
     // clap has seen to it that there is one.
     let Some(source) = sources.next() else {
@@ -32,7 +37,7 @@ pub(crate) fn run(engine: &Engine, what: arguments::Attach, json: bool) -> Resul
     if let Some(options) = what.iscsi.options()? {
         request = request.log_in(options);
     }
-    let deadline = Deadline::after(what.timeout);
+    let deadline = Deadline::after(what.timeout).cancelled_by(cancel);
     let attachment = match &what.volume {
         Some(volume) => {
             let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;

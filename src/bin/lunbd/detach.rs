@@ -4,12 +4,17 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use lunbd::engine::{DetachVolume, Flush, NotLookedAt, Place, Receipt};
-use lunbd::{Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
+use lunbd::{Cancel, Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, attach, exit, progress::Progress, recover};
 
-pub(crate) fn run(engine: &Engine, what: arguments::Detach, json: bool) -> Result<ExitCode> {
-    let deadline = Deadline::after(what.timeout);
+pub(crate) fn run(
+    engine: &Engine,
+    what: arguments::Detach,
+    cancel: &Cancel,
+    json: bool,
+) -> Result<ExitCode> {
+    let deadline = Deadline::after(what.timeout).cancelled_by(cancel);
     let named = what.volume.as_ref().map(ToString::to_string);
     let target = what.target.as_ref().map(ToString::to_string);
     // clap has seen to it that there is one of the two.

@@ -8,16 +8,19 @@ use lunbd::engine::DetachFailure;
 use lunbd::{Error, ErrorKind};
 use serde::Serialize;
 
-use crate::detach;
+use crate::{detach, interrupt};
 
 /// The exit code of a kind of failure. README.md and `--help` list them.
 fn code(kind: ErrorKind) -> u8 {
+    if let Some(code) = interrupt::exit_code() {
+        return code;
+    }
     match kind {
         ErrorKind::InvalidInput => 2,
         ErrorKind::NoSuchHost | ErrorKind::NotFound | ErrorKind::TooFewPaths => 3,
         ErrorKind::IdentityMismatch => 4,
         ErrorKind::InUse => 5,
-        ErrorKind::TimedOut | ErrorKind::Quarantined => 6,
+        ErrorKind::TimedOut | ErrorKind::Cancelled | ErrorKind::Quarantined => 6,
         ErrorKind::NotPermitted => 7,
         ErrorKind::NotSupported => 8,
         _ => 1,

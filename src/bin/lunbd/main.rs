@@ -14,6 +14,7 @@ mod exit;
 mod generate;
 mod heal;
 mod initiator_name;
+mod interrupt;
 mod list;
 mod progress;
 mod reap;
@@ -54,8 +55,14 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Discover(what) => discover::run(&what, json),
         Command::Sessions => sessions::run(json),
         Command::InitiatorName(what) => initiator_name::run(&what, json),
-        Command::Attach(what) => attach::run(&start()?, what, json),
-        Command::Detach(what) => detach::run(&start()?, what, json),
+        Command::Attach(what) => {
+            let cancel = interrupt::cancels()?;
+            attach::run(&start()?, what, &cancel, json)
+        }
+        Command::Detach(what) => {
+            let cancel = interrupt::cancels()?;
+            detach::run(&start()?, what, &cancel, json)
+        }
         Command::Apply(what) => apply::run(start()?, &what, json),
         Command::Status(what) => status::run(&start()?, &what, json),
         Command::Heal(what) => heal::run(start()?, &what, json),

@@ -106,7 +106,7 @@ impl Engine {
         let read =
             worker::start_apart(Stage::Probe, move || disk.read_first_bytes(&roots, length))?;
         let limit = if is_dead { PATIENCE } else { Duration::MAX };
-        let answer = read.wait(Deadline::after(deadline.remaining().min(limit)));
+        let answer = read.wait(deadline.at_most(limit));
         answer.unwrap_or_else(|| {
             let error = if is_dead {
                 let message = format!(
@@ -118,7 +118,7 @@ impl Engine {
                     "a read of nbd{index}, which is attached already: its connections may be \
                      dead, and a heal replaces those"
                 );
-                Error::timed_out(Stage::Probe, deadline.elapsed(), &what)
+                Error::timed_out(Stage::Probe, deadline, &what)
             };
             Err(error.with_last_seen(device.disk().describe()))
         })

@@ -36,9 +36,9 @@ impl Journal {
         while table.busy.contains_key(volume) {
             if deadline.has_passed() {
                 let what = format!("another thread to be done with volume {volume}");
-                return Err(Error::timed_out(Stage::Lock, deadline.elapsed(), &what));
+                return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
-            let woken = self.shared.freed.wait_timeout(table, deadline.remaining());
+            let woken = self.shared.freed.wait_timeout(table, deadline.turn());
             table = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         if let Some(wanted) = wanted {

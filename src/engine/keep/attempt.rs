@@ -139,9 +139,9 @@ impl Attempt {
 
     /// `None` where it is being ended.
     fn share(&self, deadline: Deadline) -> Result<Option<Lease>> {
-        let patience = Deadline::after(deadline.remaining().min(TO_SHARE));
+        let patience = deadline.at_most(TO_SHARE);
         match share(&self.roots, &self.session, patience) {
-            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
+            Err(error) if error.kind().is_out_of_time() => Ok(None),
             shared => shared,
         }
     }

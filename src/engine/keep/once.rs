@@ -1,6 +1,5 @@
 //! Lost sessions that are logged in again once, for a caller that keeps none.
 
-use std::thread;
 use std::time::Duration;
 
 use super::attempt::{Attempt, Ended, ONE_TRY};
@@ -101,7 +100,7 @@ impl Attempt {
                 }
                 Some(Plight::Lost | Plight::GivenUp) => *tries += 1,
             }
-            let limit = Deadline::after(ONE_TRY.min(deadline.remaining()));
+            let limit = deadline.at_most(ONE_TRY);
             let failure = match self.run(limit) {
                 Ok(Ended::Recovered) => return Ok(KeepOutcome::Recovered),
                 Ok(Ended::NotOurs) => {
@@ -117,7 +116,7 @@ impl Attempt {
             if deadline.has_passed() {
                 return Ok(KeepOutcome::Failed(failure));
             }
-            thread::park_timeout(pauses.pause().min(deadline.remaining()));
+            deadline.pause(pauses.pause());
         }
     }
 }

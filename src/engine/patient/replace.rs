@@ -179,7 +179,7 @@ impl Patient {
             }
             let patience = if state.dead > 0 { ONE_TRY } else { SHORT_TRY };
             self.dials += 1;
-            let server = match self.dial_once(Deadline::after(deadline.remaining().min(patience))) {
+            let server = match self.dial_once(deadline.at_most(patience)) {
                 Ok(server) => server,
                 Err(error) => return Ok(Some(error)),
             };
@@ -207,10 +207,7 @@ impl Patient {
                 }
                 return Ok(None);
             }
-            self.pause(
-                engine,
-                Deadline::after(deadline.remaining().min(pauses.pause())),
-            );
+            self.pause(engine, deadline.at_most(pauses.pause()));
         }
     }
 

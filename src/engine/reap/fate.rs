@@ -90,7 +90,7 @@ impl Engine {
     ) -> Result<()> {
         let hctl = device.hctl();
         phases.enter(Stage::Lock);
-        let limit = Deadline::after(LEASE_LIMIT.min(deadline.remaining() / 4));
+        let limit = deadline.at_most(LEASE_LIMIT.min(deadline.remaining() / 4));
         let _address = self.lease_addresses(BTreeSet::from([hctl]), limit)?;
         let _unit = self.lease_unit(&case.was.names, limit)?;
         // An attach that had it meanwhile has written down whose it is.

@@ -238,7 +238,7 @@ fn why_no_disk(qualifier: u8) -> String {
 }
 
 fn answer_limit(deadline: Deadline) -> Deadline {
-    Deadline::after(ANSWER_LIMIT.min(deadline.remaining() / 4))
+    deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4))
 }
 
 /// Whether a target's list proves that it does not have `lun`: all of it are plain

@@ -96,7 +96,7 @@ fn begin(
     if deadline.has_passed() {
         // The caller has gone: nobody would know of it.
         let what = format!("session {id} to be started");
-        return Err(Error::timed_out(Stage::Session, deadline.elapsed(), &what));
+        return Err(Error::timed_out(Stage::Session, deadline, &what));
     }
     Ok(())
 }

@@ -146,7 +146,7 @@ impl Ending {
 
     fn say_goodbye(&mut self) -> Result<()> {
         self.in_time()?;
-        let patience = Deadline::after(self.deadline.remaining().min(TO_LEAVE));
+        let patience = self.deadline.at_most(TO_LEAVE);
         let id = self.session.id();
         say_goodbye(&mut self.control, &mut self.listener, id, patience)
     }
@@ -182,11 +182,10 @@ impl Ending {
         while !is_done(&heard)? {
             if self.deadline.has_passed() {
                 let what = format!("session {}: {what}", self.session.id());
-                let error = Error::timed_out(Stage::Logout, self.deadline.elapsed(), &what);
+                let error = Error::timed_out(Stage::Logout, self.deadline, &what);
                 return Err(error.with_last_seen(self.session.describe()));
             }
-            let pause = pauses.pause().min(self.deadline.remaining());
-            heard = self.listener.next(Deadline::after(pause))?;
+            heard = self.listener.next(self.deadline.at_most(pauses.pause()))?;
         }
         Ok(())
     }
@@ -210,7 +209,7 @@ impl Ending {
             return Ok(());
         }
         let what = format!("session {} to be logged out", self.session.id());
-        let error = Error::timed_out(Stage::Logout, self.deadline.elapsed(), &what);
+        let error = Error::timed_out(Stage::Logout, self.deadline, &what);
         Err(error.with_last_seen(self.session.describe()))
     }
 }

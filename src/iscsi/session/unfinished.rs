@@ -1,6 +1,5 @@
 //! Sessions whose maker was killed before it had started them.
 
-use std::thread;
 use std::time::Duration;
 
 use super::StandingSession;
@@ -120,10 +119,10 @@ pub(super) fn take_away(
     while standing.is_there() || host_is_there() {
         if deadline.has_passed() {
             let what = format!("session {id} to be gone");
-            let error = Error::timed_out(Stage::Session, deadline.elapsed(), &what);
+            let error = Error::timed_out(Stage::Session, deadline, &what);
             return Err(error.with_last_seen(standing.describe()));
         }
-        thread::park_timeout(pauses.pause().min(deadline.remaining()));
+        deadline.pause(pauses.pause());
     }
     Ok(told)
 }

@@ -79,7 +79,7 @@ impl Listener {
             Ok(result) => result.map(|()| Self { _stop: stop }),
             Err(RecvTimeoutError::Timeout) => {
                 let what = format!("the kernel to resolve {family} and {group}");
-                Err(Error::timed_out(Stage::Resolve, deadline.elapsed(), &what))
+                Err(Error::timed_out(Stage::Resolve, deadline, &what))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Error::new(ErrorKind::Io, "the netlink thread died"))

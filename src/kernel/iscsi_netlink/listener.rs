@@ -128,7 +128,7 @@ impl Listener {
     fn wait(&self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<bool> {
         let both = [other, Some(self.socket.as_fd())].into_iter().flatten();
         let mut polled: Vec<_> = both.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let left = deadline.remaining();
+        let left = deadline.turn();
         // A part of a millisecond would be none, and this a loop that spins.
         let milliseconds = left.as_micros().div_ceil(1000);
         let timeout = i32::try_from(milliseconds).ok().map(PollTimeout::try_from);

@@ -28,6 +28,6 @@ pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd> {
     let connected = unix_socket::connect(&address, deadline).map_err(failed)?;
     connected.ok_or_else(|| {
         let what = "a place in the NBD server's queue";
-        Error::timed_out(Stage::Dial, deadline.elapsed(), what).with_path(path)
+        Error::timed_out(Stage::Dial, deadline, what).with_path(path)
     })
 }

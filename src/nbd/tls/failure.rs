@@ -18,7 +18,7 @@ pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
         return of_tls(error, name);
     }
     if deadline.has_passed() {
-        return Error::timed_out(Stage::Tls, deadline.elapsed(), "the TLS handshake");
+        return Error::timed_out(Stage::Tls, deadline, "the TLS handshake");
     }
     let message = format!("the connection broke in the TLS handshake: {error}");
     Error::new(ErrorKind::Unreachable, message).at(Stage::Tls)

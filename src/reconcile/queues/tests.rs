@@ -114,7 +114,7 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
         !hangs.is_empty() && hangs.iter().all(|work| work.volume != id(77)),
         "{hangs:?}"
     );
-    state.take_in(&Cause::Transport);
+    state.take_in(&Cause::Transport { host: None });
     state.plan_now();
     let job = state.take_job(8).expect("a thread for what is back");
     assert_eq!(job.step.volume, id(77));
@@ -139,6 +139,6 @@ fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
     state.forgive(Duration::ZERO);
     let hang = take_all(&mut state);
     assert_eq!(hang.len(), 2, "a quarter of the threads");
-    state.take_in(&Cause::Transport);
+    state.take_in(&Cause::Transport { host: None });
     assert_eq!(take_all(&mut state).len(), 1);
 }

@@ -98,6 +98,55 @@ fn a_session_with_another_target_is_no_cause() {
 }
 
 #[test]
+fn an_event_of_another_host_is_no_cause_and_one_of_an_unknown_host_is() {
+    let mut state = wanting_two();
+    let both = [
+        session(1, TARGET),
+        session(2, "iqn.2003-01.org.lunbd:other"),
+    ];
+    see(&mut state, &both);
+    for job in take_all(&mut state) {
+        fails(&mut state, job);
+    }
+    let mut tell = |host: u32| {
+        let host = Some(HostNo(host));
+        state.take_in(&Cause::Transport { host });
+        let jobs = take_all(&mut state);
+        let count = jobs.len();
+        for job in jobs {
+            fails(&mut state, job);
+        }
+        count
+    };
+    assert_eq!(tell(2), 0);
+    assert_eq!(tell(1), 2);
+    assert_eq!(tell(7), 2);
+}
+
+#[test]
+fn a_session_that_serves_again_is_a_cause_for_the_volumes_of_its_target() {
+    let mut state = wanting_two();
+    for job in take_all(&mut state) {
+        fails(&mut state, job);
+    }
+    let other = "iqn.2003-01.org.lunbd:other";
+    state.see_target_back(&other.parse().unwrap());
+    assert!(take_all(&mut state).is_empty());
+    state.see_target_back(&TARGET.parse().unwrap());
+    assert_eq!(take_all(&mut state).len(), 2);
+}
+
+#[test]
+fn what_could_not_be_looked_at_is_looked_at_again() {
+    let mut transports = Transports::default();
+    for _ in 0..2 * LOOKS {
+        transports.look_later();
+        let due = transports.next.take().unwrap();
+        assert!(due <= Instant::now() + Duration::from_secs(60));
+    }
+}
+
+#[test]
 fn what_the_end_of_a_login_makes_stand_is_looked_for_though_no_event_tells_of_it() {
     let mut transports = Transports::default();
     transports.change();

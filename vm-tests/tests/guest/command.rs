@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
-use vm_tests::guest::{self, ScsiDebug};
+use vm_tests::guest::{self, ScsiDebug, udevd};
 
 fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap()
@@ -137,5 +139,28 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
     watch.kill().unwrap();
     watch.wait().unwrap();
     exits(&guest::lunbd(&["detach", &source]), 0);
-    guest::udevd::settle();
+    udevd::settle();
+}
+
+#[test]
+fn a_signal_ends_an_attach_that_waits_and_what_it_brought_is_gone() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(8);
+    let source = format!("scsi:{}:0:0:2", target.host());
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let stopped = udevd::stopped();
+        let mut attach = Command::new("lunbd");
+        attach.args(["attach", &source, "--timeout", "600s", "--json"]);
+        let attach = attach.stderr(Stdio::piped()).stdout(Stdio::piped());
+        let attach = attach.spawn().unwrap();
+        target.wait_for_disk(2);
+        let pid = i32::try_from(attach.id()).unwrap();
+        kill(Pid::from_raw(pid), signal).unwrap();
+        let output = attach.wait_with_output().unwrap();
+        exits(&output, code);
+        assert_eq!(json(&output.stderr)["kind"], "cancelled");
+        drop(stopped);
+        assert_eq!(target.devices(), [] as [&str; 0]);
+    }
+    udevd::settle();
 }

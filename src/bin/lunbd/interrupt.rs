@@ -1,0 +1,63 @@
+//! SIGINT and SIGTERM: the call that is under way is cancelled, and what it brought is
+//! undone.
+
+use std::fs;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+use lunbd::{Cancel, Error, ErrorKind, Result};
+use nix::sys::signal::{SigSet, Signal};
+
+/// The first signal that came; 0 for none.
+static CAME: AtomicU8 = AtomicU8::new(0);
+
+/// From now on the signals use what is returned. A second one ends the process at once.
+/// Threads that run already are not covered: this comes before the engine's start.
+pub(crate) fn cancels() -> Result<Cancel> {
+    let cancel = Cancel::new();
+    let cancelled = cancel.clone();
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        if !is_ignored(signal) {
+            signals.add(signal);
+        }
+    }
+    let failed = |why: &dyn std::fmt::Display| {
+        let message = format!("cannot wait for signals: {why}");
+        Error::new(ErrorKind::Io, message)
+    };
+    signals.thread_block().map_err(|errno| failed(&errno))?;
+    let wait = move || {
+        while let Ok(signal) = signals.wait() {
+            // No signal has a number above 64.
+            let number = u8::try_from(signal as i32).unwrap_or(u8::MAX);
+            if CAME.swap(number, Ordering::Relaxed) != 0 {
+                std::process::exit(i32::from(code_of(number)));
+            }
+            cancelled.cancel();
+        }
+    };
+    let thread = thread::Builder::new().name("lunbd-signals".to_owned());
+    thread.spawn(wait).map_err(|error| failed(&error))?;
+    Ok(cancel)
+}
+
+/// The exit code of a call that failed after a signal, as a shell has it.
+pub(crate) fn exit_code() -> Option<u8> {
+    match CAME.load(Ordering::Relaxed) {
+        0 => None,
+        number => Some(code_of(number)),
+    }
+}
+
+fn code_of(number: u8) -> u8 {
+    number.saturating_add(128)
+}
+
+/// As `nohup` and a shell's background jobs have it: it would not have ended us.
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.unwrap_or(0) >> (signal as i32 - 1) & 1 == 1
+}
