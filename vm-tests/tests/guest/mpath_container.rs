@@ -16,9 +16,10 @@ fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
     let has = |what: &[&str]| what.iter().all(|one| given.contains(one));
     let good_or = |else_: &'static str, what: &[&str]| if has(what) { "good" } else { else_ };
     // Whether udev answers is asked by an attribute of sysfs.
-    let udev = match has(&["net", "udev"]) {
-        true => good_or("missing", &["sys"]),
-        false => "limited",
+    let udev = if has(&["net", "udev"]) {
+        good_or("missing", &["sys"])
+    } else {
+        "limited"
     };
     BTreeMap::from([
         ("users", good_or("limited", &["pid"])),
