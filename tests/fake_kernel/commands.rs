@@ -119,6 +119,10 @@ impl Kernel {
             let was_dirty = std::mem::take(&mut unit.is_dirty);
             was_dirty && (unit.fails_writes || !unit.serves_io() || !runs)
         });
+        if fails {
+            // A flush ends here, as an `fsync` does whose writes fail.
+            state.acts.push(format!("flush {address}"));
+        }
         drop(state);
         if fails {
             self.count_error(address);
