@@ -167,6 +167,23 @@ fn completions_and_manual_pages_name_every_command_and_its_options() {
 }
 
 #[test]
+fn a_plan_with_something_to_do_has_an_exit_code_of_its_own_where_that_is_asked_for() {
+    let place = tempfile::tempdir().unwrap();
+    let (journal, file) = (place.path().join("journal"), place.path().join("v.toml"));
+    let plan = |text: &str, options: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let [journal, file] = [&journal, &file].map(|path| path.to_str().unwrap());
+        let arguments = ["apply", file, "--journal", journal, "--dry-run"];
+        lunbd(&[&arguments[..], options].concat()).status.code()
+    };
+    let one = "[[volume]]\nid = \"pvc-1\"\nsource = \"scsi:4294967295:0:0:1\"\n";
+    let large = format!("{one}min_size = \"16GiB\"\n");
+    assert_eq!(plan(one, &[]), Some(0));
+    assert_eq!(plan(&large, &["--exit-code"]), Some(2));
+    assert_eq!(plan("volume = []\n", &["--exit-code"]), Some(0));
+}
+
+#[test]
 fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_nothing() {
     let place = tempfile::tempdir().unwrap();
     let journal = place.path().join("journal");
@@ -193,7 +210,7 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
         ("[[volume]\n", &["line 1", "[[volume]"]),
         ("[[volume]]\nid = \"a\"\n", &["volume a", "no source"]),
         (
-            &format!("{good}min_size = \"1 GiB\"\n"),
+            &format!("{good}min_size = \"1 GB\"\n"),
             &["line 4", "min_size"],
         ),
         // Two volumes that claim one thing, and one from two sources.

@@ -1,6 +1,7 @@
 //! What is wanted.
 
 mod file;
+mod size;
 
 use std::collections::BTreeMap;
 use std::fmt;

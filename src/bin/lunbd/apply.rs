@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, plan};
+use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, StepKind, plan};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
@@ -36,6 +36,9 @@ struct Failed<'a> {
     error: &'a Error,
 }
 
+/// The exit code of `--dry-run --exit-code`.
+const SOMETHING_TO_DO: u8 = 2;
+
 /// Exits as the first volume says that is not as it is wanted.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
     // Before the first read, so that no change is missed.
@@ -48,7 +51,12 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let steps = plan(&desired, &actual);
         let shown = exit::print(|out| show_plan(out, &steps, json));
         detach_limit::check(&steps, &desired, actual.iter().count(), what.allow_detach)?;
-        return Ok(shown);
+        let acts = steps.steps.iter().any(|step| step.kind.acts());
+        return Ok(if what.exit_code && acts {
+            ExitCode::from(SOMETHING_TO_DO)
+        } else {
+            shown
+        });
     }
     let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
     let actual = Actual::read(&engine, &journal)?;
@@ -235,7 +243,21 @@ fn write_steps(
         [step.kind.to_string(), step.volume.to_string(), after, why]
     });
     let rows: Vec<_> = std::iter::once(heading).chain(steps).collect();
-    table::write(out, &rows)
+    let mut text = Vec::new();
+    table::write(&mut text, &rows)?;
+    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = String::from_utf8_lossy(&text);
+    let kinds = std::iter::once(None).chain(plan.steps.iter().map(|step| Some(step.kind)));
+    let mut lines = text.lines().zip(kinds);
+    lines.try_for_each(|(line, kind)| writeln!(out, "{}", in_colour(line, kind, colours)))
+}
+
+/// A detach in red.
+fn in_colour(line: &str, kind: Option<StepKind>, colours: bool) -> String {
+    match kind {
+        Some(StepKind::Detach) if colours => format!("\x1b[31m{line}\x1b[0m"),
+        _ => line.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -248,6 +270,14 @@ mod tests {
         let mut told = Told::default();
         let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
         assert_eq!(is_new, [true, false, true, true]);
+    }
+
+    #[test]
+    fn a_detach_is_red_where_colours_are_wanted() {
+        let detach = Some(StepKind::Detach);
+        assert_eq!(in_colour("it", detach, true), "\x1b[31mit\x1b[0m");
+        assert_eq!(in_colour("it", detach, false), "it");
+        assert_eq!(in_colour("it", Some(StepKind::Attach), true), "it");
     }
 
     #[test]

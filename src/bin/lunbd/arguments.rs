@@ -159,7 +159,7 @@ pub(crate) struct Recover {
 #[derive(Debug, Args)]
 pub(crate) struct Apply {
     /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
-    /// and where wanted expect, min_paths, multipath, min_size (bytes; a unit that the
+    /// and where wanted expect, min_paths, multipath, min_size (bytes or "16GiB"; a unit that the
     /// array has grown is taken in, none is shrunk), [volume.log_in] and [volume.nbd].
     /// NO OTHER VOLUME OF THE JOURNAL STAYS. An empty file is refused; `volume = []`
     /// wants no volume.
@@ -169,6 +169,10 @@ pub(crate) struct Apply {
     /// Show the plan and do nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+
+    /// Exit with 2 where the plan has something to do, and with 0 where it has not.
+    #[arg(long, requires = "dry_run")]
+    pub(crate) exit_code: bool,
 
     /// Stay, keep the volumes as they are wanted and the iSCSI sessions that they log
     /// in to, and follow changes of the file, until interrupted.

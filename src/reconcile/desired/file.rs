@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
+use super::size::size;
 use super::{Desired, of_volume};
 use crate::engine::{AttachRequest, Multipath, NbdOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -28,6 +29,7 @@ struct Volume {
     expect: Option<Expected>,
     min_paths: Option<usize>,
     multipath: Option<Multipath>,
+    #[serde(default, deserialize_with = "size")]
     min_size: Option<u64>,
     log_in: Option<LogIn>,
     nbd: Option<Nbd>,
