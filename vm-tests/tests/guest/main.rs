@@ -54,6 +54,7 @@ mod lab;
 mod mpath_defaults;
 mod mpath_map;
 mod nbd;
+mod nbd_content;
 mod nbd_content_lvm;
 mod nbd_grow;
 mod nbd_heal;
