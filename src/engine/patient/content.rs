@@ -32,8 +32,15 @@ pub(in crate::engine) struct ContentRule {
 #[derive(Debug, PartialEq, Eq)]
 struct LastHeld<'a> {
     names: &'a [ContentName],
-    /// Whether that is so still, unless somebody is writing now.
-    is_current: bool,
+    /// Whose word it is; `None` where something was written since and nobody has read it.
+    by: Option<Witness>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Witness {
+    /// Nothing was written since this library read it.
+    Us,
+    Udev,
 }
 
 impl LastHeld<'_> {
@@ -42,13 +49,13 @@ impl LastHeld<'_> {
         written: u64,
         by_udev: Option<&'a [ContentName]>,
     ) -> LastHeld<'a> {
-        let (names, is_current) = match (by_us, by_udev) {
-            (Some(known), _) if known.written == written => (&*known.names, true),
-            (_, Some(names)) => (names, true),
-            (Some(known), None) => (&*known.names, false),
-            (None, None) => (&[][..], false),
+        let (names, by) = match (by_us, by_udev) {
+            (Some(known), _) if known.written == written => (&*known.names, Some(Witness::Us)),
+            (_, Some(names)) => (names, Some(Witness::Udev)),
+            (Some(known), None) => (&*known.names, None),
+            (None, None) => (&[][..], None),
         };
-        LastHeld { names, is_current }
+        LastHeld { names, by }
     }
 }
 
@@ -104,7 +111,10 @@ impl Patient {
         if had_once || !differs(now, held.names) {
             return Ok(None);
         }
-        let is_proven = held.is_current && self.nobody_writes(engine, held.names, deadline)?;
+        let is_proven = match held.by {
+            Some(witness) => self.nobody_writes(engine, witness, held.names, deadline)?,
+            None => false,
+        };
         Ok(Some(difference(held.names, is_proven)))
     }
 
@@ -120,13 +130,15 @@ impl Patient {
     fn nobody_writes(
         &self,
         engine: &Engine,
+        witness: Witness,
         names: &[ContentName],
         deadline: Deadline,
     ) -> Result<bool> {
         let disk = self.device.disk();
         let users = engine.users_of(disk, Extent::All, deadline)?;
         let may_write = |user: &Holder| {
-            user.is_udevs()
+            // What udev reads now is not in its record yet.
+            (witness == Witness::Udev && user.is_udevs())
                 || matches!(
                     user,
                     Holder::Open { writes: true, .. } | Holder::Loop { .. } | Holder::Export { .. }
@@ -184,14 +196,20 @@ mod tests {
         let by_udev = names("luks");
         let held = |known, written, udev| {
             let held = LastHeld::of(known, written, udev);
-            (held.names.to_vec(), held.is_current)
+            (held.names.to_vec(), held.by)
         };
         let udev = Some(&*by_udev);
-        assert_eq!(held(Some(&by_us), 7, udev), (names("fs"), true));
-        assert_eq!(held(Some(&by_us), 8, udev), (names("luks"), true));
-        assert_eq!(held(None, 8, udev), (names("luks"), true));
-        assert_eq!(held(Some(&by_us), 8, None), (names("fs"), false));
-        assert_eq!(held(None, 8, None), (names(""), false));
+        assert_eq!(
+            held(Some(&by_us), 7, udev),
+            (names("fs"), Some(Witness::Us))
+        );
+        assert_eq!(
+            held(Some(&by_us), 8, udev),
+            (names("luks"), Some(Witness::Udev))
+        );
+        assert_eq!(held(None, 8, udev), (names("luks"), Some(Witness::Udev)));
+        assert_eq!(held(Some(&by_us), 8, None), (names("fs"), None));
+        assert_eq!(held(None, 8, None), (names(""), None));
     }
 
     #[test]

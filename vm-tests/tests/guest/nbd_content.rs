@@ -129,6 +129,8 @@ fn impostors_are_refused(serve: Serve) {
     let mut server = serve(at.clone(), &right);
     let attachment = attach(&first, &source_of(&at));
     let mounted = InUse::mount(&attachment.node);
+    // What udev has not read to its end is no word of its.
+    guest::run(&["udevadm", "settle"]);
     server.kill();
     drop(server);
     let in_use = InUse::write(mounted);
