@@ -15,7 +15,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
-use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
 
 impl Engine {
@@ -89,22 +89,27 @@ impl Engine {
         let connected = self.connect_free(&offer, deadline)?;
         let Connected {
             device,
+            written,
             mut watch,
             _lease: _held,
         } = connected;
+        let known = content
+            .clone()
+            .map(|names| Content::Named(names).known(written));
         let proven = device
             .limit_requests(export.maximum_payload(), deadline)
             .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, phases, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
-        let link = Link::new(
+        let mut link = Link::new(
             uri.clone(),
             backend.clone(),
             offer.sockets,
             timeouts,
             connected_by,
         );
+        link.content = known.flatten();
         match proven {
             Ok(attachment) => {
                 self.links().insert(device.index(), link);
@@ -213,6 +218,8 @@ impl Engine {
     ) -> Result<Connected> {
         let roots = self.roots();
         forget_last_connection(roots, index)?;
+        let before = NbdDevice::find(roots, index)?;
+        let written = before.map_or(Ok(0), |device| device.written())?;
         // Before the connect, or its event could be missed.
         let mut watch = self.hub().watch(&index.name());
         loop {
@@ -233,6 +240,7 @@ impl Engine {
         })?;
         Ok(Connected {
             device,
+            written,
             watch,
             _lease: lease,
         })
@@ -331,6 +339,8 @@ fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
 /// A device that was just connected.
 struct Connected {
     device: NbdDevice,
+    /// What was written to the disk before it was connected.
+    written: u64,
     watch: Watch,
     _lease: Lease,
 }

@@ -39,8 +39,8 @@ pub enum HealOutcome {
     /// The device answers a read late, and no connection of it was dead: the kernel
     /// did not take the new one, which was closed.
     DiscardedByKernel,
-    /// The server is back with another export: it was **not** connected, and
-    /// requests still wait.
+    /// The server is back with another export, or with another volume for certain
+    /// ([`Difference::Content`]): it was **not** connected, and requests still wait.
     GeometryChanged(Vec<Difference>),
     /// No server came back in time: requests fail with `EIO`. The device stays
     /// configured, and a later heal revives it.
@@ -154,7 +154,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
         let patient = Patient::new(device, uri.clone(), backend, options.timeouts);
-        Ok(Treatment(patient))
+        Ok(Treatment(patient.with_content(options.content_rule())))
     }
 
     /// The same of a volume of the journal.

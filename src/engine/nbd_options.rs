@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
+use super::patient::ContentRule;
 use crate::id::{BackendId, ContentName, NbdIndex, Source};
 use crate::nbd::{NewTimeouts, Timeouts};
 
@@ -17,6 +18,7 @@ pub struct NbdOptions {
     pub(super) read_only: bool,
     pub(super) block_size: Option<u32>,
     pub(super) expected: Option<ContentName>,
+    pub(super) accepts_content: bool,
     /// Those that were said.
     pub(super) timeouts: NewTimeouts,
 }
@@ -30,6 +32,7 @@ impl Default for NbdOptions {
             read_only: false,
             block_size: None,
             expected: None,
+            accepts_content: false,
             timeouts: NewTimeouts::default(),
         }
     }
@@ -78,10 +81,19 @@ impl NbdOptions {
         self
     }
 
-    /// Attaches only if the content of the volume has this name.
+    /// Attaches only if the content of the volume has this name, and heals only with a
+    /// server whose volume has it.
     #[must_use]
     pub fn expect(mut self, name: ContentName) -> Self {
         self.expected = Some(name);
+        self
+    }
+
+    /// Takes whatever content the server has now for that of the volume, also where it is
+    /// another than before: for this one attach or heal.
+    #[must_use]
+    pub fn accept_content(mut self) -> Self {
+        self.accepts_content = true;
         self
     }
 
@@ -117,6 +129,15 @@ impl NbdOptions {
         Timeouts {
             request: said.request.unwrap_or(REQUEST),
             dead_connection: said.dead_connection.unwrap_or(DEAD_CONNECTION),
+        }
+    }
+
+    /// What a heal requires of the content.
+    pub(super) fn content_rule(&self) -> ContentRule {
+        ContentRule {
+            accepts_any: self.accepts_content,
+            expected: self.expected.clone(),
+            known: None,
         }
     }
 

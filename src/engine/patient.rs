@@ -1,5 +1,6 @@
 //! The healing of one NBD device.
 
+mod content;
 mod replace;
 
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::{self, Pending};
 use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+pub(super) use content::ContentRule;
 use replace::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
@@ -21,6 +23,7 @@ pub(super) struct Patient {
     backend: BackendId,
     /// What it is to have, and has where it was attached here.
     timeouts: NewTimeouts,
+    rule: ContentRule,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
@@ -52,6 +55,7 @@ impl Patient {
             uri,
             backend,
             timeouts,
+            rule: ContentRule::default(),
             pulse: None,
             own_link_had_ended: false,
             adopted: None,
@@ -62,6 +66,12 @@ impl Patient {
             dials: 0,
             rests_until: None,
         }
+    }
+
+    /// What its content is to be.
+    pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
+        self.rule = rule;
+        self
     }
 
     pub(super) fn index(&self) -> NbdIndex {
@@ -250,7 +260,7 @@ impl Patient {
         loop {
             self.dials += 1;
             let one = deadline.at_most(ONE_TRY);
-            let failure = match self.dial_once(one) {
+            let failure = match self.dial_once(engine, one) {
                 Ok(server) => return Ok(Dialled::Server(server)),
                 Err(error) => error,
             };

@@ -49,6 +49,11 @@ impl ContentName {
         is_whole.then_some(Self(Name::Lvm(letters)))
     }
 
+    /// Whether it is of a header that the devices stacked on it do not reach.
+    pub(crate) fn is_below_maps(&self) -> bool {
+        matches!(self.0, Name::Luks(_) | Name::Lvm(_))
+    }
+
     /// The UUID of a file system; `None` where all of it is zero.
     pub(crate) fn file_system(uuid: [u8; 16]) -> Option<Self> {
         is_given(uuid).map(|uuid| Self(Name::FileSystem(uuid)))

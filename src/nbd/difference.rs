@@ -3,10 +3,12 @@
 use std::fmt;
 
 use super::block_size::BlockSizes;
+use super::content::spelt;
 use super::export::{Export, ExportFlags};
+use crate::id::ContentName;
 
 /// One thing in which an export is not what it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -43,6 +45,16 @@ pub enum Difference {
         /// What it takes now.
         to: BlockSizes,
     },
+    /// What it holds has other names.
+    Content {
+        /// What the device held when it was read last.
+        from: Vec<ContentName>,
+        /// What the server serves now; none where that is blank.
+        to: Vec<ContentName>,
+        /// Whether it is another volume for certain. Else whoever had the device open for
+        /// writing may have made what is served now.
+        is_proven: bool,
+    },
 }
 
 impl Difference {
@@ -59,6 +71,7 @@ impl Difference {
         match self {
             Self::Shrunk { .. } | Self::BecameReadOnly => true,
             Self::Grown { .. } | Self::BecameWritable => false,
+            Self::Content { is_proven, .. } => *is_proven,
             Self::Flags { lost, .. } => lost.intersects(
                 ExportFlags::SEND_FLUSH
                     | ExportFlags::SEND_FUA
@@ -89,6 +102,19 @@ impl fmt::Display for Difference {
                     }
                 };
                 write!(f, "flags lost: {}; gained: {}", names(lost), names(gained))
+            }
+            Self::Content {
+                from,
+                to,
+                is_proven,
+            } => {
+                let (from, to) = (spelt(from), spelt(to));
+                let how = if *is_proven {
+                    "another volume for certain; `heal SOURCE --accept-content` takes it"
+                } else {
+                    "written meanwhile"
+                };
+                write!(f, "content with {to} instead of {from} ({how})")
             }
             Self::BlockSizes { from, to } => {
                 write!(

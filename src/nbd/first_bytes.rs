@@ -8,6 +8,7 @@ use super::content;
 use super::dial::Connection;
 use super::export::Export;
 use super::handshake::broken;
+use super::known_content::KnownContent;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::ContentName;
@@ -25,6 +26,16 @@ pub(crate) enum Content {
     Named(Vec<ContentName>),
     /// The server answered the read with this error of the protocol.
     Unread(u32),
+}
+
+impl Content {
+    /// What is known of a device that it is served for, of which so much was written.
+    pub(crate) fn known(self, written: u64) -> Option<KnownContent> {
+        match self {
+            Self::Named(names) => Some(KnownContent { names, written }),
+            Self::Unread(_) => None,
+        }
+    }
 }
 
 impl Connection {

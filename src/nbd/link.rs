@@ -6,6 +6,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::command::NewTimeouts;
+use super::known_content::KnownContent;
 use super::served::Slots;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +21,8 @@ pub(crate) struct Link {
     pub(crate) backend: BackendId,
     /// What is known of them: another process may have connected the device.
     pub(crate) timeouts: NewTimeouts,
+    /// What was read of the volume before the kernel had a connection to it.
+    pub(crate) content: Option<KnownContent>,
     slots: Slots,
     sockets: Vec<OwnedFd>,
     /// The thread that connected the device, which no reconnect changes; `None` where it
@@ -98,6 +101,7 @@ impl Link {
             uri,
             backend,
             timeouts,
+            content: None,
             slots,
             sockets: Vec::new(),
             connected_by,

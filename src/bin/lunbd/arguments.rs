@@ -390,6 +390,11 @@ pub(crate) struct Heal {
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "source", help_heading = "NBD")]
     dead_timeout: Option<Duration>,
 
+    /// Take whatever the server serves now for the volume, also where its content is
+    /// another's.
+    #[arg(long, requires = "source", help_heading = "NBD")]
+    accept_content: bool,
+
     /// Stay, and heal links as they die, until interrupted; iSCSI sessions that
     /// `attach --log-in` made are logged in again when they are lost.
     #[arg(long, conflicts_with = "source")]
@@ -422,6 +427,9 @@ impl Heal {
         }
         if let Some(limit) = self.dead_timeout {
             options = options.dead_connection_timeout(limit);
+        }
+        if self.accept_content {
+            options = options.accept_content();
         }
         options
     }

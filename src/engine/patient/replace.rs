@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::engine::attach_nbd::lease_of;
 use crate::engine::lease::Lease;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::nbd::{self, Adoption, Difference, Link, LinkState, Reconfigure};
+use crate::nbd::{self, Adoption, Difference, KnownContent, Link, LinkState, Reconfigure};
 
 /// One server's time to answer.
 pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
@@ -23,6 +23,7 @@ pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 pub(super) struct Server {
     stream: OwnedFd,
     allows_several: bool,
+    content: Option<KnownContent>,
     /// What the server says otherwise than the kernel was told at the connect.
     pub(super) differences: Vec<Difference>,
 }
@@ -39,6 +40,7 @@ pub(super) struct Unseen {
     stream: OwnedFd,
     /// What it had brought before it was offered; `None` where it does not count.
     received: Option<u64>,
+    content: Option<KnownContent>,
     differences: Vec<Difference>,
 }
 
@@ -57,13 +59,26 @@ impl Patient {
         }
     }
 
-    /// Dials once, and compares what is served with what the kernel was told.
-    pub(super) fn dial_once(&self, deadline: Deadline) -> Result<Server> {
+    /// Dials once, and compares what is served with what the kernel was told, and with
+    /// what the volume held.
+    pub(super) fn dial_once(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
         let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
+        let export = connection.export.clone();
+        let allows_several = export.can_multi_conn();
+        let mut differences = self.device.differences_of(export, deadline)?;
+        let mut content = None;
+        if !differences.iter().any(Difference::prevents_reattach) {
+            // Before it is read: what is written meanwhile has not been read.
+            let written = self.device.written()?;
+            let read = connection.content(deadline)?;
+            differences.extend(self.other_content(engine, &read, deadline)?);
+            content = read.known(written);
+        }
         Ok(Server {
             stream: connection.stream,
-            allows_several: connection.export.can_multi_conn(),
-            differences: self.device.differences_of(connection.export, deadline)?,
+            allows_several,
+            content,
+            differences,
         })
     }
 
@@ -79,6 +94,7 @@ impl Patient {
         self.still_there()?;
         let Server {
             stream,
+            content,
             differences,
             ..
         } = server;
@@ -101,12 +117,13 @@ impl Patient {
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
         match adoption {
-            Adoption::Taken => self.keep(engine, stream, differences)?,
+            Adoption::Taken => self.keep(engine, stream, content, differences)?,
             Adoption::NotTaken => {}
             Adoption::Unseen => {
                 return Ok(Some(Unseen {
                     stream,
                     received,
+                    content,
                     differences,
                 }));
             }
@@ -124,7 +141,7 @@ impl Patient {
         if brought.is_some_and(|(now, before)| now < before + SHORTEST_REPLY) {
             return Ok(());
         }
-        self.keep(engine, unseen.stream, unseen.differences)
+        self.keep(engine, unseen.stream, unseen.content, unseen.differences)
     }
 
     /// The kernel has the connection.
@@ -132,6 +149,7 @@ impl Patient {
         &mut self,
         engine: &Engine,
         stream: OwnedFd,
+        content: Option<KnownContent>,
         differences: Vec<Difference>,
     ) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
@@ -143,6 +161,9 @@ impl Patient {
             *link = self.link(slots);
         }
         link.replace_a_dead_one(stream);
+        if content.is_some() {
+            link.content = content;
+        }
         self.adopted = Some(differences);
         Ok(())
     }
@@ -179,7 +200,7 @@ impl Patient {
             }
             let patience = if state.dead > 0 { ONE_TRY } else { SHORT_TRY };
             self.dials += 1;
-            let server = match self.dial_once(deadline.at_most(patience)) {
+            let server = match self.dial_once(engine, deadline.at_most(patience)) {
                 Ok(server) => server,
                 Err(error) => return Ok(Some(error)),
             };
@@ -190,7 +211,7 @@ impl Patient {
                 && state.dead > 0
             {
                 // The connection that it replaces has ended, so the kernel has room for it.
-                self.keep(engine, unseen.stream, unseen.differences)?;
+                self.keep(engine, unseen.stream, unseen.content, unseen.differences)?;
             }
             let now = self.link_state(engine)?;
             if now.live > state.live {

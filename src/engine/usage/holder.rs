@@ -92,7 +92,7 @@ impl fmt::Display for Holder {
 impl Holder {
     /// Whether it is a worker of udevd, or a program that its rules run for every
     /// disk: both open it for a moment, to read.
-    pub(super) fn is_udevs(&self) -> bool {
+    pub(in crate::engine) fn is_udevs(&self) -> bool {
         // `60-persistent-storage.rules`; `55-scsi-sg3_id.rules` of sg3-utils.
         let of_rules = ["scsi_id", "ata_id", "sg_inq"];
         // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.

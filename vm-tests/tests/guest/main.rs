@@ -56,6 +56,7 @@ mod mpath_container;
 mod mpath_defaults;
 mod mpath_map;
 mod nbd;
+mod nbd_content;
 mod nbd_content_lvm;
 mod nbd_grow;
 mod nbd_heal;

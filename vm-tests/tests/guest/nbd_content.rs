@@ -1,0 +1,251 @@
+//! Servers that come back with the volume that the device had, and with another.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use lunbd::engine::{HealOutcome, Healing, NbdOptions};
+use lunbd::id::ContentName;
+use lunbd::nbd::Difference;
+use lunbd::{AttachRequest, Attachment, Engine, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+const SIZE: u64 = 16 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The driver, where it keeps backend ids.
+fn module() -> NbdModule {
+    if guest::kernel() < (5, 14) {
+        guest::skip("the kernel keeps no backend ids before 5.14");
+    }
+    NbdModule::load(1)
+}
+
+/// A server of a store, of one of two kinds.
+type Serve = fn(At, &Store) -> NbdServer;
+
+fn nbdkit(at: At, store: &Store) -> NbdServer {
+    let path = store.path().to_str().unwrap();
+    NbdServer::nbdkit(at, &["--export=disk", "file", path])
+}
+
+fn qemu_nbd(at: At, store: &Store) -> NbdServer {
+    NbdServer::qemu_nbd(at, "disk", store.path(), &[])
+}
+
+fn format(path: &Path) {
+    guest::run(&["mkfs.ext4", "-q", "-F", path.to_str().unwrap()]);
+}
+
+fn formatted() -> (Store, ContentName) {
+    let store = Store::sparse(SIZE);
+    format(store.path());
+    let name = name_of(store.path());
+    (store, name)
+}
+
+fn name_of(path: &Path) -> ContentName {
+    let path = path.to_str().unwrap();
+    let uuid = guest::run(&["blkid", "-p", "-s", "UUID", "-o", "value", path]);
+    format!("fs.{}", uuid.trim()).parse().unwrap()
+}
+
+/// A request that was in flight when the link died is sent again when it has timed out.
+fn patient() -> NbdOptions {
+    NbdOptions::default()
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(120))
+}
+
+fn attach(engine: &Engine, source: &Source) -> Attachment {
+    let request = AttachRequest::new(source.clone()).nbd(patient());
+    engine.attach(&request, soon()).expect("an attach")
+}
+
+fn healed(engine: &Engine) -> HealOutcome {
+    let healings = engine.heal(soon()).unwrap();
+    let [Healing { outcome, .. }] = <[Healing; 1]>::try_from(healings).expect("one device");
+    outcome
+}
+
+fn source_of(at: &At) -> Source {
+    at.uri("disk").parse().unwrap()
+}
+
+/// A file system in use: a writer in it waits while the server is away.
+struct InUse {
+    at: PathBuf,
+    writer: Child,
+}
+
+impl InUse {
+    fn mount(node: &Path) -> PathBuf {
+        let at = PathBuf::from("/tmp/nbd-content");
+        fs::create_dir_all(&at).unwrap();
+        let (node, to) = (node.to_str().unwrap(), at.to_str().unwrap());
+        guest::run(&["mount", "-t", "ext4", node, to]);
+        at
+    }
+
+    /// Begins to write when the server is gone.
+    fn write(at: PathBuf) -> Self {
+        let script = format!("echo waits > {0}/file && sync {0}/file", at.display());
+        let writer = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        Self { at, writer }
+    }
+
+    /// The write came through.
+    fn end(mut self) {
+        assert!(self.writer.wait().unwrap().success());
+        let file = fs::read_to_string(self.at.join("file")).unwrap();
+        assert_eq!(file, "waits\n");
+        guest::run(&["umount", self.at.to_str().unwrap()]);
+        fs::remove_dir(&self.at).unwrap();
+    }
+}
+
+fn require_refused(outcome: &HealOutcome, held: &ContentName, serves: &[ContentName]) {
+    let HealOutcome::GeometryChanged(differences) = outcome else {
+        panic!("{outcome:?}");
+    };
+    let expected = Difference::Content {
+        from: vec![held.clone()],
+        to: serves.to_vec(),
+        is_proven: true,
+    };
+    assert!(differences.contains(&expected), "{differences:?}");
+}
+
+fn impostors_are_refused(serve: Serve) {
+    let (right, name) = formatted();
+    let (other, others_name) = formatted();
+    let blank = Store::sparse(SIZE);
+    let (at, first) = (At::tcp(), engine());
+    let mut server = serve(at.clone(), &right);
+    let attachment = attach(&first, &source_of(&at));
+    let mounted = InUse::mount(&attachment.node);
+    // What udev has not read to its end is no word of its.
+    guest::run(&["udevadm", "settle"]);
+    server.kill();
+    drop(server);
+    let in_use = InUse::write(mounted);
+    // Who attached it, and a process that knows of it by udev alone.
+    for agent in [&first, &engine()] {
+        for (store, serves) in [(&other, vec![others_name.clone()]), (&blank, Vec::new())] {
+            let before = fs::read(store.path()).unwrap();
+            let impostor = serve(at.clone(), store);
+            require_refused(&healed(agent), &name, &serves);
+            drop(impostor);
+            assert!(
+                fs::read(store.path()).unwrap() == before,
+                "it was written to"
+            );
+        }
+    }
+    let _right = serve(at.clone(), &right);
+    let outcome = healed(&first);
+    assert!(
+        matches!(&outcome, HealOutcome::Adopted(told) if told.is_empty()),
+        "{outcome:?}"
+    );
+    in_use.end();
+    assert!(first.detach(source_of(&at), soon()).unwrap().changed);
+}
+
+#[test]
+fn an_impostor_of_nbdkit_of_the_same_size_is_refused_and_not_written_to() {
+    let _module = module();
+    impostors_are_refused(nbdkit);
+}
+
+#[test]
+fn an_impostor_of_qemu_nbd_of_the_same_size_is_refused_and_not_written_to() {
+    let _module = module();
+    impostors_are_refused(qemu_nbd);
+}
+
+/// The server is killed as soon as `make` has returned, and comes back with what it had.
+fn is_healed_after(serve: Serve, store: &Store, make: impl FnOnce(&Path) -> Option<File>) {
+    let (at, first) = (At::tcp(), engine());
+    let mut server = serve(at.clone(), store);
+    let attachment = attach(&first, &source_of(&at));
+    let open = make(&attachment.node);
+    server.kill();
+    drop(server);
+    let mut server = serve(at.clone(), store);
+    let outcome = healed(&engine());
+    assert!(matches!(outcome, HealOutcome::Adopted(_)), "{outcome:?}");
+    server.kill();
+    drop(server);
+    let _server = serve(at.clone(), store);
+    let outcome = healed(&first);
+    assert!(matches!(outcome, HealOutcome::Adopted(_)), "{outcome:?}");
+    drop(open);
+    assert!(first.detach(source_of(&at), soon()).unwrap().changed);
+}
+
+fn formats_are_healed(serve: Serve) {
+    let blank = Store::sparse(SIZE);
+    let format_it = |node: &Path| {
+        format(node);
+        None
+    };
+    is_healed_after(serve, &blank, format_it);
+    // Another name in place of the one that it had at the attach.
+    is_healed_after(serve, &blank, format_it);
+    // By a process that has it open still, as a virtual machine would.
+    let (image, name) = formatted();
+    let mut bytes = vec![0; 64 << 10];
+    File::open(image.path())
+        .unwrap()
+        .read_exact_at(&mut bytes, 0)
+        .unwrap();
+    is_healed_after(serve, &blank, |node| {
+        let mut disk = OpenOptions::new().write(true).open(node).unwrap();
+        disk.write_all(&bytes).unwrap();
+        disk.sync_all().unwrap();
+        Some(disk)
+    });
+    assert_eq!(name_of(blank.path()), name);
+}
+
+#[test]
+fn a_volume_that_is_formatted_after_the_attach_is_healed_when_nbdkit_restarts() {
+    let _module = module();
+    formats_are_healed(nbdkit);
+}
+
+#[test]
+fn a_volume_that_is_formatted_after_the_attach_is_healed_when_qemu_nbd_restarts() {
+    let _module = module();
+    formats_are_healed(qemu_nbd);
+}
+
+#[test]
+fn a_volume_that_nobody_uses_or_has_written_is_known_again_and_another_is_taken_when_accepted() {
+    let _module = module();
+    let ((right, name), (other, others_name)) = (formatted(), formatted());
+    let (at, engine) = (At::tcp(), engine());
+    let mut server = nbdkit(at.clone(), &right);
+    let source = source_of(&at);
+    let attachment = attach(&engine, &source);
+    server.kill();
+    drop(server);
+    let _other = nbdkit(at, &other);
+    require_refused(&healed(&engine), &name, std::slice::from_ref(&others_name));
+    let accepting = patient().accept_content();
+    let healing = engine.heal_source(&source, &accepting, soon()).unwrap();
+    assert!(
+        matches!(healing.outcome, HealOutcome::Adopted(_)),
+        "{healing:?}"
+    );
+    guest::wait_until("its own content to be read", LIMIT, || {
+        (name_of(&attachment.node) == others_name).then_some(())
+    });
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
