@@ -213,7 +213,7 @@ impl Engine {
         let GatheredMap { map, why_none, .. } = gathered;
         if map.is_none() {
             self.read_access_states(unit, request, phases, deadline)?;
-            unit.require_one_that_serves_io()?;
+            self.require_one_that_serves_io(unit, deadline)?;
         }
         let best = unit.best()?;
         let (mut disk, mut diskseq) = (best.disk.clone(), best.diskseq);

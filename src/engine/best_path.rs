@@ -29,6 +29,46 @@ impl Engine {
             Ok(())
         })
     }
+
+    /// # Errors
+    /// `NotReady`, naming the state of each path, where none serves I/O: neither in its ALUA
+    /// access state nor where it is read. `scsi_debug` says standby and serves.
+    pub(super) fn require_one_that_serves_io(
+        &self,
+        unit: &Gathered,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut idle = Vec::new();
+        for path in &unit.paths {
+            match path.access_state {
+                Some(state) if !state.serves_io() => {
+                    idle.push(format!("{} is {state}", path.device.hctl()));
+                }
+                _ => return Ok(()),
+            }
+        }
+        let best = unit.best()?;
+        let (disk, roots) = (best.disk.clone(), self.roots().clone());
+        let what = format!("a read of {}", disk.name());
+        let read = self.lanes.on_device(
+            best.device.hctl(),
+            Stage::Identify,
+            &what,
+            deadline,
+            || best.device.describe(),
+            move || disk.read_first_block(&roots),
+        );
+        let Err(failure) = read else {
+            return Ok(());
+        };
+        let message = format!(
+            "no path serves I/O in its ALUA access state ({}): attach over another target port \
+             too, or have the target make one active",
+            idle.join(", ")
+        );
+        let error = Error::new(ErrorKind::NotReady, message).at(Stage::Identify);
+        Err(error.caused_by(failure))
+    }
 }
 
 impl Gathered {
@@ -40,25 +80,5 @@ impl Gathered {
             .iter()
             .min_by_key(state)
             .map_or_else(|| self.first(), Ok)
-    }
-
-    /// # Errors
-    /// `NotReady`, naming the state of each path, where none serves I/O.
-    pub(super) fn require_one_that_serves_io(&self) -> Result<()> {
-        let mut idle = Vec::new();
-        for path in &self.paths {
-            match path.access_state {
-                Some(state) if !state.serves_io() => {
-                    idle.push(format!("{} is {state}", path.device.hctl()));
-                }
-                _ => return Ok(()),
-            }
-        }
-        let message = format!(
-            "no path serves I/O in its ALUA access state ({}): attach over another target port \
-             too, or have the target make one active",
-            idle.join(", ")
-        );
-        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Identify))
     }
 }

@@ -90,7 +90,8 @@ impl NbdOptions {
     }
 
     /// Takes whatever content the server has now for that of the volume, also where it is
-    /// another than before: for this one attach or heal.
+    /// another than before: for this one heal. An attach compares nothing but what
+    /// [`expect`](Self::expect) names.
     #[must_use]
     pub fn accept_content(mut self) -> Self {
         self.accepts_content = true;

@@ -375,7 +375,7 @@ fn check_nbd_tls(deadline: Deadline) -> Check {
         Ok(ciphers) if ciphers.is_empty() => Check::limited(
             NAME,
             "the kernel's TLS takes no cipher that lunbd offers",
-            "modprobe chacha20poly1305 and gcm, where nbds:// is wanted",
+            "modprobe chacha20poly1305, where nbds:// is wanted",
         ),
         Ok(ciphers) => Check::good(NAME, ciphers.join(", ")),
         Err(error) => Check::limited(

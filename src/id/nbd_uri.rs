@@ -115,7 +115,8 @@ impl NbdUri {
         let server = NbdServer::Tls {
             host: canonical_host(host)?,
             port: port.unwrap_or(DEFAULT_PORT),
-            certificates: certificates.map(Path::to_owned),
+            // Without `//`, `/./` and a slash at the end.
+            certificates: certificates.map(|path| path.components().collect()),
             hostname,
         };
         Self::new(server, export)
@@ -252,6 +253,10 @@ mod tests {
             ),
             ("nbd+unix:///a?socket=/s", "nbd+unix:///a?socket=/s"),
             ("NBDS://H:10809", "nbds://h/"),
+            (
+                "nbds://h/?tls-certificates=/a//b/./c/",
+                "nbds://h/?tls-certificates=/a/b/c",
+            ),
             (
                 "nbds://h:1/a?tls-hostname=B.example&tls-certificates=/etc/a%20b",
                 "nbds://h:1/a?tls-certificates=/etc/a%20b&tls-hostname=b.example",

@@ -27,6 +27,10 @@ impl<'a> DeadlineStream<'a> {
         mut call: impl FnMut() -> nix::Result<usize>,
     ) -> io::Result<usize> {
         loop {
+            // A peer that always has more to say is never the one that waits.
+            if self.deadline.has_passed() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             match call() {
                 Err(Errno::EAGAIN) => wait_until(self.socket, ready, self.deadline)?,
                 Err(Errno::EINTR) => {}

@@ -79,15 +79,10 @@ pub(crate) fn dial_for_device(
 /// # Errors
 /// As of [`dial`] and [`list`](handshake::list).
 pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
-    if let NbdServer::Tls { .. } = server {
-        let exports = discover(server, deadline)?.into_iter();
-        let listed = |export: DiscoveredExport| ListedExport {
-            name: export.name,
-            description: export.description,
-        };
-        return Ok(exports.map(listed).collect());
-    }
     let stream = connect(server, deadline)?;
+    if let NbdServer::Tls { .. } = server {
+        return tls::list(&stream, server, deadline);
+    }
     handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 

@@ -131,10 +131,23 @@ fn in_handshake<S: Read + Write, T>(
 pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
     in_handshake(stream, deadline, |server| {
         greet(server)?;
-        let listed = read_list(server)?;
-        server.abort();
-        listed.map_err(|refusal| refusal.into_error("the list of exports"))
+        ask_for_list(server)
     })
+}
+
+/// As [`list`], after [`start_tls`].
+#[cfg(feature = "tls")]
+pub(super) fn list_in_tls(
+    stream: &mut (impl Read + Write),
+    deadline: Deadline,
+) -> Result<Vec<ListedExport>> {
+    in_handshake(stream, deadline, ask_for_list)
+}
+
+fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
+    let listed = read_list(server)?;
+    server.abort();
+    listed.map_err(|refusal| refusal.into_error("the list of exports"))
 }
 
 fn agree<S: Read + Write>(

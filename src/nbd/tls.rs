@@ -6,8 +6,10 @@
 //!
 //! The kernel ends a connection with `EIO` at a record that holds no data, as at a
 //! `KeyUpdate` (`net/tls/tls_sw.c`). `GnuTLS`, which nbdkit, nbd-server and qemu-nbd use,
-//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none in TLS 1.2 or with
-//! ChaCha20-Poly1305: so those are what is offered.
+//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none with
+//! ChaCha20-Poly1305. In TLS 1.2 the kernel counts the nonces of AES-GCM on from the first
+//! that rustls used, so that the two would use one twice. So ChaCha20-Poly1305 alone is
+//! offered.
 
 mod certificates;
 mod failure;
@@ -29,7 +31,7 @@ use self::certificates::Certificates;
 pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
-use super::handshake::{self, DiscoveredExport, Greeting};
+use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -74,6 +76,18 @@ pub(super) fn discover(
     .map(|(exports, _)| exports)
 }
 
+/// As [`discover`], by their names alone.
+pub(super) fn list(
+    stream: &OwnedFd,
+    server: &NbdServer,
+    deadline: Deadline,
+) -> Result<Vec<ListedExport>> {
+    talk(stream, server, deadline, |_, secured| {
+        handshake::list_in_tls(secured, deadline)
+    })
+    .map(|(exports, _)| exports)
+}
+
 fn talk<'a, T>(
     stream: &'a OwnedFd,
     server: &NbdServer,
@@ -93,8 +107,8 @@ fn talk<'a, T>(
     let name = hostname.as_ref().unwrap_or(host);
     let certificates = Certificates::read(certificates.as_deref(), deadline);
     let certificates = certificates.map_err(|error| error.at(Stage::Tls))?;
-    let asked = Arc::new(WasAsked::default());
-    let session = begin(name, certificates, &asked).map_err(|error| error.at(Stage::Tls))?;
+    let begun = begin(name, certificates);
+    let (session, request) = begun.map_err(|error| error.at(Stage::Tls))?;
 
     let socket = stream.as_fd();
     let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
@@ -108,9 +122,12 @@ fn talk<'a, T>(
         // In TLS 1.3 the server looks at the client's certificate when the client takes
         // the handshake for done.
         Some(failure) => failure::of_tls(&failure, name),
-        // GnuTLS closes without an alert.
-        None if error.kind() == ErrorKind::Unreachable && asked.get() => {
-            failure::of_no_certificate(name).caused_by(error)
+        // `GnuTLS` closes without an alert.
+        None if error.kind() == ErrorKind::Unreachable
+            && !secured.was_answered
+            && request.came.load(Ordering::Relaxed) =>
+        {
+            failure::of_certificate(name, request.own.is_some()).caused_by(error)
         }
         None => error,
     })?;
@@ -120,17 +137,12 @@ fn talk<'a, T>(
 fn begin(
     name: &str,
     certificates: Certificates,
-    asked: &Arc<WasAsked>,
-) -> Result<ClientConnection> {
+) -> Result<(ClientConnection, Arc<CertificateRequest>)> {
     use ring::cipher_suite as suite;
-    const SUITES: [SupportedCipherSuite; 7] = [
+    const SUITES: [SupportedCipherSuite; 3] = [
         suite::TLS13_CHACHA20_POLY1305_SHA256,
         suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
         suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
-        suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
-        suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
-        suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-        suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
     ];
     let unusable = |error: rustls::Error| {
         let message = format!("cannot begin TLS: {error}");
@@ -140,41 +152,42 @@ fn begin(
         let message = format!("{name:?} is no name that a certificate can hold: say tls-hostname=");
         Error::new(ErrorKind::InvalidInput, message)
     })?;
+    let mut request = CertificateRequest::default();
     let provider = CryptoProvider {
         cipher_suites: SUITES.to_vec(),
         ..ring::default_provider()
     };
-    let config = ClientConfig::builder_with_provider(Arc::new(provider))
+    if let Some((chain, key)) = certificates.own {
+        let own = CertifiedKey::from_der(chain, key, &provider).map_err(unusable)?;
+        request.own = Some(Arc::new(own));
+    }
+    let request = Arc::new(request);
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&version::TLS13, &version::TLS12])
         .map_err(unusable)?
-        .with_root_certificates(certificates.authorities);
-    let mut config = match certificates.own {
-        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(unusable)?,
-        None => config.with_client_cert_resolver(Arc::<WasAsked>::clone(asked)),
-    };
+        .with_root_certificates(certificates.authorities)
+        .with_client_cert_resolver(Arc::<CertificateRequest>::clone(&request));
     config.enable_secret_extraction = true;
     config.resumption = rustls::client::Resumption::disabled();
-    ClientConnection::new(Arc::new(config), peer).map_err(unusable)
+    let session = ClientConnection::new(Arc::new(config), peer).map_err(unusable)?;
+    Ok((session, request))
 }
 
-/// Whether the server asked for a certificate of a client that has none.
+/// The certificate that a server may ask for, and whether it has.
 #[derive(Debug, Default)]
-struct WasAsked(AtomicBool);
-
-impl WasAsked {
-    fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+struct CertificateRequest {
+    own: Option<Arc<CertifiedKey>>,
+    came: AtomicBool,
 }
 
-impl ResolvesClientCert for WasAsked {
+impl ResolvesClientCert for CertificateRequest {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.store(true, Ordering::Relaxed);
-        None
+        self.came.store(true, Ordering::Relaxed);
+        self.own.clone()
     }
 
     fn has_certs(&self) -> bool {
-        false
+        self.own.is_some()
     }
 }
 
@@ -184,6 +197,8 @@ struct Secured<'a> {
     records: RecordReader<DeadlineStream<'a>>,
     /// Why rustls ended it.
     failure: Option<rustls::Error>,
+    /// The server has said something in TLS.
+    was_answered: bool,
 }
 
 impl<'a> Secured<'a> {
@@ -192,6 +207,7 @@ impl<'a> Secured<'a> {
             session,
             records,
             failure: None,
+            was_answered: false,
         }
     }
 
@@ -229,6 +245,7 @@ impl<'a> Secured<'a> {
 impl Read for Secured<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = rustls::Stream::new(&mut self.session, &mut self.records).read(buffer);
+        self.was_answered |= read.as_ref().is_ok_and(|read| *read > 0);
         self.note(read)
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use super::export::Export;
-use super::handshake::DiscoveredExport;
+use super::handshake::{DiscoveredExport, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -17,6 +17,12 @@ pub(crate) fn ciphers_of_kernel(_: Deadline) -> Result<Vec<&'static str>> {
 /// # Errors
 /// `NotSupported`.
 pub(super) fn discover(_: &OwnedFd, _: &NbdServer, _: Deadline) -> Result<Vec<DiscoveredExport>> {
+    Err(missing())
+}
+
+/// # Errors
+/// `NotSupported`.
+pub(super) fn list(_: &OwnedFd, _: &NbdServer, _: Deadline) -> Result<Vec<ListedExport>> {
     Err(missing())
 }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -148,14 +149,17 @@ pub(crate) fn write_attribute(engine: &Engine, path: &Path, text: &str) {
 /// Deletes a device by another's hand, if it is there, and returns when it is gone.
 pub(crate) fn delete(engine: &Engine, source: &Source) {
     let device = device_dir(engine, source);
-    // The link of the bus goes before the disk does.
-    let dir = fs::canonicalize(&device);
+    // The link of the bus goes before the disk does. Who brings the device back may be
+    // quicker than a look: that is another then.
+    let dir = fs::canonicalize(&device).unwrap_or_else(|_| device.clone());
+    let number = |path: &Path| fs::metadata(path).ok().map(|about| about.ino());
+    let before = number(&device);
     let delete = device.join("delete");
     let devices = &engine.roots().devices;
     let _not_there = devices.write_attribute(&delete, "1", &|| true);
     wait_until("the device to be gone", || {
-        let stands = device.exists() || dir.as_ref().is_ok_and(|dir| dir.exists());
-        !stands
+        let stands = |path: &Path| before.is_some() && number(path) == before;
+        !stands(&device) && !stands(&dir)
     });
 }
 

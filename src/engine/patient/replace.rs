@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::engine::attach_nbd::lease_of;
 use crate::engine::lease::Lease;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::NbdServer;
 use crate::nbd::{self, Adoption, Difference, KnownContent, Link, LinkState, Reconfigure};
 
 /// One server's time to answer.
@@ -136,9 +137,13 @@ impl Patient {
     pub(super) fn keep_if_it_answered(&mut self, engine: &Engine, unseen: Unseen) -> Result<()> {
         /// A simple reply without data (`proto.md`): magic, error, cookie.
         const SHORTEST_REPLY: u64 = 16;
+        /// What TLS puts around it at least: header and tag. An alert is shorter than both.
+        const OF_TLS: u64 = 5 + 16;
+        let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
+        let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
         let now = lunbd_sys::socket::tcp_bytes_received(&unseen.stream).ok();
         let brought = now.zip(unseen.received);
-        if brought.is_some_and(|(now, before)| now < before + SHORTEST_REPLY) {
+        if brought.is_some_and(|(now, before)| now < before + shortest) {
             return Ok(());
         }
         self.keep(engine, unseen.stream, unseen.content, unseen.differences)

@@ -112,7 +112,7 @@ fn read_if_there(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>> {
         opened => opened.map_err(|error| failed(&error))?,
     };
     let length = file.metadata().map_err(|error| failed(&error))?.len();
-    // No growing: that would leave copies of a key behind.
+    // No growing: that would leave copies of the text behind.
     let room = usize::try_from(length).unwrap_or(LONGEST).min(LONGEST) + 1;
     let mut text = Zeroizing::new(Vec::with_capacity(room));
     let most = u64::try_from(room).unwrap_or(u64::MAX);

@@ -40,9 +40,13 @@ pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     Error::new(kind, message).at(Stage::Tls)
 }
 
-/// The server ended the connection, and had asked for a certificate of the client.
-pub(super) fn of_no_certificate(name: &str) -> Error {
-    let (kind, why) = received(AlertDescription::CertificateRequired);
+/// The server ended the connection after it had asked for a certificate of the client.
+pub(super) fn of_certificate(name: &str, was_shown: bool) -> Error {
+    let (kind, why) = received(if was_shown {
+        AlertDescription::BadCertificate
+    } else {
+        AlertDescription::CertificateRequired
+    });
     let message = format!("no TLS with the NBD server {name}: {why}");
     Error::new(kind, message).at(Stage::Tls)
 }
@@ -84,13 +88,16 @@ fn received(alert: AlertDescription) -> (ErrorKind, &'static str) {
         | Alert::UnknownCA
         | Alert::AccessDenied => (
             ErrorKind::NotPermitted,
-            "it does not accept the client's certificate",
+            "it does not accept client-cert.pem of tls-certificates=DIRECTORY: compare its authority and \
+             its end",
         ),
         Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::ProtocolVersion => (
             ErrorKind::NotSupported,
-            "it takes no cipher that is offered: ChaCha20-Poly1305 of TLS 1.3, and those with \
-             AES-GCM and ChaCha20-Poly1305 of TLS 1.2",
+            "it takes no ChaCha20-Poly1305, which alone is offered",
         ),
+        Alert::InternalError | Alert::UserCanceled => {
+            (ErrorKind::Unreachable, "it ended the handshake")
+        }
         _ => (ErrorKind::Refused, "it ended the handshake"),
     }
 }

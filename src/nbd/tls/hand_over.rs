@@ -45,10 +45,10 @@ pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<S
     };
     let (number, keys) = secrets.tx;
     let keys = Keys::new(version, number, keys)?;
-    setsockopt(stream, TcpTlsTx, &keys.0).map_err(refused)?;
+    setsockopt(stream, TcpTlsTx, &keys.info()).map_err(refused)?;
     let (number, keys) = secrets.rx;
     let keys = Keys::new(version, number, keys)?;
-    setsockopt(stream, TcpTlsRx, &keys.0).map_err(refused)?;
+    setsockopt(stream, TcpTlsRx, &keys.info()).map_err(refused)?;
     Ok(name)
 }
 
@@ -64,28 +64,20 @@ fn unusable(what: &str) -> Error {
 /// `NotSupported` where the kernel has no TLS; `Unreachable` where the loopback interface is
 /// down.
 pub(crate) fn ciphers_of_kernel(deadline: Deadline) -> Result<Vec<&'static str>> {
-    let iv = || Iv::copy(&[0; 12]);
-    let key = || AeadKey::from([0; 32]);
-    let (tls12, tls13) = (libc::TLS_1_2_VERSION, libc::TLS_1_3_VERSION);
-    let chacha = || ConnectionTrafficSecrets::Chacha20Poly1305 {
-        key: key(),
-        iv: iv(),
-    };
-    let aes = ConnectionTrafficSecrets::Aes256Gcm {
-        key: key(),
-        iv: iv(),
-    };
     let tried = [
-        ("TLS 1.3 ChaCha20-Poly1305", tls13, chacha()),
-        ("TLS 1.2 ChaCha20-Poly1305", tls12, chacha()),
-        ("TLS 1.2 AES-256-GCM", tls12, aes),
+        ("TLS 1.3 ChaCha20-Poly1305", libc::TLS_1_3_VERSION),
+        ("TLS 1.2 ChaCha20-Poly1305", libc::TLS_1_2_VERSION),
     ];
     let mut taken = Vec::new();
-    for (name, version, keys) in tried {
+    for (name, version) in tried {
         let (near, _far) = tcp::pair(deadline)?;
         begin(&near)?;
+        let keys = ConnectionTrafficSecrets::Chacha20Poly1305 {
+            key: AeadKey::from([0; 32]),
+            iv: Iv::copy(&[0; 12]),
+        };
         let keys = Keys::new(version, 0, keys)?;
-        if setsockopt(&near, TcpTlsTx, &keys.0).is_ok() {
+        if setsockopt(&near, TcpTlsTx, &keys.info()).is_ok() {
             taken.push(name);
         }
     }
@@ -106,58 +98,33 @@ fn begin(stream: &OwnedFd) -> Result<()> {
 }
 
 /// Of one direction; overwritten when dropped.
-struct Keys(TlsCryptoInfo);
+struct Keys(libc::tls12_crypto_info_chacha20_poly1305);
 
 impl Keys {
     fn new(version: u16, number: u64, keys: ConnectionTrafficSecrets) -> Result<Self> {
-        let rec_seq = number.to_be_bytes();
-        let info = |cipher_type| libc::tls_crypto_info {
-            version,
-            cipher_type,
+        let ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } = keys else {
+            return Err(unusable("its cipher is not ChaCha20-Poly1305"));
         };
         let cut = |_| unusable("its keys have another length");
-        Ok(Self(match keys {
-            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => {
-                TlsCryptoInfo::Chacha20Poly1305(libc::tls12_crypto_info_chacha20_poly1305 {
-                    info: info(libc::TLS_CIPHER_CHACHA20_POLY1305),
-                    iv: iv.as_ref().try_into().map_err(cut)?,
-                    key: key.as_ref().try_into().map_err(cut)?,
-                    salt: [],
-                    rec_seq,
-                })
-            }
-            // The salt is the first four bytes of what rustls calls the IV.
-            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => {
-                let (salt, iv) = iv.as_ref().split_at(4);
-                TlsCryptoInfo::Aes256Gcm(libc::tls12_crypto_info_aes_gcm_256 {
-                    info: info(libc::TLS_CIPHER_AES_GCM_256),
-                    iv: iv.try_into().map_err(cut)?,
-                    key: key.as_ref().try_into().map_err(cut)?,
-                    salt: salt.try_into().map_err(cut)?,
-                    rec_seq,
-                })
-            }
-            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => {
-                let (salt, iv) = iv.as_ref().split_at(4);
-                TlsCryptoInfo::Aes128Gcm(libc::tls12_crypto_info_aes_gcm_128 {
-                    info: info(libc::TLS_CIPHER_AES_GCM_128),
-                    iv: iv.try_into().map_err(cut)?,
-                    key: key.as_ref().try_into().map_err(cut)?,
-                    salt: salt.try_into().map_err(cut)?,
-                    rec_seq,
-                })
-            }
-            _ => return Err(unusable("it knows no such cipher")),
+        Ok(Self(libc::tls12_crypto_info_chacha20_poly1305 {
+            info: libc::tls_crypto_info {
+                version,
+                cipher_type: libc::TLS_CIPHER_CHACHA20_POLY1305,
+            },
+            iv: iv.as_ref().try_into().map_err(cut)?,
+            key: key.as_ref().try_into().map_err(cut)?,
+            salt: [],
+            rec_seq: number.to_be_bytes(),
         }))
+    }
+
+    fn info(&self) -> TlsCryptoInfo {
+        TlsCryptoInfo::Chacha20Poly1305(self.0)
     }
 }
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        match &mut self.0 {
-            TlsCryptoInfo::Aes128Gcm(keys) => keys.key.zeroize(),
-            TlsCryptoInfo::Aes256Gcm(keys) => keys.key.zeroize(),
-            TlsCryptoInfo::Chacha20Poly1305(keys) => keys.key.zeroize(),
-        }
+        self.0.key.zeroize();
     }
 }

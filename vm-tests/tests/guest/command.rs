@@ -35,7 +35,7 @@ fn attach_list_and_detach_tell_of_the_same_disk() {
     assert_eq!(
         stages,
         [
-            "resolve", "lock", "scan", "probe", "identify", "lock", "settle", "map"
+            "resolve", "lock", "scan", "probe", "identify", "lock", "settle", "map", "identify"
         ]
     );
 

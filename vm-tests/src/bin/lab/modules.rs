@@ -86,8 +86,6 @@ const WANTED: &[&str] = &[
     "virtio_rng",
     "virtio_scsi",
     // Asked for by name at run time, so no dependency shows them.
-    "aes_generic",
-    "aesni_intel",
     "chacha",
     "chacha20poly1305",
     "chacha_generic",
@@ -95,8 +93,6 @@ const WANTED: &[&str] = &[
     "crc32c_intel",
     "crct10dif_generic",
     "crct10dif_pclmul",
-    "gcm",
-    "ghash_generic",
     "libcrc32c",
     "md5",
     "nls_ascii",
