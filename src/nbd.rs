@@ -71,7 +71,7 @@ pub use dial::{Connection, dial, discover, list_exports};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use first_bytes::Content;
-pub use known_content::KnownContent;
+pub(crate) use known_content::KnownContent;
 pub(crate) use link::{Link, LinkState, duplicate};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};

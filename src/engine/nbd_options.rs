@@ -138,7 +138,6 @@ impl NbdOptions {
         ContentRule {
             accepts_any: self.accepts_content,
             expected: self.expected.clone(),
-            known: None,
         }
     }
 

@@ -143,7 +143,7 @@ impl Engine {
     /// [`Fate::Kept`], with its holder; and so is each phantom where the users of disks
     /// cannot all be seen ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes
     /// as well: where a journal is kept, use
-    /// [`reap_beside`](Self::reap_beside).
+    /// `reap_beside` (feature `journal`).
     ///
     /// Hosts are worked on beside each other. Minimum kernel: 5.10. After a
     /// timeout at stage `delete` the kernel may still be deleting that one; all

@@ -8,13 +8,11 @@ use crate::kernel::{Roots, sysfs, udev_record};
 
 /// The names that were read of a device, and when, by what had been written until then.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct KnownContent {
+pub(crate) struct KnownContent {
     /// Its names.
-    pub names: Vec<ContentName>,
+    pub(crate) names: Vec<ContentName>,
     /// How many requests the kernel had ended that write or discard.
-    pub written: u64,
+    pub(crate) written: u64,
 }
 
 impl NbdDevice {

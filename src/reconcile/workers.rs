@@ -54,10 +54,10 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Whether there is room for a step of this lane. Of those that failed before there
-    /// are half of the threads at the most; of those at one place, half of all that have
-    /// not failed, and a quarter of those that have. Of the last threads there may be, one
-    /// is for what goes alone, and one for that and for what may be over.
+    /// Whether a thread is free for a step of this lane. Steps that failed before take at
+    /// most half of the threads. A step waits while the steps at its place take half of the
+    /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
+    /// for first detaches, and the one before it for all detaches and for called steps.
     pub(super) fn is_for(&self, lane: Lane, place: Option<&str>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
         let quick = |lanes: &[Lane]| -> usize {

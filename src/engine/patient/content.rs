@@ -24,8 +24,6 @@ pub(in crate::engine) struct ContentRule {
     pub(in crate::engine) accepts_any: bool,
     /// A name that it must have.
     pub(in crate::engine) expected: Option<ContentName>,
-    /// What the journal has of it.
-    pub(in crate::engine) known: Option<KnownContent>,
 }
 
 /// What the device held when it was read last.
@@ -122,8 +120,7 @@ impl Patient {
         let own = |link: &&Link| link.backend == self.backend;
         let links = engine.links_beside(&self.device);
         let by_link = links.get(&self.index()).filter(own);
-        let by_link = by_link.and_then(|link| link.content.clone());
-        by_link.or_else(|| self.rule.known.clone())
+        by_link.and_then(|link| link.content.clone())
     }
 
     /// Nobody can have written these names through the device since they were read.

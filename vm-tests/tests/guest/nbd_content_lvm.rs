@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is made on a device, by whom, and which of blkid's values names it.
+/// The kind of each name, the command that makes the content, and blkid's value for it.
 const MADE: [(&str, &str, &str); 5] = [
     ("fs", "mkfs.ext4 -q", "UUID"),
     ("fs", "mkfs.xfs -q", "UUID"),
