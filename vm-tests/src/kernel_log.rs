@@ -28,11 +28,26 @@ const SIGNS: &[&str] = &[
     "Wrong magic (",
 ];
 
-/// The lines of a log that tell of a defect.
-pub fn alarms(log: &str) -> impl Iterator<Item = &str> {
-    let is_alarm = |line: &&str| SIGNS.iter().any(|sign| line.contains(sign));
-    log.lines().filter(is_alarm)
+/// The lines of a log that tell of a defect. A warning's own text, which stands between
+/// the line that opens its report and the line with its place, comes before that place.
+pub fn alarms(log: &str) -> impl Iterator<Item = String> {
+    let mut text: Option<Vec<&str>> = None;
+    log.lines().filter_map(move |line| {
+        if line.ends_with(REPORT_BEGINS) {
+            text = Some(Vec::new());
+        } else if SIGNS.iter().any(|sign| line.contains(sign)) {
+            let mut alarm = text.take().unwrap_or_default();
+            alarm.push(line);
+            return Some(alarm.join("; "));
+        } else if let Some(text) = &mut text {
+            text.push(line);
+        }
+        None
+    })
 }
+
+/// What the kernel writes before the text and the place of a warning.
+const REPORT_BEGINS: &str = "------------[ cut here ]------------";
 
 #[cfg(test)]
 mod tests {
@@ -67,5 +82,20 @@ mod tests {
             assert_eq!(alarms(line).collect::<Vec<_>>(), [line]);
         }
         assert_eq!(alarms(&ordinary.join("\n")).count(), 0);
+    }
+
+    #[test]
+    fn a_warning_is_told_with_its_text() {
+        let log = "\
+[    5.1] ------------[ cut here ]------------
+[    5.1] workqueue: WQ_MEM_RECLAIM a is flushing !WQ_MEM_RECLAIM b
+[    5.1] WARNING: kernel/workqueue.c:3856 at check_flush_dependency.part.0+0xa0/0x110
+[    5.2] scsi host0: iSCSI Initiator over TCP/IP
+[    5.3] WARNING: CPU: 1 PID: 77 at fs/sysfs/group.c:280 sysfs_remove_group+0x76";
+        let told: Vec<String> = alarms(log).collect();
+        assert_eq!(told.len(), 2);
+        assert!(told[0].starts_with("[    5.1] workqueue: WQ_MEM_RECLAIM a is"));
+        assert!(told[0].ends_with("check_flush_dependency.part.0+0xa0/0x110"));
+        assert_eq!(told[1], log.lines().last().unwrap());
     }
 }

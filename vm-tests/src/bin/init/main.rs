@@ -61,7 +61,7 @@ fn work() -> Result<()> {
     line.send(&Report::Booted {
         release: machine::kernel_release()?,
         uptime_ms: machine::uptime_millis()?,
-        alarms: test_run::owned(alarms(&kernel_log.read_new())),
+        alarms: alarms(&kernel_log.read_new()).collect(),
     })?;
     match &job.story {
         Some(story) => tell(story, &mut line)?,

@@ -98,9 +98,10 @@ pub(crate) fn run(
         outcome = Outcome::Failed(what);
     }
     let (mut output, mut kernel_log) = (end_of(&output_path)?, kernel_log.read_new());
-    let alarms = owned(alarms(&kernel_log));
+    let alarms: Vec<String> = alarms(&kernel_log).collect();
     if outcome == Outcome::Passed && alarms.is_empty() {
-        output = owned(output.lines().filter(|line| line.starts_with(TOLD))).join("\n");
+        let told = output.lines().filter(|line| line.starts_with(TOLD));
+        output = told.collect::<Vec<_>>().join("\n");
         kernel_log.clear();
     }
     line.send(&Report::Finished {
@@ -112,10 +113,6 @@ pub(crate) fn run(
         alarms,
     })?;
     Ok(outcome)
-}
-
-pub(crate) fn owned<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
-    lines.map(str::to_owned).collect()
 }
 
 fn outcome_of(status: WaitStatus) -> Outcome {
@@ -232,7 +229,7 @@ fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) 
     let kernel_log = KernelLog::open()
         .map(|mut log| log.read_new())
         .unwrap_or_default();
-    let alarms = owned(alarms(&kernel_log));
+    let alarms: Vec<String> = alarms(&kernel_log).collect();
     let _last_words = line.send(&Report::Finished {
         test,
         outcome: Outcome::TimedOut,

@@ -217,7 +217,7 @@ fn read_console(path: &Path) -> Result<String> {
 
 fn console_shows_defect(setup: &Setup<'_>, console: &Path) -> Result<bool> {
     let console = read_console(console)?;
-    let alarms: Vec<String> = alarms(&console).map(str::to_owned).collect();
+    let alarms: Vec<String> = alarms(&console).collect();
     Ok(!harmless::defects(setup.kernel.series, &alarms).is_empty())
 }
 

@@ -125,12 +125,19 @@ pub(crate) fn build_for_story(run_dir: &RunDir, package: &str, program: &str) ->
 /// The executables by (kind, name).
 type Built = BTreeMap<(String, String), PathBuf>;
 
+/// The lab's package. Cargo tells it to what it runs: a lab that was built elsewhere, and
+/// came here with a copied target directory, would else build that other tree.
+pub(crate) fn package_directory() -> PathBuf {
+    let here = env::var_os("CARGO_MANIFEST_DIR");
+    here.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
 pub(crate) fn cargo_command() -> Command {
     // Set by cargo for what it runs, so the lab builds with the same cargo.
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         // The workspace's root: elsewhere `cargo test` is another package's.
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .current_dir(package_directory().join(".."))
         .stdin(Stdio::null());
     // `cargo run` sets these for the lab's own package; build scripts that see
     // them change would run again.

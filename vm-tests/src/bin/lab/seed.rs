@@ -5,6 +5,8 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
+use crate::programs::package_directory;
+
 /// `LUNBD_VM_SEED`, or the number of commits, or the clock where git knows none: two runs
 /// of one commit do the same, and five commits in a row take all parts of a sweep.
 pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
@@ -18,7 +20,7 @@ pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
 fn commits() -> Option<u64> {
     let mut git = Command::new("git");
     git.args(["rev-list", "--count", "HEAD"]);
-    let counted = git.current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+    let counted = git.current_dir(package_directory()).output().ok()?;
     let count = String::from_utf8(counted.stdout).ok()?;
     count.trim().parse().ok()
 }
