@@ -42,6 +42,9 @@ pub struct Openers {
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
+/// The same of user namespaces (`PROC_USER_INIT_INO`).
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
 /// The processes that `/proc` shows.
 pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
     let names = sysfs::names(&roots.proc)?;
@@ -78,6 +81,16 @@ pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
         // A denied first process has a namespace, and this `/proc` does not show us.
         Err((_, error)) if has_gone(&error) => Ok(!is_denied),
         Err((link, error)) => Err(Error::io("cannot examine", &link, &error)),
+    }
+}
+
+/// Whether the capabilities of this process are those over the machine's processes: in
+/// another user namespace it has them over the processes there alone. A kernel without such
+/// namespaces has no other.
+pub(crate) fn is_in_initial_user_namespace(roots: &Roots) -> bool {
+    match fs::metadata(roots.proc.join("self/ns/user")) {
+        Ok(namespace) => namespace.ino() == INITIAL_USER_NAMESPACE,
+        Err(error) => has_gone(&error),
     }
 }
 

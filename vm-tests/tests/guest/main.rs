@@ -83,3 +83,4 @@ mod scsi_storm;
 mod udevd;
 mod usage_matrix_scsi_and_nbd;
 mod usage_scsi;
+mod usage_unseen_scsi;

@@ -13,7 +13,6 @@ use lunbd::engine::{Flush, NotLookedAt, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
 use nix::mount::{MsFlags, mount, umount};
-use serde_json::Value;
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::disk_users::LoopDevice;
 use vm_tests::guest::queueing_map::QueueingMap;
@@ -266,60 +265,4 @@ fn a_writer_of_a_generic_node_of_the_disk_is_refused_by_name_and_a_reader_is_not
     let reader = File::open(Path::new("/dev").join(names.next().unwrap())).unwrap();
     assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
     drop(reader);
-}
-
-/// Runs `lunbd` with a PID namespace and a `/proc` of its own.
-fn in_its_own_pid_namespace(arguments: &[&str]) -> (Option<i32>, Value) {
-    let output = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
-        .args(arguments)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    let said = serde_json::from_str(text.lines().next().unwrap_or_default());
-    (output.status.code(), said.unwrap_or(Value::Null))
-}
-
-#[test]
-fn what_a_pid_namespace_hides_is_said_and_nothing_is_replaced_or_reaped_there() {
-    let engine = engine();
-    let target = ScsiDebug::options().luns(4).hosts(2).size_mib(16).load();
-    target.set("vpd_use_hostno", 1);
-    let at = |lun: u32| format!("scsi:{}:0:0:{lun}", target.hosts()[1]);
-    for lun in [0, 2, 3] {
-        let request = AttachRequest::new(at(lun).parse::<Source>().unwrap());
-        engine.attach(&request, soon()).unwrap();
-    }
-    udevd::settle();
-    let devices = target.devices();
-    let (code, doctor) = in_its_own_pid_namespace(&["doctor", "--json"]);
-    println!("{code:?}");
-    let checks = doctor.as_array().or_else(|| doctor["checks"].as_array());
-    let mut checks = checks.expect("checks").iter();
-    let users = checks.find(|check| check["name"] == "users");
-    assert_eq!(users.expect("a check of users")["finding"], "limited");
-
-    target.set("max_luns", 3);
-    let (code, reaped) = in_its_own_pid_namespace(&["reap", "--json"]);
-    assert_eq!(code, Some(7), "{reaped}");
-    assert_eq!(target.devices(), devices);
-    target.set("max_luns", 4);
-
-    target.set("vpd_use_hostno", 0);
-    let (code, replaced) = in_its_own_pid_namespace(&["attach", &at(3), "--json"]);
-    assert_eq!(code, Some(7), "{replaced}");
-    assert_eq!(target.devices(), devices);
-    target.set("vpd_use_hostno", 1);
-
-    let (code, detached) = in_its_own_pid_namespace(&["detach", &at(2), "--json"]);
-    assert_eq!(code, Some(0), "{detached}");
-    let hidden = detached["receipt"]["not_looked_at"].as_array();
-    let hidden = hidden.expect("what was not looked at");
-    let text = Value::Array(hidden.clone()).to_string();
-    assert!(text.contains("other_pid_namespaces"), "{text}");
-    // Here all is seen.
-    let last = engine.detach(at(0).parse::<Source>().unwrap(), soon());
-    let seen = serde_json::to_value(last.unwrap().receipt.unwrap()).unwrap();
-    assert_eq!(seen["not_looked_at"], Value::Array(Vec::new()));
 }
