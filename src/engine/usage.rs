@@ -23,6 +23,7 @@
 //! | writer of the disk or a partition | refused | refused | refused | refused | refused |
 //! | writer of a generic node of the disk (`/dev/sg*`, `/dev/bsg/*`) | refused | refused | refused | refused | has none |
 //! | LIO, iblock or fileio | refused | refused | refused | refused | refused |
+//! | namespace of nvmet, on the disk or a partition | refused | refused | refused | refused | refused |
 //! | reader | allowed | refused | refused | refused | allowed |
 //!
 //! A refusal names the user and leaves all as it was. A map that queues with no path

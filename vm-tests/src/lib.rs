@@ -18,7 +18,7 @@
 //! - The tests of a kernel **share one boot**, so a test leaves the guest as it
 //!   found it. pid 1 compares SCSI hosts and devices, block devices that have a
 //!   size, device-mapper maps, mounts, connected NBD devices, iSCSI sessions, FC
-//!   ports, LIO's targets and volumes, network interfaces, processes, udevd and
+//!   ports, targets and volumes of LIO and nvmet, network interfaces, processes, udevd and
 //!   the `scsi_debug` module before and after, and fails the test that left
 //!   something, naming it. The guards of [`guest`] clean up when they are
 //!   dropped, also when the test panics.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::lio::Store;
 use super::md::Array;
+use super::nvmet::NvmeNamespace;
 
 /// Where what is mounted is mounted.
 const PLACE: &str = "/tmp/used";
@@ -55,13 +56,17 @@ pub enum DiskUser {
     LioIblock,
     /// The same, which opens it as a file.
     LioFileio,
+    /// A namespace of the kernel's `NVMe` target.
+    Nvmet,
+    /// The same on a partition.
+    NvmetOnPartition,
     /// A process that reads the disk.
     Reader,
 }
 
 impl DiskUser {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Mount,
         Self::MountElsewhere,
         Self::Swap,
@@ -75,6 +80,8 @@ impl DiskUser {
         Self::WriterOfGeneric,
         Self::LioIblock,
         Self::LioFileio,
+        Self::Nvmet,
+        Self::NvmetOnPartition,
         Self::Reader,
     ];
 
@@ -89,6 +96,7 @@ impl DiskUser {
                 | Self::DmOnPartition
                 | Self::LoopOnPartition
                 | Self::WriterOfPartition
+                | Self::NvmetOnPartition
         )
     }
 
@@ -107,6 +115,7 @@ impl DiskUser {
             }
             Self::LioIblock => "exported by the kernel's target as iblock_",
             Self::LioFileio => "exported by the kernel's target as fileio_",
+            Self::Nvmet | Self::NvmetOnPartition => "exported by the kernel's target as nqn.",
             Self::Reader => "open in process",
         }
     }
@@ -150,6 +159,8 @@ impl DiskUser {
             }
             Self::LioIblock => Box::new(Store::iblock_on("1b", disk)),
             Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
+            Self::Nvmet => Box::new(NvmeNamespace::on(disk)),
+            Self::NvmetOnPartition => Box::new(NvmeNamespace::on(first)),
             Self::Reader => Box::new(File::open(disk).expect("a reader")),
         }
     }

@@ -28,6 +28,7 @@ pub mod lio;
 pub mod md;
 pub mod multipathd;
 pub mod nbd_server;
+pub mod nvmet;
 pub mod own_processes;
 pub mod partition_maps;
 pub mod partitioned;

@@ -80,7 +80,7 @@ impl Snapshot {
     }
 }
 
-/// Targets and volumes of LIO's: what is in the directories of its fabrics and
+/// Subsystems of nvmet, and targets and volumes of LIO's: what is in the directories of its fabrics and
 /// of its backstores, which stay themselves as modules do.
 fn target_objects() -> Vec<String> {
     let root = Path::new("/sys/kernel/config/target");
@@ -93,6 +93,8 @@ fn target_objects() -> Vec<String> {
             }
         }
     }
+    let subsystems = entries("/sys/kernel/config/nvmet/subsystems").into_iter();
+    objects.extend(subsystems.map(|name| format!("nvmet {name}")));
     objects
 }
 

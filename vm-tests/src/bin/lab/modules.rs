@@ -38,6 +38,7 @@ const WANTED: &[&str] = &[
     "iscsi_tcp",
     "libfc",
     "libfcoe",
+    "nvmet",
     "scsi_transport_fc",
     "scsi_transport_iscsi",
     "target_core_file",
