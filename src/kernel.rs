@@ -15,6 +15,7 @@ pub(crate) mod genl;
 pub(crate) mod iscsi_netlink;
 pub(crate) mod loops;
 pub mod machine;
+mod mount_sources;
 pub mod mounts;
 pub(crate) mod netlink_port;
 pub(crate) mod peer;

@@ -157,7 +157,7 @@ impl Engine {
             .collect();
         let answers = questions.into_iter().map(|(mount, question)| {
             let answer = question.and_then(|question| question.wait(&mount.path, deadline));
-            let usage = answer.and_then(|answer| self.check(mount, answer));
+            let usage = answer.and_then(|answer| self.check(mount, answer, deadline));
             let (usage, error) = match usage {
                 Ok(usage) => (Some(usage), None),
                 Err(error) => (None, Some(error)),
@@ -184,10 +184,16 @@ impl Engine {
 
     /// Makes sure that what answered is what was asked: a file system that was
     /// unmounted meanwhile leaves its directory to the one below.
-    fn check(&self, mount: &Mount, (usage, device): (Usage, DevNo)) -> Result<Usage> {
+    fn check(
+        &self,
+        mount: &Mount,
+        (usage, device): (Usage, DevNo),
+        deadline: Deadline,
+    ) -> Result<Usage> {
         // btrfs has a number of its own for each subvolume.
         let is_it = if device.major == 0 {
-            mounts::read_mounts(self.roots())?.contains(mount)
+            let mounts = mounts::read_mounts(self.roots(), deadline)?;
+            mounts.found.contains(mount)
         } else {
             device == mount.device
         };

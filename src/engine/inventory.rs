@@ -6,6 +6,7 @@ mod users;
 use std::path::{Path, PathBuf};
 
 use super::Engine;
+use super::usage::NotLookedAt;
 use crate::error::{ErrorKind, Result};
 use crate::id::{ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
@@ -25,6 +26,9 @@ pub struct Inventory {
     /// SCSI units in the order of their first path's address, then NBD devices
     /// by index.
     pub units: Vec<InventoryUnit>,
+    /// Mounts and swap areas of which nobody could say what they are on: they may be on any
+    /// of the units.
+    pub not_looked_at: Vec<NotLookedAt>,
 }
 
 /// One logical unit, or one connected NBD device.
@@ -185,7 +189,8 @@ impl Engine {
     /// are in use. One that goes away meanwhile is left out; what cannot be read
     /// of a SCSI path is data about this path.
     ///
-    /// Nothing is asked of a device, so none can hold this up. A path costs about
+    /// Nothing is asked of a device, so none can hold this up. A file server that does not
+    /// answer can for two seconds, where a mount was made from a link to it. A path costs about
     /// twenty system calls; each session, remote port, map and mount is read
     /// once, or once on each of a few threads where there are many paths.
     ///
@@ -209,7 +214,11 @@ impl Engine {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Inventory { units })
+        let not_looked_at = users.not_looked_at;
+        Ok(Inventory {
+            units,
+            not_looked_at,
+        })
     }
 
     /// The unit that a device is: a path of it, its map, or a partition of one of

@@ -245,9 +245,9 @@ impl Engine {
         }
     }
 
-    fn check_nbd(&self, _: Deadline) -> Result<Check> {
+    fn check_nbd(&self, deadline: Deadline) -> Result<Check> {
         let module = self.roots().sysfs.join("module/nbd");
-        let swapped = self.swaps_on_nbd()?;
+        let swapped = self.swaps_on_nbd(deadline)?;
         Ok(if !swapped.is_empty() {
             let seen = format!(
                 "swap is on {}: where its server is gone, the memory that the heal needs may \
@@ -268,9 +268,9 @@ impl Engine {
     }
 
     /// The NBD devices of which the kernel swaps on the whole or on a partition.
-    fn swaps_on_nbd(&self) -> Result<Vec<String>> {
+    fn swaps_on_nbd(&self, deadline: Deadline) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        for device in mounts::read_swaps(self.roots())? {
+        for device in mounts::read_swaps(self.roots(), deadline)?.found {
             if let Some(disk) = BlockDevice::of(self.roots(), device)?
                 && disk.name().starts_with("nbd")
             {

@@ -243,7 +243,8 @@ pub(crate) mod tests {
     use super::*;
 
     /// The kernel's, but for one path, which leads to a device of this number, and for
-    /// those that are named `denied`, which may not be looked at.
+    /// those that are named `denied`, which may not be looked at, and `hangs`, of which the
+    /// kernel says nothing.
     #[derive(Debug)]
     pub(crate) struct Named(pub(crate) &'static str, pub(crate) DevNo);
 
@@ -264,6 +265,11 @@ pub(crate) mod tests {
         fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>> {
             if path == Path::new(self.0) {
                 return Ok(Some(NumberedDevice::Block(self.1)));
+            }
+            if path.ends_with("hangs") {
+                loop {
+                    std::thread::park();
+                }
             }
             if path.ends_with("denied") {
                 return Err(nix::errno::Errno::EACCES.into());

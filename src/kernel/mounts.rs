@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_servers::FileServers;
-use super::{Roots, blockdev, process};
+use super::mount_sources::Sources;
+use super::{Roots, process};
+use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
 use crate::id::DevNo;
 
@@ -22,19 +24,31 @@ pub struct Mount {
     pub pid: Option<u32>,
 }
 
+/// What was read of mounts or of swap areas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed<T> {
+    /// Those of block devices.
+    pub found: Vec<T>,
+    /// Paths that others were made from, which lead through a file server that does not
+    /// answer: so nobody can say what they are.
+    pub unseen: Vec<PathBuf>,
+}
+
 /// The mounts of all block devices, in our own mount namespace and in those of
-/// all processes that may be read.
-pub fn read_mounts(roots: &Roots) -> Result<Vec<Mount>> {
+/// all processes that may be read. A path that they were made from is waited for two
+/// seconds at most, and all of them until `deadline`.
+pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let mut namespaces = BTreeSet::new();
     let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|meta| meta.ino());
-    let mut mounts = Vec::new();
+    let mut found = Vec::new();
 
     let own = roots.proc.join("self");
     namespaces.extend(namespace(&own).ok());
     let text = read_whole(&own.join("mountinfo"))?;
     // A source is looked up in our own namespace, whoever mounted it.
     let servers = FileServers::among(points(&text));
-    mounts.extend(parse_mountinfo(roots, &text, None, &servers));
+    let mut sources = Sources::new(roots, servers, deadline);
+    found.extend(parse_mountinfo(&text, None, &mut sources));
 
     for pid in process::pids(roots)? {
         let process = roots.proc.join(pid.to_string());
@@ -44,10 +58,11 @@ pub fn read_mounts(roots: &Roots) -> Result<Vec<Mount>> {
         };
         if namespaces.insert(inode) {
             let text = read_whole(&process.join("mountinfo")).unwrap_or_default();
-            mounts.extend(parse_mountinfo(roots, &text, Some(pid), &servers));
+            found.extend(parse_mountinfo(&text, Some(pid), &mut sources));
         }
     }
-    Ok(mounts)
+    let unseen = sources.unseen();
+    Ok(Listed { found, unseen })
 }
 
 /// The file systems of our mount namespace that servers and daemons have.
@@ -95,13 +110,8 @@ fn read_whole(path: &Path) -> Result<String> {
 
 /// The block devices among the lines of a `mountinfo` (proc(5)): by device
 /// number and, for file systems that mount under a number of their own
-/// (btrfs), by the source's node, unless that is on a file server.
-fn parse_mountinfo(
-    roots: &Roots,
-    text: &str,
-    pid: Option<u32>,
-    servers: &FileServers,
-) -> Vec<Mount> {
+/// (btrfs), by the source's node.
+fn parse_mountinfo(text: &str, pid: Option<u32>, sources: &mut Sources<'_>) -> Vec<Mount> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
         let device: DevNo = fields.nth(2)?.parse().ok()?;
@@ -110,11 +120,7 @@ fn parse_mountinfo(
         let mut rest = fields.skip_while(|&field| field != "-");
         let source = unescape(rest.nth(2)?);
         let device = if device.major == 0 {
-            let source = Path::new(&source);
-            if !source.is_absolute() || servers.have(source) {
-                return None;
-            }
-            blockdev::devno_at(roots, source).ok()?
+            sources.number_at(Path::new(&source))?
         } else {
             device
         };
@@ -144,12 +150,16 @@ fn unescape(field: &str) -> String {
     out
 }
 
-/// The block devices that are swapped on.
-pub fn read_swaps(roots: &Roots) -> Result<Vec<DevNo>> {
+/// The block devices that are swapped on. Each path is waited for as in [`read_mounts`].
+pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
+    let none = Listed {
+        found: Vec::new(),
+        unseen: Vec::new(),
+    };
     let text = match read_whole(&roots.proc.join("swaps")) {
         Ok(text) => text,
         // A kernel without swap.
-        Err(error) if error.kind() == ErrorKind::Vanished => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::Vanished => return Ok(none),
         Err(error) => return Err(error),
     };
     let paths = text.lines().skip(1).filter_map(|line| {
@@ -158,27 +168,33 @@ pub fn read_swaps(roots: &Roots) -> Result<Vec<DevNo>> {
     });
     let paths: Vec<PathBuf> = paths.collect();
     if paths.is_empty() {
-        return Ok(Vec::new());
+        return Ok(none);
     }
-    let servers = read_file_servers(roots)?;
-    let numbers = paths
-        .iter()
-        .filter(|path| !servers.have(path))
-        .filter_map(|path| blockdev::devno_at(roots, path).ok());
-    Ok(numbers.collect())
+    let mut sources = Sources::new(roots, read_file_servers(roots)?, deadline);
+    let numbers = paths.iter().filter_map(|path| sources.number_at(path));
+    let found = numbers.collect();
+    let unseen = sources.unseen();
+    Ok(Listed { found, unseen })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::kernel::Devices;
+    use crate::kernel::devices::tests::Named;
 
     #[test]
     fn a_mount_is_found_by_its_device_number_and_its_path_is_unescaped() {
         let text = "36 35 8:16 / /mnt/a\\040b rw,noatime shared:1 - ext4 /dev/sdb rw\n\
                     37 35 0:22 / /proc rw - proc proc rw\n\
                     garbage\n";
+        let roots = Roots::default();
+        let soon = Deadline::after(std::time::Duration::from_secs(600));
+        let mut sources = Sources::new(&roots, FileServers::default(), soon);
         assert_eq!(
-            parse_mountinfo(&Roots::default(), text, Some(7), &FileServers::default()),
+            parse_mountinfo(text, Some(7), &mut sources),
             [Mount {
                 device: DevNo {
                     major: 8,
@@ -188,6 +204,30 @@ mod tests {
                 pid: Some(7),
             }]
         );
+    }
+
+    #[test]
+    fn a_path_of_which_the_kernel_says_nothing_is_given_up_and_named() {
+        let root = tempfile::tempdir().unwrap();
+        let devno = DevNo { major: 8, minor: 0 };
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(Named("/dev/sda", devno))),
+            ..Roots::below(root.path())
+        };
+        let put = |name: &str, text: &str| {
+            let path = roots.proc.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let line = |point| format!("36 35 0:22 / {point} rw - tmpfs /link/hangs rw\n");
+        put("self/mountinfo", &[line("/a"), line("/b")].concat());
+        put("swaps", "Filename Type\n/other/hangs file\n");
+        let soon = Deadline::after(std::time::Duration::from_secs(4));
+        let mounts = read_mounts(&roots, soon).unwrap();
+        assert_eq!(mounts.unseen, [PathBuf::from("/link/hangs")]);
+        assert_eq!(mounts.found, []);
+        let swaps = read_swaps(&roots, soon).unwrap();
+        assert_eq!(swaps.unseen, [PathBuf::from("/other/hangs")]);
     }
 
     #[test]

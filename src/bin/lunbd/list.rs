@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use lunbd::engine::{FileSystem, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind};
+use lunbd::engine::{
+    FileSystem, InventoryPath, InventoryUnit, NbdUnit, NotLookedAt, ScsiUnit, UnitKind,
+};
 use lunbd::kernel::file_system::Usage;
 use lunbd::{Deadline, Engine, Result};
 use serde::Serialize;
@@ -53,16 +55,19 @@ impl Listed {
 #[derive(Serialize)]
 struct List {
     units: Vec<Listed>,
+    not_looked_at: Vec<NotLookedAt>,
 }
 
 type Row = [String; HEADING.len()];
 
 pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(LIMIT);
-    let units = engine.inventory()?.units.into_iter();
+    let inventory = engine.inventory()?;
+    let units = inventory.units.into_iter();
     let units = units.map(|unit| Listed::of(engine, unit, deadline));
     let list = List {
         units: units.collect(),
+        not_looked_at: inventory.not_looked_at,
     };
     Ok(exit::print(|mut out| {
         if json {
@@ -74,6 +79,9 @@ pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
 }
 
 fn write(out: &mut dyn Write, list: &List) -> io::Result<()> {
+    for place in &list.not_looked_at {
+        writeln!(out, "not seen: {place}")?;
+    }
     if list.units.is_empty() {
         return writeln!(out, "no SCSI disks and no connected NBD devices");
     }

@@ -1,19 +1,27 @@
 //! Who uses a unit: read once for all of them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use super::{InventoryUnit, UnitKind};
+use crate::deadline::Deadline;
+use crate::engine::usage::NotLookedAt;
 use crate::error::Result;
 use crate::id::DevNo;
 use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::mounts::{self, Mount};
 
+/// How long file servers that do not answer may hold it up, all of them together.
+const LIMIT: Duration = Duration::from_secs(16);
+
 /// The mounts and swap areas of the machine, by the disk that they are on.
 pub(super) struct Users<'a> {
     tree: &'a BlockTree,
     mounts: HashMap<String, Vec<Mount>>,
     swaps: HashMap<String, Vec<DevNo>>,
+    /// What may be mounted or swapped on beside that.
+    pub(super) not_looked_at: Vec<NotLookedAt>,
 }
 
 /// Those of one unit.
@@ -26,13 +34,16 @@ pub(super) struct Used {
 impl<'a> Users<'a> {
     pub(super) fn read(roots: &Roots, tree: &'a BlockTree) -> Result<Self> {
         let mut mounted = HashMap::<String, Vec<Mount>>::new();
-        for mount in mounts::read_mounts(roots)? {
+        let deadline = Deadline::after(LIMIT);
+        let mounts = mounts::read_mounts(roots, deadline)?;
+        for mount in mounts.found {
             if let Some(disk) = tree.disk_of(roots, mount.device)? {
                 mounted.entry(disk).or_default().push(mount);
             }
         }
         let mut swapped = HashMap::<String, Vec<DevNo>>::new();
-        for device in mounts::read_swaps(roots)? {
+        let swaps = mounts::read_swaps(roots, deadline)?;
+        for device in swaps.found {
             if let Some(disk) = tree.disk_of(roots, device)? {
                 swapped.entry(disk).or_default().push(device);
             }
@@ -41,6 +52,7 @@ impl<'a> Users<'a> {
             tree,
             mounts: mounted,
             swaps: swapped,
+            not_looked_at: NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat()),
         })
     }
 

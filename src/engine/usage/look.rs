@@ -39,7 +39,7 @@ pub(super) fn read(
 ) -> Result<Vec<Users>> {
     let mut look = Look::at(disks)?;
     if extent == Extent::All {
-        look.read_exclusive(roots)?;
+        look.read_exclusive(roots, deadline)?;
     }
     look.read_processes(roots)?;
     look.read_without_process(roots, deadline)?;
@@ -54,6 +54,7 @@ pub(super) fn read(
 /// The places that cannot be looked at, whatever the disk.
 pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
     let mut look = Look::at(&[])?;
+    look.read_exclusive(roots, deadline)?;
     look.read_processes(roots)?;
     look.read_without_process(roots, deadline)?;
     Ok(look.not_looked_at)
@@ -102,8 +103,9 @@ impl Look {
     }
 
     /// Mounts, stacked devices and swap areas.
-    fn read_exclusive(&mut self, roots: &Roots) -> Result<()> {
-        for mount in mounts::read_mounts(roots)? {
+    fn read_exclusive(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
+        let mounts = mounts::read_mounts(roots, deadline)?;
+        for mount in mounts.found {
             let (path, pid) = (mount.path, mount.pid);
             self.add(mount.device, &Holder::Mount { path, pid });
         }
@@ -115,9 +117,12 @@ impl Look {
         for (below, device) in stacked {
             self.add(below, &Holder::Stacked { device });
         }
-        for device in mounts::read_swaps(roots)? {
+        let swaps = mounts::read_swaps(roots, deadline)?;
+        for device in swaps.found {
             self.add(device, &Holder::Swap { device });
         }
+        let unseen = NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat());
+        NotLookedAt::note(&mut self.not_looked_at, &unseen);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What a look for users could not see.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::error::Result;
 use crate::kernel::machine::Capabilities;
@@ -27,6 +28,12 @@ pub enum NotLookedAt {
     LoopDevice {
         /// Its name.
         device: String,
+    },
+    /// A mount or a swap area was made from this path, which leads through a file server
+    /// that does not answer.
+    Path {
+        /// The path.
+        path: PathBuf,
     },
     /// The target's driver is loaded, and configfs is not mounted here.
     Target {
@@ -58,6 +65,12 @@ impl fmt::Display for NotLookedAt {
                 "what backs {device} (its node is missing, or a file server that has its file \
                  does not answer)"
             ),
+            Self::Path { path } => write!(
+                f,
+                "what is mounted or swapped on from {} (a link there leads to a file server that \
+                 does not answer)",
+                path.display()
+            ),
             Self::Target { module } => write!(
                 f,
                 "volumes of the kernel's target {module} (configfs is not mounted here)"
@@ -72,6 +85,11 @@ impl fmt::Display for NotLookedAt {
 }
 
 impl NotLookedAt {
+    /// Mounts and swap areas of which nobody could say what they are on.
+    pub(in crate::engine) fn of_paths(paths: Vec<PathBuf>) -> Vec<Self> {
+        paths.into_iter().map(|path| Self::Path { path }).collect()
+    }
+
     /// Adds those that are not in `known` yet.
     pub(in crate::engine) fn note(known: &mut Vec<Self>, new: &[Self]) {
         let new: Vec<Self> = new

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -212,6 +212,46 @@ fn a_file_server_that_answers_nothing_holds_up_no_detach() {
     udevd::settle();
     assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
     drop((open, fuse));
+}
+
+/// The source of a mount is any text, and a link below it can lead anywhere.
+#[test]
+fn a_mount_from_a_link_into_a_file_server_that_hangs_is_named_and_holds_up_nobody() {
+    let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
+    let node = attach(&engine, &target, 1).node;
+    udevd::settle();
+    let fuse = StuckFuse::mount_at("/tmp/stuck");
+    let link = Path::new("/tmp/link");
+    symlink(fuse.path().join("source"), link).unwrap();
+    fs::create_dir_all("/tmp/beside").unwrap();
+    let kind = Some("tmpfs");
+    let flags = MsFlags::empty();
+    mount(Some(link), "/tmp/beside", kind, flags, None::<&str>).unwrap();
+    let claimed = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_EXCL)
+        .open(&node)
+        .unwrap();
+    let (done, answers) = mpsc::channel();
+    let (own, source) = (Arc::clone(&engine), unit(&target, 1));
+    std::thread::spawn(move || {
+        let refused = own.detach(source, Deadline::after(Duration::from_secs(20)));
+        done.send((own.inventory(), refused)).unwrap();
+    });
+    let answers = answers.recv_timeout(Duration::from_secs(60));
+    // The kernel returns from the calls that wait.
+    drop((claimed, fuse));
+    umount("/tmp/beside").unwrap();
+    fs::remove_dir("/tmp/beside").unwrap();
+    fs::remove_file(link).unwrap();
+    let (inventory, refused) = answers.expect("a call hangs past its deadline");
+    let path = link.to_owned();
+    let unseen = [NotLookedAt::Path { path }];
+    assert_eq!(inventory.unwrap().not_looked_at, unseen);
+    let failure = refused.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    udevd::settle();
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
 }
 
 #[test]
