@@ -2,6 +2,7 @@
 
 mod again;
 mod content;
+mod receivers;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
 use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
+use receivers::Receives;
 
 impl Engine {
     pub(super) fn attach_nbd(
@@ -50,6 +52,25 @@ impl Engine {
             return self.nbd_again(&device, uri, request, &backend, phases, deadline);
         }
 
+        loop {
+            if let Some(attachment) = self.attach_new(uri, request, &backend, phases, deadline)? {
+                return Ok(attachment);
+            }
+            tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
+        }
+    }
+
+    /// Connects a device and proves it; `None` where the kernel did not receive over each
+    /// connection, and the device is disconnected again.
+    fn attach_new(
+        &self,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Option<Attachment>> {
+        let roots = self.roots();
         phases.enter(Stage::Dial);
         let dial = || {
             let request_timeout = request.nbd.timeouts().request;
@@ -81,7 +102,7 @@ impl Engine {
         let sockets = connections.into_iter().map(|connection| connection.stream);
         let offer = Offer {
             request,
-            backend: &backend,
+            backend,
             export: &export,
             geometry,
             sockets: sockets.collect(),
@@ -96,8 +117,12 @@ impl Engine {
         let known = content
             .clone()
             .map(|names| Content::Named(names).known(written));
-        let proven = device
+        let received = device
             .limit_requests(export.maximum_payload(), deadline)
+            .and_then(|()| receivers::look(&device, roots, uri, &offer.sockets, deadline));
+        let connects_again = matches!(received, Ok(Receives::NotOverEach));
+        let proven = received
+            .and_then(|receives| receives.require(&device))
             .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, phases, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
@@ -113,7 +138,7 @@ impl Engine {
         match proven {
             Ok(attachment) => {
                 self.links().insert(device.index(), link);
-                Ok(attachment)
+                Ok(Some(attachment))
             }
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
@@ -123,12 +148,13 @@ impl Engine {
                 // udev's probe of it may be under way: it stands until the last close.
                 let taken_down = nbd::disconnect(roots, index, deadline)
                     .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
-                Err(match taken_down {
-                    Ok(()) => error,
-                    Err(failure) => error.with_last_seen(format!(
+                match taken_down {
+                    Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
+                    Ok(()) => Err(error),
+                    Err(failure) => Err(error.with_last_seen(format!(
                         "nbd{index} was connected and could not be taken down again: {failure}"
-                    )),
-                })
+                    ))),
+                }
             }
         }
     }

@@ -63,6 +63,7 @@ mod nbd_heal;
 mod nbd_images;
 mod nbd_kernel;
 mod nbd_links;
+mod nbd_receivers;
 mod nbd_rounds;
 mod nbd_tls;
 mod own_boot_crash_mpath_nbd;

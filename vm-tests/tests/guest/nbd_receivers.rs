@@ -1,0 +1,87 @@
+//! NBD devices with several connections on a machine that is too busy to start threads.
+
+use std::num::NonZeroU16;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use lunbd::engine::{NbdOptions, Unit};
+use lunbd::{AttachRequest, DetachRequest, Source};
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+const MIB: u64 = 1 << 20;
+
+/// The kernel's thread that starts kernel threads.
+const KTHREADD: &str = "2";
+
+/// Has the kernel start threads only when nobody else runs, and keeps the processors busy.
+struct SlowThreads {
+    ends: Arc<AtomicBool>,
+    spinners: Vec<JoinHandle<()>>,
+}
+
+impl SlowThreads {
+    fn start() -> Self {
+        schedule_kthreadd("--idle");
+        let ends = Arc::new(AtomicBool::new(false));
+        let spinner = |_| {
+            let ends = Arc::clone(&ends);
+            thread::spawn(move || while !ends.load(Ordering::Relaxed) {})
+        };
+        let processors = thread::available_parallelism().unwrap().get();
+        let spinners = (0..2 * processors).map(spinner).collect();
+        Self { ends, spinners }
+    }
+}
+
+impl Drop for SlowThreads {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        for spinner in self.spinners.drain(..) {
+            let _ = spinner.join();
+        }
+        schedule_kthreadd("--other");
+    }
+}
+
+fn schedule_kthreadd(policy: &str) {
+    let scheduled = Command::new("chrt")
+        .args([policy, "--pid", "0", KTHREADD])
+        .status();
+    assert!(scheduled.unwrap().success());
+}
+
+#[test]
+fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time() {
+    const CONNECTIONS: u16 = 2;
+    let _module = NbdModule::load(3);
+    let store = Store::sparse(8 * MIB);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let source: Source = server.uri("disk").parse().unwrap();
+    // A connection that is not received over is given up long after the attach.
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(CONNECTIONS).unwrap())
+        .io_timeout(3 * soon().remaining());
+    let engine = engine();
+    let slow = SlowThreads::start();
+    // Each takes the threads that are there.
+    let backends = ["one", "two", "three"].map(|id| id.parse().unwrap());
+    let attached = backends.clone().map(|backend| {
+        let request = AttachRequest::new(source.clone()).nbd(options.clone().backend(backend));
+        engine.attach(&request, soon())
+    });
+    drop(slow);
+    for attachment in attached {
+        let unit = attachment.expect("an attach").unit;
+        let Unit::Nbd { connections, .. } = unit else {
+            panic!("{unit:?}");
+        };
+        assert_eq!(connections, usize::from(CONNECTIONS));
+    }
+    for backend in backends {
+        let request = DetachRequest::new(source.clone()).backend(backend);
+        assert!(engine.detach(request, soon()).unwrap().changed);
+    }
+}
