@@ -43,7 +43,7 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
             "iqn.YYYY-MM.DOMAIN",
         ),
         (&["attach", "scsi:0:0:0:1", "--digests"], "--log-in"),
-        (&["heal", "--io-timeout", "5s"], "<SOURCE>"),
+        (&["heal", "--io-timeout", "5s"], "SOURCE"),
         (&["conquer"], "unrecognized subcommand"),
     ] {
         let output = lunbd(arguments);
@@ -312,7 +312,8 @@ fn recover_and_status_fail_while_a_record_is_set_aside() {
     let run = |command| lunbd(&[command, "--journal", directory, "--json"]);
     for command in ["recover", "status"] {
         let output = run(command);
-        assert_eq!(output.status.code(), Some(1), "{command}: {output:?}");
+        let code = if command == "status" { 9 } else { 1 };
+        assert_eq!(output.status.code(), Some(code), "{command}: {output:?}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(
             report["problems"][0]["kind"], "set_aside_earlier",
@@ -324,6 +325,35 @@ fn recover_and_status_fail_while_a_record_is_set_aside() {
         let output = run(command);
         assert_eq!(output.status.code(), Some(0), "{command}: {output:?}");
     }
+}
+
+#[test]
+fn what_the_engine_traces_is_shown_where_it_is_asked_for() {
+    let list = |options: &[&str], variable: &str| {
+        Command::new(env!("CARGO_BIN_EXE_lunbd"))
+            .arg("list")
+            .args(options)
+            .env("LUNBD_LOG", variable)
+            .output()
+            .unwrap()
+    };
+    let said = |options: &[&str], variable| {
+        let output = list(options, variable);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    // The engine says at its start how it listens.
+    assert_eq!(said(&[], ""), "");
+    assert!(said(&["-v"], "").contains("listening"));
+    assert!(said(&[], "info").contains("listening"));
+    assert_eq!(said(&["-v"], "lunbd::nbd=info"), "");
+    for line in said(&["-vv", "--json"], "").lines() {
+        let _one_object: Value = serde_json::from_str(line).unwrap();
+    }
+    let refused = list(&[], "lunbd=loud");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("LUNBD_LOG=lunbd=loud"), "{text}");
 }
 
 #[test]

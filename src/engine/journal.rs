@@ -21,6 +21,7 @@ mod file;
 mod format;
 mod open;
 mod record;
+mod repair;
 mod turn;
 mod view;
 

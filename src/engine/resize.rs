@@ -181,7 +181,7 @@ impl Engine {
         let _lease = self.lease_unit(&identity.names, deadline)?;
         phases.enter(Stage::Rescan);
         let paths = self.paths_of(&identity, &seeds, known, deadline)?;
-        let unit = Before::look(&paths, &wanted)?;
+        let unit = Before::look(&paths, &wanted, &request.target)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
             phases.enter(Stage::Resize);
@@ -349,9 +349,9 @@ struct Before {
 }
 
 impl Before {
-    fn look(paths: &[KnownPath], wanted: &Wanted) -> Result<Self> {
+    fn look(paths: &[KnownPath], wanted: &Wanted, target: &DetachTarget) -> Result<Self> {
         let not_found = || {
-            let message = "nothing is attached there";
+            let message = format!("{target} is not attached");
             Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
         };
         let disks: Vec<&BlockDevice> = paths.iter().filter_map(|p| p.disk.as_ref()).collect();

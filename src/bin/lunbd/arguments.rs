@@ -30,7 +30,8 @@ use crate::detach_limit::DetachLimit;
 /// NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
-/// use, 6 timed out, 7 not permitted, 8 not supported here, 130 and 143 ended by SIGINT and
+/// use, 6 timed out, 7 not permitted, 8 not supported here, 9 `status` found a volume that
+/// is not as wanted, 130 and 143 ended by SIGINT and
 /// SIGTERM, with what an attach brought undone.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
@@ -42,6 +43,23 @@ pub(crate) struct Arguments {
     /// is one object on standard error.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+
+    /// Show what the engine does, on standard error: -v its steps, -vv also what it
+    /// looks at. LUNBD_LOG=LEVEL or LUNBD_LOG=MODULE=LEVEL,... says it more finely.
+    /// `apply --watch` and `heal --watch` show warnings in any case.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+impl Command {
+    /// Whether it runs until it is interrupted, so that nobody waits for its exit code.
+    pub(crate) fn stays(&self) -> bool {
+        match self {
+            Self::Apply(what) => what.watch,
+            Self::Heal(what) => what.watch,
+            _ => false,
+        }
+    }
 }
 
 // `defer`: of all commands only the one that is typed has its arguments built. They come
@@ -74,6 +92,9 @@ pub(crate) enum Command {
     /// the journal; and of each that the agent fails to bring to what is wanted, why
     /// and when it is tried again.
     Status(Status),
+    /// Show, forget or restore what the journal has written down. No device is touched.
+    #[command(subcommand)]
+    Journal(Journal),
     /// Take away the SCSI devices whose unit is gone on the array: only where the
     /// target itself says so, and nobody uses the device. Volumes of the journal
     /// are left to their detach.
@@ -200,6 +221,50 @@ pub(crate) struct Apply {
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
+    /// Only this volume.
+    #[arg(long, value_name = "ID")]
+    pub(crate) volume: Option<VolumeId>,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Journal {
+    /// Print each record and each file that is none, also while an agent holds the
+    /// journal.
+    Show {
+        /// Only the record of this volume.
+        #[arg(long, value_name = "ID")]
+        volume: Option<VolumeId>,
+
+        #[command(flatten)]
+        place: JournalPlace,
+    },
+    /// Remove the record of a volume, or a file that was set aside. A DEVICE THAT
+    /// IS ATTACHED STAYS ATTACHED, and belongs to no volume any more.
+    Forget {
+        /// A volume, or the name of a file that was set aside.
+        #[arg(value_name = "ID|FILE")]
+        what: String,
+
+        #[command(flatten)]
+        place: JournalPlace,
+    },
+    /// Take a file that was set aside in again as the record of its volume.
+    Restore {
+        /// The name of the file in the journal's directory.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+
+        #[command(flatten)]
+        place: JournalPlace,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JournalPlace {
     /// The journal's directory; without it /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
@@ -374,7 +439,16 @@ impl Nbd {
 pub(crate) struct Heal {
     /// The device of this NBD source alone, or the iSCSI sessions of lunbd's that lead to
     /// this iSCSI source; without it every NBD device that was attached by its URI.
+    #[arg(group = "one")]
     pub(crate) source: Option<Source>,
+
+    /// What one volume of the journal is attached by, in place of the source.
+    #[arg(long, value_name = "ID", group = "one", conflicts_with = "backend")]
+    pub(crate) volume: Option<VolumeId>,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR", requires = "volume")]
+    pub(crate) journal: Option<PathBuf>,
 
     /// The id under which the kernel keeps the device; without it the URI.
     #[arg(long, value_name = "ID", requires = "source", help_heading = "NBD")]
@@ -382,22 +456,22 @@ pub(crate) struct Heal {
 
     /// From now on: how long one request may take before its connection is taken for
     /// dead. Without it what the device was attached with.
-    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "source", help_heading = "NBD")]
+    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "one", help_heading = "NBD")]
     io_timeout: Option<Duration>,
 
     /// From now on: how long requests wait for a server that is gone before they
     /// fail. Without it what the device was attached with.
-    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "source", help_heading = "NBD")]
+    #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "one", help_heading = "NBD")]
     dead_timeout: Option<Duration>,
 
     /// Take whatever the server serves now for the volume, also where its content is
     /// another's.
-    #[arg(long, requires = "source", help_heading = "NBD")]
+    #[arg(long, requires = "one", help_heading = "NBD")]
     accept_content: bool,
 
     /// Stay, and heal links as they die, until interrupted; iSCSI sessions that
     /// `attach --log-in` made are logged in again when they are lost.
-    #[arg(long, conflicts_with = "source")]
+    #[arg(long, conflicts_with = "one")]
     pub(crate) watch: bool,
 
     /// Log in again with CHAP, from a file as of `attach --chap-file`, which is read
@@ -515,8 +589,19 @@ pub(crate) struct Detach {
 pub(crate) struct Resize {
     /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
     /// unique name of the unit, spelt as in --expect.
-    #[arg(value_name = "SOURCE|DEVICE|unit:ID")]
-    pub(crate) target: DetachTarget,
+    #[arg(
+        value_name = "SOURCE|DEVICE|unit:ID",
+        required_unless_present = "volume"
+    )]
+    pub(crate) target: Option<DetachTarget>,
+
+    /// A volume of the journal, in place of the target.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
+    pub(crate) volume: Option<VolumeId>,
+
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR", requires = "volume")]
+    pub(crate) journal: Option<PathBuf>,
 
     /// Resize only the SCSI unit that has this name.
     #[arg(long, value_name = "ID")]

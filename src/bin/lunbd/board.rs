@@ -8,16 +8,16 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use lunbd::Deadline;
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{AtWork, Event, Events, Reconciler};
 
 use crate::exit;
+use crate::progress::BARS;
 
 /// Tells of a reconciler from its making until the reconciler is gone.
 pub(crate) struct Board {
-    bars: MultiProgress,
     printer: JoinHandle<()>,
     /// Dropped to end the drawing.
     drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
@@ -26,23 +26,18 @@ pub(crate) struct Board {
 impl Board {
     /// `once`: nothing is tried again.
     pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Self {
-        let bars = MultiProgress::new();
         let events = reconciler.subscribe();
         let printer = {
-            let (bars, weak) = (bars.clone(), Arc::downgrade(reconciler));
-            thread::spawn(move || print_all(events, &bars, &weak, (once, json)))
+            let weak = Arc::downgrade(reconciler);
+            thread::spawn(move || print_all(events, &weak, (once, json)))
         };
         // Progress is for people; a pipe gets the lines alone.
         let drawing = io::stderr().is_terminal().then(|| {
             let (ended, end) = mpsc::sync_channel(0);
-            let (bars, weak) = (bars.clone(), Arc::downgrade(reconciler));
-            (ended, thread::spawn(move || draw(&bars, &weak, &end)))
+            let weak = Arc::downgrade(reconciler);
+            (ended, thread::spawn(move || draw(&weak, &end)))
         });
-        Self {
-            bars,
-            printer,
-            drawing,
-        }
+        Self { printer, drawing }
     }
 
     /// Ends the drawing, lets go of the reconciler and prints what is left to
@@ -52,20 +47,15 @@ impl Board {
             drop(ended);
             let _drew = drawing.join();
         }
-        let _cleared = self.bars.clear();
+        let _cleared = BARS.clear();
         drop(reconciler);
         let _printed = self.printer.join();
     }
 }
 
-fn print_all(
-    mut events: Events,
-    bars: &MultiProgress,
-    reconciler: &Weak<Reconciler>,
-    how: (bool, bool),
-) {
+fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool)) {
     while let Some(event) = events.next(Deadline::after(Duration::MAX)) {
-        if let Err(error) = bars.suspend(|| print(&event, how)) {
+        if let Err(error) = BARS.suspend(|| print(&event, how)) {
             // Nobody reads it: the steps under way come to their end.
             if let Some(reconciler) = reconciler.upgrade() {
                 reconciler.stop();
@@ -88,11 +78,11 @@ fn print(event: &Event, (once, json): (bool, bool)) -> io::Result<()> {
 }
 
 /// Draws what is at work, until the other end of `end` is dropped.
-fn draw(bars: &MultiProgress, reconciler: &Weak<Reconciler>, end: &mpsc::Receiver<()>) {
+fn draw(reconciler: &Weak<Reconciler>, end: &mpsc::Receiver<()>) {
     const TURN: Duration = Duration::from_millis(100);
     /// More would scroll.
     const MOST: usize = 10;
-    let total = bars.add(ProgressBar::new(0));
+    let total = BARS.add(ProgressBar::new(0));
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos} of {len} steps {elapsed}") {
         total.set_style(style);
     }
@@ -128,7 +118,7 @@ fn draw(bars: &MultiProgress, reconciler: &Weak<Reconciler>, end: &mpsc::Receive
                 continue;
             }
             let line = lines.entry(volume).or_insert_with_key(|volume| {
-                let line = bars.add(ProgressBar::new_spinner());
+                let line = BARS.add(ProgressBar::new_spinner());
                 if let Ok(style) =
                     ProgressStyle::with_template("{spinner} {prefix}: {msg} {elapsed}")
                 {

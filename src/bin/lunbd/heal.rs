@@ -6,11 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use lunbd::engine::journal::VolumeSpec;
 use lunbd::engine::{HealOutcome, Healing, KeepOptions, KeptSession, SessionKeeper};
+use lunbd::id::VolumeId;
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result, Source};
 use serde::Serialize;
 
-use crate::{arguments, exit, progress::Progress};
+use crate::{arguments, exit, progress::Progress, recover};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -29,14 +31,30 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
-    if let Some(Source::Iscsi(uri)) = &what.source {
-        let sessions = engine.heal_sessions(uri, &what.keep_options(), deadline)?;
+    let mut options = what.nbd_options();
+    let sources: Vec<Source> = match &what.volume {
+        Some(volume) => {
+            let spec = spec_of(&engine, what, volume, deadline)?;
+            if let Some(nbd) = spec.nbd {
+                options = options.backend(nbd.backend);
+            }
+            spec.sources
+        }
+        None => what.source.iter().cloned().collect(),
+    };
+    if matches!(sources.first(), Some(Source::Iscsi(_))) {
+        let mut sessions = Vec::new();
+        for source in &sources {
+            if let Source::Iscsi(uri) = source {
+                sessions.extend(engine.heal_sessions(uri, &what.keep_options(), deadline)?);
+            }
+        }
         drop(progress);
         return Ok(print_sessions(&sessions, json));
     }
     what.refuse_without_sessions()?;
-    let healings = match &what.source {
-        Some(source) => vec![engine.heal_source(source, &what.nbd_options(), deadline)?],
+    let healings = match sources.first() {
+        Some(source) => vec![engine.heal_source(source, &options, deadline)?],
         None => engine.heal(deadline)?,
     };
     drop(progress);
@@ -55,6 +73,22 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
         printed
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// How a volume is attached, as the journal has it, also while an agent holds it.
+fn spec_of(
+    engine: &Engine,
+    what: &arguments::Heal,
+    volume: &VolumeId,
+    deadline: Deadline,
+) -> Result<VolumeSpec> {
+    let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
+    let mut records = journal.records.into_iter();
+    let record = records.find(|record| record.volume == *volume);
+    record.map(|record| record.spec).ok_or_else(|| {
+        let message = format!("the journal has no volume {volume}");
+        Error::new(ErrorKind::NotFound, message)
     })
 }
 

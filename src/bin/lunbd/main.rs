@@ -15,7 +15,9 @@ mod generate;
 mod heal;
 mod initiator_name;
 mod interrupt;
+mod journal;
 mod list;
+mod log;
 mod progress;
 mod reap;
 mod recover;
@@ -40,7 +42,8 @@ fn main() -> ExitCode {
         Err(error) => return exit::usage(&error),
     };
     let json = arguments.json;
-    match run(arguments.command, json) {
+    let shown = log::show(arguments.verbose, arguments.command.stays(), json);
+    match shown.and_then(|()| run(arguments.command, json)) {
         Ok(code) => code,
         Err(error) => exit::failure(&error, json),
     }
@@ -67,6 +70,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         Command::Status(what) => status::run(&start()?, &what, json),
         Command::Heal(what) => heal::run(start()?, &what, json),
         Command::Recover(what) => recover::run(&start()?, &what, json),
+        Command::Journal(what) => journal::run(&start()?, what, json),
         Command::Reap(what) => reap::run(&start()?, &what, json),
         Command::Resize(what) => resize::run(&start()?, what, json),
         Command::List => list::run(&start()?, json),

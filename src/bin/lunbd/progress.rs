@@ -1,10 +1,14 @@
 //! The stage that a call is in, on a terminal; nothing in a pipe.
 
 use std::io::{IsTerminal, stderr};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use lunbd::engine::StageObserver;
+
+/// All that moves on standard error; other lines are written while it is suspended.
+pub(crate) static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// A line on standard error that is gone when it is dropped. There is none where
 /// standard error is no terminal: a hidden bar would have a thread all the same.
@@ -15,7 +19,7 @@ impl Progress {
         if !stderr().is_terminal() {
             return Self(None);
         }
-        let bar = ProgressBar::new_spinner();
+        let bar = BARS.add(ProgressBar::new_spinner());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix}: {msg} {elapsed}") {
             bar.set_style(style);
         }

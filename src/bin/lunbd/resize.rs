@@ -4,13 +4,22 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use lunbd::engine::{ResizeRequest, Resized};
-use lunbd::{Deadline, Engine, Result};
+use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 
-use crate::{arguments, attach, exit, progress::Progress};
+use crate::{arguments, attach, exit, progress::Progress, recover};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Result<ExitCode> {
-    let progress = Progress::of(&format!("resizing {}", what.target));
-    let mut request = ResizeRequest::new(what.target).observe(progress.observer());
+    let deadline = Deadline::after(what.timeout);
+    let Some(target) = what.target else {
+        let volume = what.volume.as_ref().ok_or_else(nothing)?;
+        let progress = Progress::of(&format!("resizing {volume}"));
+        let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
+        let resized = engine.resize_volume(&journal, volume, what.at_least, deadline)?;
+        drop(progress);
+        return Ok(show(&resized, json));
+    };
+    let progress = Progress::of(&format!("resizing {target}"));
+    let mut request = ResizeRequest::new(target).observe(progress.observer());
     if let Some(name) = what.expect {
         request = request.expect(name);
     }
@@ -20,15 +29,24 @@ pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Resul
     if let Some(bytes) = what.at_least {
         request = request.at_least(bytes);
     }
-    let resized = engine.resize(&request, Deadline::after(what.timeout))?;
+    let resized = engine.resize(&request, deadline)?;
     drop(progress);
-    Ok(exit::print(|mut out| {
+    Ok(show(&resized, json))
+}
+
+/// clap refuses a command line that names neither a target nor a volume.
+fn nothing() -> Error {
+    Error::new(ErrorKind::InvalidInput, "nothing to resize")
+}
+
+fn show(resized: &Resized, json: bool) -> ExitCode {
+    exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &resized)
+            exit::write_json(&mut out, resized)
         } else {
-            write(out, &resized)
+            write(out, resized)
         }
-    }))
+    })
 }
 
 fn write(out: &mut dyn Write, resized: &Resized) -> io::Result<()> {

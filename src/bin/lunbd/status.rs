@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use indicatif::HumanBytes;
 use lunbd::engine::journal::{Failing, Operation, Problem};
 use lunbd::engine::{Condition, InventoryUnit, Surveyed};
-use lunbd::{Deadline, Engine, Result};
+use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::list::{self, Listed};
@@ -66,8 +66,11 @@ impl Volume {
     }
 }
 
-/// Exits with 1 where a volume is not attached, does not serve, or fails, or may be behind
-/// a file that is no record.
+/// The exit code where a volume is not attached, does not serve, or fails, or may be behind
+/// a file that is no record. README.md and `--help` list it.
+const NOT_WHOLE: u8 = 9;
+
+/// Says how the volumes of a journal stand; [`NOT_WHOLE`] where one is not as wanted.
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
     let place = place.unwrap_or_else(|| recover::place(engine));
@@ -75,7 +78,17 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     let mut units: Vec<Option<InventoryUnit>> =
         engine.inventory()?.units.into_iter().map(Some).collect();
     let deadline = Deadline::after(LIMIT);
-    let volumes = engine.survey_read(&journal)?.into_iter().map(|found| {
+    let mut surveyed = engine.survey_read(&journal)?;
+    let mut failing = journal.failing;
+    if let Some(volume) = &what.volume {
+        surveyed.retain(|found| found.volume == *volume);
+        failing.retain(|failing| failing.volume == *volume);
+        if surveyed.is_empty() && failing.is_empty() {
+            let message = format!("{} has no volume {volume}", place.display());
+            return Err(Error::new(ErrorKind::NotFound, message));
+        }
+    }
+    let volumes = surveyed.into_iter().map(|found| {
         let unit = found.node.as_ref().and_then(|node| {
             let mut units = units.iter_mut();
             units
@@ -88,7 +101,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     let status = Status {
         volumes: volumes.collect(),
         journal: place,
-        failing: journal.failing.into_iter().map(Waiting::of).collect(),
+        failing: failing.into_iter().map(Waiting::of).collect(),
         problems: journal.problems,
     };
     let printed = exit::print(|mut out| {
@@ -103,7 +116,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
         if all_stand && status.failing.is_empty() && status.problems.is_empty() {
             printed
         } else {
-            ExitCode::FAILURE
+            ExitCode::from(NOT_WHOLE)
         },
     )
 }

@@ -96,7 +96,7 @@ fn is_beside_records(name: &str) -> bool {
     name == LOCK || name == FAILING || is_unfinished || is_set_aside(name)
 }
 
-fn is_set_aside(name: &str) -> bool {
+pub(super) fn is_set_aside(name: &str) -> bool {
     let number = name.rsplit_once(SET_ASIDE);
     number.is_some_and(|(_, number)| number.parse::<u64>().is_ok())
 }
@@ -275,7 +275,7 @@ fn belongs(record: Record, name: &str) -> Result<Record, Fault> {
     Err(Fault::new(FaultKind::Foreign, text))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Fault> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Fault> {
     let unreadable = |error: std::io::Error| Fault::new(FaultKind::Unreadable, error.to_string());
     let metadata = fs::symlink_metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {

@@ -312,7 +312,7 @@ fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
     });
     let (code, told) = status(&[]);
     println!("{told}");
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(9));
     assert!(
         told.contains("\nabsent: attach failed ") && told.contains(", again in "),
         "{told}"

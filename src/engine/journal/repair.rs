@@ -1,0 +1,114 @@
+//! What a person does to a journal by hand: forget a volume, and take back or remove a
+//! file that was set aside.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::format::Fault;
+use super::open::is_set_aside;
+use super::{Journal, Record, file, open};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::VolumeId;
+use crate::kernel::worker;
+
+impl Journal {
+    /// Removes the record of a volume and returns it. No device is touched: where the
+    /// volume is attached it stays so, and belongs to no volume of this journal any more.
+    ///
+    /// # Errors
+    /// `NotFound` where the journal has no such volume. `TimedOut` at stage `lock` where
+    /// another thread works on it, and at stage `journal`, where the record may still go.
+    /// `Io`.
+    pub fn forget(&self, volume: &VolumeId, deadline: Deadline) -> Result<Record> {
+        let turn = self.turn(volume, None, deadline)?;
+        let record = turn.record().ok_or_else(|| {
+            let message = format!("the journal has no volume {volume}");
+            Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
+        })?;
+        turn.remove(deadline)?;
+        Ok(record)
+    }
+
+    /// Removes a file of the journal's directory that was set aside.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it is no such file; `NotFound`; `Io`; `TimedOut` at stage
+    /// `journal`.
+    pub fn forget_set_aside(&self, name: &OsStr, deadline: Deadline) -> Result<()> {
+        let (directory, name) = self.set_aside_file(name)?;
+        run(&directory, deadline, {
+            let directory = directory.clone();
+            move || file::remove(&directory, &name)
+        })
+    }
+
+    /// Takes a file that was set aside in again, as the record of its volume.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it is no file that was set aside, or is no record, with what
+    /// is wrong with it; `InUse` where the journal has another record of the volume: detach
+    /// or forget that one first; `NotSupported` where a later version wrote it; `NotFound`;
+    /// `Io`; `TimedOut` at stage `journal`, and then it may still be taken in.
+    pub fn restore(&self, name: &OsStr, deadline: Deadline) -> Result<Record> {
+        let (directory, name) = self.set_aside_file(name)?;
+        let aside = directory.join(&name);
+        let path = aside.clone();
+        let bytes = run(&directory, deadline, move || Ok(open::read(&path)))?;
+        let record = bytes.and_then(|bytes| Record::parse(&bytes));
+        let record = record.map_err(|fault| no_record(&aside, &fault))?;
+        let turn = self.turn(&record.volume, None, deadline)?;
+        if turn.record().is_some() {
+            let message = format!(
+                "the journal has a record of volume {} already: detach it, or forget that \
+                 record, first",
+                record.volume
+            );
+            return Err(Error::new(ErrorKind::InUse, message).with_path(aside));
+        }
+        turn.write(record.clone(), deadline)?;
+        run(&directory, deadline, {
+            let directory = directory.clone();
+            move || file::remove(&directory, &name)
+        })?;
+        Ok(record)
+    }
+
+    /// The directory, and the name of a file in it that was set aside.
+    fn set_aside_file(&self, name: &OsStr) -> Result<(PathBuf, String)> {
+        let directory = self.directory().to_owned();
+        let path = directory.join(name);
+        let plain = name.to_str().filter(|name| !name.contains('/'));
+        let Some(plain) = plain.filter(|name| is_set_aside(name)) else {
+            let message = "it is no file that the journal has set aside: `lunbd journal show` \
+                           lists those";
+            return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
+        };
+        fs::symlink_metadata(&path)
+            .map_err(|error| Error::io("cannot look at the file", &path, &error))?;
+        Ok((directory, plain.to_owned()))
+    }
+}
+
+fn no_record(path: &Path, fault: &Fault) -> Error {
+    let kind = match fault.kind {
+        super::FaultKind::Newer => ErrorKind::NotSupported,
+        _ => ErrorKind::InvalidInput,
+    };
+    Error::new(kind, format!("it is no record: {}", fault.text)).with_path(path)
+}
+
+fn run<T: Send + 'static>(
+    directory: &Path,
+    deadline: Deadline,
+    act: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    worker::run(
+        Stage::Journal,
+        "a file of the journal",
+        deadline,
+        || format!("{}: its file system does not answer", directory.display()),
+        act,
+    )
+}

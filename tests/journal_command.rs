@@ -1,0 +1,156 @@
+//! What the command does to a journal by hand, and by a volume's name.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics to fail, and runs the command"
+)]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use lunbd::engine::journal::Record;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const ASIDE: &str = "pvc-1.json.set-aside-0";
+
+/// A journal with one volume at a host that no machine has.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("journal.lock"), "").unwrap();
+        let place = Self { directory };
+        fs::write(place.file("pvc-1.json"), record("pvc-1")).unwrap();
+        place
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn lunbd(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_lunbd"))
+            .args(arguments)
+            .arg("--journal")
+            .arg(self.directory.path())
+            .output()
+            .unwrap()
+    }
+
+    /// What succeeds, in JSON.
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.lunbd(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The exit code and the kind of error of what fails.
+    fn error(&self, arguments: &[&str]) -> (Option<i32>, Value) {
+        let output = self.lunbd(&[arguments, &["--json"]].concat());
+        let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+        (output.status.code(), error["kind"].clone())
+    }
+}
+
+fn record(volume: &str) -> Vec<u8> {
+    let record = json!({
+        "volume": volume,
+        "spec": {
+            "sources": ["scsi:4294967295:0:0:1"],
+            "expect": null,
+            "min_paths": 1,
+            "multipath": "prefer",
+            "nbd": null,
+        },
+        "intent": null,
+        "outcome": null,
+    });
+    Record::seal(&serde_json::to_vec(&record).unwrap())
+}
+
+#[test]
+fn show_prints_each_record_and_each_file_that_is_none_and_changes_nothing() {
+    let place = Place::new();
+    fs::write(place.file("pvc-2.json"), "lunbd-journal 1 sha2").unwrap();
+    let shown = place.json(&["journal", "show"]);
+    assert_eq!(shown["records"][0]["volume"], "pvc-1");
+    assert_eq!(shown["problems"][0]["kind"], "torn");
+    assert!(place.file("pvc-2.json").exists());
+    let one = place.json(&["journal", "show", "--volume", "pvc-1"]);
+    assert_eq!(one["records"], shown["records"]);
+    let none = place.error(&["journal", "show", "--volume", "pvc-3"]);
+    assert_eq!(none.0, Some(3));
+    let text = String::from_utf8(place.lunbd(&["journal", "show"]).stdout).unwrap();
+    assert!(text.starts_with("pvc-1\n  source    scsi:4294967295:0:0:1\n"));
+}
+
+#[test]
+fn forget_removes_the_record_of_one_volume_or_one_set_aside_file() {
+    let place = Place::new();
+    fs::write(place.file("pvc-2.json"), record("pvc-2")).unwrap();
+    fs::write(place.file(ASIDE), "torn").unwrap();
+    let forgotten = place.json(&["journal", "forget", "pvc-1"]);
+    assert_eq!(forgotten["forgotten"]["volume"], "pvc-1");
+    assert!(!place.file("pvc-1.json").exists() && place.file("pvc-2.json").exists());
+    let again = place.error(&["journal", "forget", "pvc-1"]);
+    assert_eq!(again, (Some(3), json!("not_found")));
+    place.json(&["journal", "forget", ASIDE]);
+    assert!(!place.file(ASIDE).exists());
+    for other in ["pvc-2.json", "journal.lock", "../pvc-2.json"] {
+        let refused = place.error(&["journal", "forget", other]);
+        assert!(refused.0.is_some_and(|code| code != 0), "{other}");
+    }
+    assert!(place.file("pvc-2.json").exists() && place.file("journal.lock").exists());
+}
+
+#[test]
+fn restore_takes_in_a_set_aside_record_and_nothing_else() {
+    let place = Place::new();
+    fs::write(place.file(ASIDE), record("pvc-1")).unwrap();
+    let occupied = place.error(&["journal", "restore", ASIDE]);
+    assert_eq!(occupied, (Some(5), json!("in_use")));
+    place.json(&["journal", "forget", "pvc-1"]);
+    // By its path, as `show` prints it.
+    let path = place.file(ASIDE);
+    let restored = place.json(&["journal", "restore", path.to_str().unwrap()]);
+    assert_eq!(restored["restored"]["volume"], "pvc-1");
+    assert!(!path.exists());
+    let shown = place.json(&["journal", "show"]);
+    assert_eq!(shown["records"][0]["volume"], "pvc-1");
+    assert_eq!(shown["problems"], json!([]));
+
+    fs::write(&path, "lunbd-journal 1 sha2").unwrap();
+    let torn = place.error(&["journal", "restore", ASIDE]);
+    assert_eq!(torn, (Some(2), json!("invalid_input")));
+    assert!(path.exists(), "what is no record stays where it is");
+}
+
+#[test]
+fn status_has_an_exit_code_of_its_own_for_a_volume_that_is_not_as_wanted() {
+    let place = Place::new();
+    fs::write(place.file("pvc-2.json"), record("pvc-2")).unwrap();
+    let output = place.lunbd(&["status", "--volume", "pvc-1", "--json"]);
+    assert_eq!(output.status.code(), Some(9), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["volumes"].as_array().unwrap().len(), 1);
+    assert_eq!(found["volumes"][0]["volume"], "pvc-1");
+    let unknown = place.error(&["status", "--volume", "pvc-3"]);
+    assert_eq!(unknown, (Some(3), json!("not_found")));
+}
+
+#[test]
+fn heal_and_resize_know_a_volume_by_its_name() {
+    let place = Place::new();
+    for command in ["heal", "resize"] {
+        let unknown = place.error(&[command, "--volume", "pvc-3"]);
+        assert_eq!(unknown, (Some(3), json!("not_found")), "{command}");
+        let output = place.lunbd(&[command, "--volume", "pvc-1"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("scsi:4294967295"), "{command}: {said}");
+    }
+}
