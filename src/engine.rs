@@ -54,6 +54,8 @@ mod unit;
 mod usage;
 #[cfg(feature = "journal")]
 mod volume;
+#[cfg(feature = "journal")]
+mod volume_content;
 
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
 pub use capacity::{Capacity, FileSystem};

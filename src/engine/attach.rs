@@ -32,6 +32,8 @@ pub struct AttachRequest {
     pub(super) claim: Option<UnitClaim>,
     /// What stands may be left of an attach that was not to see its end.
     pub(super) finishing: bool,
+    /// What the volume held by the journal's word; `None` where that is not known.
+    pub(super) known_content: Option<Vec<ContentName>>,
     observer: Option<StageObserver>,
 }
 
@@ -48,6 +50,7 @@ impl AttachRequest {
             log_in: None,
             claim: None,
             finishing: false,
+            known_content: None,
             observer: None,
         }
     }

@@ -97,6 +97,7 @@ impl Engine {
         phases.enter(Stage::Identify);
         let content = content::of_all(&connections, uri, deadline)?;
         content::require_expected(&request.nbd, content.as_deref(), uri)?;
+        content::require_known(request, content.as_deref(), uri)?;
 
         phases.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);

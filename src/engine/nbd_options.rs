@@ -90,8 +90,9 @@ impl NbdOptions {
     }
 
     /// Takes whatever content the server has now for that of the volume, also where it is
-    /// another than before: for this one heal. An attach compares nothing but what
-    /// [`expect`](Self::expect) names.
+    /// another than before: for this one heal, or for this one attach of a volume of a
+    /// journal, which keeps the new names. An attach without a journal compares nothing but
+    /// what [`expect`](Self::expect) names.
     #[must_use]
     pub fn accept_content(mut self) -> Self {
         self.accepts_content = true;

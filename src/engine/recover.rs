@@ -233,6 +233,11 @@ impl Engine {
             Ok(done) => done,
             Err(error) => (condition, Action::Failed(error)),
         };
+        if condition == Condition::Complete
+            && let Err(error) = self.learn_content(&turn, deadline)
+        {
+            tracing::warn!(%error, "its content is not written down");
+        }
         tracing::info!(?condition, ?action, %seen, "recovered");
         let outcome = turn.record().and_then(|record| record.outcome);
         let attached = condition == Condition::Complete

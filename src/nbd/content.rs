@@ -69,6 +69,12 @@ pub(crate) fn spelt(names: &[ContentName]) -> String {
     names.join(" and ")
 }
 
+/// Whether a volume that has these names now is another than the one that had those. A
+/// blank one may have got any name.
+pub(crate) fn is_other(now: &[ContentName], before: &[ContentName]) -> bool {
+    !before.is_empty() && !before.iter().any(|name| now.contains(name))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -93,6 +99,17 @@ mod tests {
         let expected = ["mbr.01020304", "fs.07070707-0707-0707-0707-070707070707"];
         let expected = expected.map(|name| name.parse::<ContentName>().unwrap());
         assert_eq!(names(&first), expected);
+    }
+
+    #[test]
+    fn a_blank_volume_may_get_any_name_and_a_named_one_has_to_keep_one() {
+        let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+        let [fs, luks, gpt] = ["fs", "luks", "gpt"].map(|kind| name(kind).parse().unwrap());
+        let one = std::slice::from_ref::<ContentName>;
+        assert!(!is_other(one(&fs), &[]));
+        assert!(!is_other(&[fs.clone(), luks.clone()], &[fs.clone(), gpt]));
+        assert!(is_other(one(&luks), one(&fs)));
+        assert!(is_other(&[], one(&fs)));
     }
 
     proptest! {

@@ -373,6 +373,7 @@ impl Reconciler {
             Scope::All => self.engine.survey(&self.journal)?,
             Scope::Some(volumes) => self.engine.survey_of(&self.journal, volumes)?,
         };
+        self.engine.learn_contents(&self.journal, &found);
         let mut state = self.shared.state();
         let events = state.merge(found, scope, epoch, self.options.prove);
         match scope {

@@ -404,6 +404,11 @@ pub(crate) struct Nbd {
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
 
+    /// Attach also where the content of the volume has other names than the journal has
+    /// of it, and write down the new ones.
+    #[arg(long, requires = "volume")]
+    accept_content: bool,
+
     /// How long one request may take before its connection is taken for dead.
     #[arg(long, value_name = "LIMIT", default_value = "30s", value_parser = limit)]
     io_timeout: Duration,
@@ -430,6 +435,9 @@ impl Nbd {
         }
         if let Some(bytes) = self.block_size {
             options = options.block_size(bytes);
+        }
+        if self.accept_content {
+            options = options.accept_content();
         }
         options
     }

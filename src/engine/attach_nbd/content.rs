@@ -1,10 +1,10 @@
 //! What names the content of an NBD volume, as its server serves it.
 
 use crate::deadline::Deadline;
-use crate::engine::NbdOptions;
+use crate::engine::{AttachRequest, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
-use crate::nbd::{Connection, Content, spelt_content};
+use crate::nbd::{Connection, Content, is_other_content, spelt_content};
 
 /// The names that every connection serves; `None` where the server answers the read with
 /// an error, which is no reason to keep its volume from a caller that expects no name.
@@ -54,4 +54,102 @@ pub(super) fn require_expected(
     };
     let message = format!("the content of {uri} has {found}, expected {expected}");
     Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+}
+
+/// A name that the caller expects is its own word, and newer than the journal's.
+///
+/// # Errors
+/// `IdentityMismatch` where the volume has none of the names that the journal has of it;
+/// `NotReady` where its server does not let them be read.
+pub(super) fn require_known(
+    request: &AttachRequest,
+    content: Option<&[ContentName]>,
+    uri: &NbdUri,
+) -> Result<()> {
+    let known = request.known_content.as_deref().unwrap_or_default();
+    let is_said = request.nbd.accepts_content || request.nbd.expected.is_some();
+    if is_said || known.is_empty() {
+        return Ok(());
+    }
+    let (kind, found) = match content {
+        Some(names) if !is_other_content(names, known) => return Ok(()),
+        Some(names) => (ErrorKind::IdentityMismatch, spelt_content(names)),
+        None => {
+            let unread = "what its server does not let be read".to_owned();
+            (ErrorKind::NotReady, unread)
+        }
+    };
+    let message = format!(
+        "the content of {uri} has {found}, and the volume had {} when it was read last: `attach \
+         --accept-content` takes it, and a detach of the volume forgets what it had",
+        spelt_content(known)
+    );
+    Err(Error::new(kind, message).at(Stage::Identify))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Source;
+
+    const SOURCE: &str = "nbd://192.0.2.1/vol-7";
+
+    fn names(kinds: &[&str]) -> Vec<ContentName> {
+        let name = |kind: &&str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+        kinds
+            .iter()
+            .map(|kind| name(kind).parse().unwrap())
+            .collect()
+    }
+
+    /// The error of an attach of what has `content`, where the journal has `known`.
+    fn refusal(
+        known: Option<&[&str]>,
+        content: Option<&[&str]>,
+        options: NbdOptions,
+    ) -> Option<Error> {
+        let source: Source = SOURCE.parse().unwrap();
+        let mut request = AttachRequest::new(source).nbd(options);
+        request.known_content = known.map(names);
+        let content = content.map(names);
+        require_known(&request, content.as_deref(), &SOURCE.parse().unwrap()).err()
+    }
+
+    #[test]
+    fn a_volume_that_has_none_of_the_names_that_the_journal_has_is_refused_with_both() {
+        for (content, spelt) in [(&["luks"][..], "luks.0a1b"), (&[], "no name")] {
+            let refusal = refusal(Some(&["fs"]), Some(content), NbdOptions::default()).unwrap();
+            assert_eq!(refusal.kind(), ErrorKind::IdentityMismatch);
+            let text = refusal.to_string();
+            for word in [spelt, "had fs.0a1b", "--accept-content"] {
+                assert!(text.contains(word), "{text}");
+            }
+        }
+        let unread = refusal(Some(&["fs"]), None, NbdOptions::default()).unwrap();
+        assert_eq!(unread.kind(), ErrorKind::NotReady, "{unread}");
+    }
+
+    #[test]
+    fn a_volume_that_was_blank_or_not_read_or_keeps_a_name_is_no_other_one() {
+        for (known, content) in [
+            (None, Some(&["fs"][..])),
+            (None, None),
+            (Some(&[][..]), Some(&["fs"])),
+            (Some(&[]), None),
+            (Some(&["fs", "luks"]), Some(&["gpt", "luks"])),
+        ] {
+            let refusal = refusal(known, content, NbdOptions::default());
+            assert!(refusal.is_none(), "{known:?} {content:?}: {refusal:?}");
+        }
+    }
+
+    #[test]
+    fn another_content_is_taken_where_the_caller_accepts_it_or_names_it() {
+        let named = names(&["luks"]).remove(0);
+        let default = NbdOptions::default;
+        for options in [default().accept_content(), default().expect(named)] {
+            let refusal = refusal(Some(&["fs"]), Some(&["luks"]), options);
+            assert!(refusal.is_none(), "{refusal:?}");
+        }
+    }
 }

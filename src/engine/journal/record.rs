@@ -146,6 +146,11 @@ pub struct Outcome {
     pub map: Option<String>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
+    /// What named the content of the NBD volume when it was read last: by an attach, or by
+    /// udev since. None where it was blank, `None` where that is not known, as of records of
+    /// earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Vec<ContentName>>,
     /// When it was read back.
     pub at: String,
 }
@@ -307,9 +312,9 @@ impl Intent {
 
 impl Outcome {
     pub(in crate::engine) fn of(attachment: &Attachment) -> Self {
-        let map = match &attachment.unit {
-            Unit::Scsi { map, .. } => map.clone(),
-            Unit::Nbd { .. } => None,
+        let (map, content) = match &attachment.unit {
+            Unit::Scsi { map, .. } => (map.clone(), None),
+            Unit::Nbd { content, .. } => (None, content.clone()),
         };
         let identity = attachment.identity();
         Self {
@@ -320,6 +325,7 @@ impl Outcome {
             names: identity.map_or_else(Vec::new, |identity| identity.names.clone()),
             map,
             nbd_index: attachment.nbd_index(),
+            content,
             at: now(),
         }
     }

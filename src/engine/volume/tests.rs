@@ -56,6 +56,7 @@ impl Node {
             names: vec![NAME.parse().unwrap()],
             map: None,
             nbd_index: None,
+            content: None,
             at: Intent::now(Operation::Attach).begun_at,
         };
         Record {

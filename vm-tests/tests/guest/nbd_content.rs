@@ -5,14 +5,18 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing, NbdOptions};
-use lunbd::id::ContentName;
+use lunbd::engine::{DetachVolume, HealOutcome, Healing, Journal, NbdOptions};
+use lunbd::id::{ContentName, VolumeId};
 use lunbd::nbd::Difference;
-use lunbd::{AttachRequest, Attachment, Engine, Source};
+use lunbd::reconcile::{Desired, Options, Reconciler};
+use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::directory::Directory;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const SIZE: u64 = 16 << 20;
@@ -248,4 +252,125 @@ fn a_volume_that_nobody_uses_or_has_written_is_known_again_and_another_is_taken_
         (name_of(&attachment.node) == others_name).then_some(())
     });
     assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+fn volume() -> VolumeId {
+    "pvc-1".parse().unwrap()
+}
+
+/// What the journal has of the volume's content.
+fn kept(journal: &Journal) -> Option<Vec<ContentName>> {
+    let outcome = journal.record(&volume()).unwrap().outcome.unwrap();
+    outcome.content
+}
+
+/// The device goes, as in a reset of the machine, and the journal's record stays.
+fn lose_device(source: &Source) {
+    assert!(engine().detach(source.clone(), soon()).unwrap().changed);
+}
+
+fn named_in_error(text: &str, names: [&ContentName; 2]) {
+    for name in names {
+        assert!(text.contains(&name.to_string()), "{name} is not in: {text}");
+    }
+}
+
+fn another_is_refused_at_a_later_attach(serve: Serve) {
+    let (blank, (other, others_name)) = (Store::sparse(SIZE), formatted());
+    let (at, place) = (At::tcp(), Directory::new("content"));
+    let (agent, source) = (engine(), source_of(&at));
+    let journal = agent.open_journal_at(&place, soon()).unwrap();
+    let request = AttachRequest::new(source.clone()).nbd(patient());
+    let attach = || agent.attach_volume(&journal, &volume(), &request, soon());
+    let server = serve(at.clone(), &blank);
+    let node = attach().unwrap().node;
+    assert_eq!(kept(&journal), Some(Vec::new()));
+    format(&node);
+    assert!(!attach().unwrap().changed);
+    let name = name_of(blank.path());
+    assert_eq!(kept(&journal).as_deref(), Some(&[name.clone()][..]));
+    lose_device(&source);
+    assert!(attach().unwrap().changed, "what it had is there again");
+    lose_device(&source);
+    drop(server);
+
+    let _other = serve(at.clone(), &other);
+    let before = fs::read(other.path()).unwrap();
+    let refused = attach().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::IdentityMismatch, "{refused}");
+    named_in_error(&refused.to_string(), [&name, &others_name]);
+    assert!(fs::read(other.path()).unwrap() == before, "written to");
+    assert_eq!(kept(&journal).as_deref(), Some(&[name.clone()][..]));
+    drop(journal);
+
+    let (uri, place) = (at.uri("disk"), place.to_str().unwrap());
+    let by_command = ["attach", &uri, "--volume", "pvc-1", "--journal", place];
+    let refused = guest::lunbd(&by_command);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    named_in_error(
+        &String::from_utf8_lossy(&refused.stderr),
+        [&name, &others_name],
+    );
+    let accepted = guest::lunbd(&[&by_command[..], &["--accept-content"]].concat());
+    assert!(accepted.status.success(), "{accepted:?}");
+    let journal = agent.open_journal_at(Path::new(place), soon()).unwrap();
+    assert_eq!(kept(&journal).as_deref(), Some(&[others_name][..]));
+    let detached = agent.detach_volume(&journal, &volume(), &DetachVolume::default(), soon());
+    assert!(detached.unwrap().changed);
+}
+
+#[test]
+fn a_journals_volume_that_was_formatted_is_attached_again_from_nbdkit_and_another_is_refused() {
+    let _module = module();
+    another_is_refused_at_a_later_attach(nbdkit);
+}
+
+#[test]
+fn a_journals_volume_that_was_formatted_is_attached_again_from_qemu_nbd_and_another_is_refused() {
+    let _module = module();
+    another_is_refused_at_a_later_attach(qemu_nbd);
+}
+
+#[test]
+fn a_reconciler_writes_down_what_a_volume_is_formatted_with_and_attaches_no_other() {
+    let _module = module();
+    let (blank, (other, others_name)) = (Store::sparse(SIZE), formatted());
+    let (at, place) = (At::tcp(), Directory::new("content"));
+    let source = source_of(&at);
+    let agent = Arc::new(engine());
+    let journal = agent.open_journal_at(&place, soon()).unwrap();
+    let reconciler = Reconciler::new(agent, journal, Options::default());
+    let mut desired = Desired::default();
+    let request = AttachRequest::new(source.clone()).nbd(patient());
+    desired.insert(volume(), &request).unwrap();
+    let server = nbdkit(at.clone(), &blank);
+    reconciler.set(desired);
+    let left = reconciler.apply(soon()).unwrap();
+    assert!(left.is_empty(), "{left}: {:?}", reconciler.errors());
+    let record = reconciler.journal().record(&volume()).unwrap();
+    let node = record.outcome.unwrap().node;
+
+    thread::scope(|scope| {
+        let running = scope.spawn(|| reconciler.run());
+        format(&node);
+        let name = name_of(blank.path());
+        guest::wait_until("the new name to be written down", LIMIT, || {
+            (kept(reconciler.journal()).as_deref() == Some(&[name.clone()][..])).then_some(())
+        });
+        reconciler.stop();
+        running.join().unwrap().unwrap();
+    });
+    lose_device(&source);
+    drop(server);
+    let name = name_of(blank.path());
+    drop(reconciler);
+
+    let _other = nbdkit(at.clone(), &other);
+    let agent = engine();
+    let journal = agent.open_journal_at(&place, soon()).unwrap();
+    let refused = agent.attach_volume(&journal, &volume(), &request, soon());
+    named_in_error(&refused.unwrap_err().to_string(), [&name, &others_name]);
+    // Without a device there is only the record to take away.
+    let detached = agent.detach_volume(&journal, &volume(), &DetachVolume::default(), soon());
+    assert!(!detached.unwrap().changed);
 }
