@@ -30,6 +30,7 @@ mod log_in;
 mod lost;
 mod map_down;
 mod nbd_options;
+mod nbd_reads;
 mod patient;
 mod phases;
 mod preflight;
@@ -93,6 +94,7 @@ use crate::nbd::{Backends, Link, NbdDevice};
 use crate::scsi::{Lanes, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
 use capacity::Questions;
+use nbd_reads::NbdReads;
 
 /// A machine and the thread that listens to its kernel. One serves a whole
 /// process: share it by reference or in an `Arc`.
@@ -106,6 +108,8 @@ pub struct Engine {
     links: Mutex<BTreeMap<NbdIndex, Link>>,
     /// Which NBD device has which backend id.
     backends: Mutex<Backends>,
+    /// Which NBD devices are being read.
+    nbd_reads: NbdReads,
     /// At which addresses a SCSI unit may be.
     units: Mutex<Units>,
     /// What mounted file systems were asked and have not answered.
@@ -135,6 +139,7 @@ impl Engine {
             lanes,
             links: Mutex::default(),
             backends,
+            nbd_reads: NbdReads::default(),
             units,
             questions: Questions::default(),
         })

@@ -115,6 +115,7 @@ impl Engine {
             mut watch,
             _lease: _held,
         } = connected;
+        self.nbd_reads.has_new_connection(device.index());
         let known = content
             .clone()
             .map(|names| Content::Named(names).known(written));

@@ -10,7 +10,8 @@ use super::heal::{HealOutcome, Healing};
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::worker::{self, Pending};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker::Pending;
 use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
 pub(super) use content::ContentRule;
 use replace::{ONE_TRY, Server};
@@ -236,8 +237,12 @@ impl Patient {
             pulse
         } else {
             self.own_link_had_ended = self.link_state(engine)?.is_dead();
-            let (disk, roots) = (self.device.disk().clone(), engine.roots().clone());
-            worker::start_apart(Stage::Probe, move || disk.read_first_block(&roots))?
+            let begun = engine.start_read(&self.device, deadline, BlockDevice::read_first_block)?;
+            // That of another caller waits as this one would.
+            let Some(begun) = begun else {
+                return Ok(Pulse::Waits);
+            };
+            begun
         };
         match pulse.wait(deadline) {
             Some(Ok(())) => Ok(Pulse::Beats),

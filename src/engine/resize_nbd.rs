@@ -13,7 +13,7 @@ use super::resize::{ResizeRequest, Resized};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::worker;
+use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Difference, NbdDevice, NewTimeouts};
 use crate::uevent;
 
@@ -159,9 +159,9 @@ impl Engine {
 
     /// Its connections serve what the kernel was told.
     fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
-        let (disk, roots) = (device.disk().clone(), self.roots().clone());
-        let read = worker::start_apart(Stage::Probe, move || disk.read_last_block(&roots))?;
-        read.wait(deadline).unwrap_or_else(|| {
+        let read = self.start_read(device, deadline, BlockDevice::read_last_block)?;
+        let answer = read.and_then(|read| read.wait(deadline));
+        answer.unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());
             let error = Error::timed_out(Stage::Probe, deadline, &what);
             Err(error.with_last_seen(device.disk().describe()))

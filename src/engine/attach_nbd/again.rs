@@ -9,7 +9,7 @@ use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::phases::Phases;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
-use crate::kernel::worker;
+use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Link, NbdDevice};
 
 impl Engine {
@@ -101,12 +101,17 @@ impl Engine {
         let index = device.index();
         let dead = |link: &Link| link.backend == *backend && link.is_dead();
         let is_dead = self.links_beside(device).get(&index).is_some_and(dead);
-        let (disk, roots) = (device.disk().clone(), self.roots().clone());
         let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
-        let read =
-            worker::start_apart(Stage::Probe, move || disk.read_first_bytes(&roots, length))?;
-        let limit = if is_dead { PATIENCE } else { Duration::MAX };
-        let answer = read.wait(deadline.at_most(limit));
+        let limit = deadline.at_most(if is_dead { PATIENCE } else { Duration::MAX });
+        let first_bytes =
+            move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
+        let read = self.start_read(device, limit, first_bytes)?;
+        let earlier = if read.is_none() {
+            "an earlier read has not returned, "
+        } else {
+            ""
+        };
+        let answer = read.and_then(|read| read.wait(limit));
         answer.unwrap_or_else(|| {
             let error = if is_dead {
                 let message = format!(
@@ -120,7 +125,7 @@ impl Engine {
                 );
                 Error::timed_out(Stage::Probe, deadline, &what)
             };
-            Err(error.with_last_seen(device.disk().describe()))
+            Err(error.with_last_seen(format!("{earlier}{}", device.disk().describe())))
         })
     }
 }

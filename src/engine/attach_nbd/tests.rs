@@ -1,4 +1,7 @@
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
 use super::*;
 use crate::engine::NbdOptions;
@@ -8,13 +11,17 @@ const SOURCE: &str = "nbd://192.0.2.1/vol-7";
 
 /// A machine where that is connected as nbd0, writable.
 fn connected() -> (tempfile::TempDir, Engine) {
+    connected_from(SOURCE)
+}
+
+fn connected_from(source: &str) -> (tempfile::TempDir, Engine) {
     let root = tempfile::tempdir().unwrap();
     let roots = Roots::below(root.path());
     let dir = roots.sysfs.join("block/nbd0");
     for dir in [&dir, &roots.run] {
         fs::create_dir_all(dir).unwrap();
     }
-    let backend = BackendId::derived(SOURCE);
+    let backend = BackendId::derived(source);
     for (attribute, text) in [
         ("dev", "43:0\n"),
         ("pid", "1\n"),
@@ -95,4 +102,61 @@ fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {
     fs::remove_file(dir.join("pid")).unwrap();
     forget_last_connection(&roots, index).unwrap();
     assert_eq!(lost.read().unwrap(), None);
+}
+
+/// How many threads of this process are in an `open` of `path`.
+fn opening(path: &Path) -> usize {
+    let memory = fs::File::open("/proc/self/mem").unwrap();
+    let opens_it = |call: &str| {
+        // The number of the call, and its arguments: the second is the path.
+        let mut words = call.split_whitespace();
+        let is_open = words.next() == Some(&nix::libc::SYS_openat.to_string());
+        let at = words.nth(1).and_then(|at| at.strip_prefix("0x"));
+        let at = at.and_then(|at| u64::from_str_radix(at, 16).ok());
+        let mut opened = vec![0; path.as_os_str().len()];
+        let is_read = at.is_some_and(|at| memory.read_exact_at(&mut opened, at).is_ok());
+        is_open && is_read && opened == path.as_os_str().as_bytes()
+    };
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    let calls = threads.filter_map(|thread| {
+        // It may have ended.
+        let thread = thread.ok()?.path();
+        fs::read_to_string(thread.join("syscall")).ok()
+    });
+    calls.filter(|call| opens_it(call)).count()
+}
+
+#[test]
+fn a_repeated_attach_or_heal_of_a_device_that_hangs_has_one_thread_in_its_read() {
+    // Nobody listens there.
+    const NOWHERE: &str = "nbd://127.0.0.1:1/vol-7";
+    let (_root, engine) = connected_from(NOWHERE);
+    fs::create_dir_all(&engine.roots().dev).unwrap();
+    let node = engine.roots().dev.join("nbd0");
+    // The kernel holds whoever opens it until somebody opens it for writing.
+    nix::unistd::mkfifo(&node, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let source: Source = NOWHERE.parse().unwrap();
+    let request = AttachRequest::new(source.clone());
+    let attach = || engine.attach(&request, Deadline::after(Duration::from_millis(300)));
+    let hangs = attach().unwrap_err();
+    assert_eq!(hangs.kind(), ErrorKind::TimedOut, "{hangs}");
+    let limit = Deadline::after(Duration::from_secs(60));
+    while opening(&node) == 0 {
+        assert!(!limit.has_passed(), "no thread reads it");
+        std::thread::yield_now();
+    }
+    let mut said = String::new();
+    for _again in 0..2 {
+        let hangs = attach().unwrap_err();
+        assert_eq!(hangs.stage(), Some(Stage::Probe), "{hangs}");
+        said = format!("{hangs:#}");
+        let soon = Deadline::after(Duration::from_millis(300));
+        let healing = engine.heal_source(&source, &NbdOptions::default(), soon);
+        assert!(!healing.unwrap().outcome.serves());
+    }
+    assert_eq!(opening(&node), 1);
+    assert!(said.contains("an earlier read has not returned"), "{said}");
+    // Lets it go.
+    let writer = fs::OpenOptions::new().read(true).write(true).open(&node);
+    drop(writer.unwrap());
 }

@@ -169,6 +169,7 @@ impl Patient {
         if content.is_some() {
             link.content = content;
         }
+        engine.nbd_reads.has_new_connection(self.index());
         self.adopted = Some(differences);
         Ok(())
     }
