@@ -73,7 +73,7 @@ enum Command {
 #[command(after_help = ENVIRONMENT)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 struct TestArguments {
-    /// Only VM tests whose `file::name` contains this.
+    /// Only VM tests whose `file::name` contains this, or one of these: FILTER,FILTER.
     filter: Option<String>,
     /// Every test on 6.1 and on the newest kernel, not on one of them by the seed.
     #[arg(long)]

@@ -37,7 +37,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Builds the VM tests whose id contains `filter`, and chooses which of them run on
+    /// Builds the VM tests whose id contains a part of `filter`, and chooses which of them run on
     /// which kernel of `series`; `None` where no test is named so.
     pub(crate) fn make(
         series: &[Series],
@@ -54,7 +54,8 @@ impl Plan {
                 "vm-tests/expected-skips lists {name}, which is no test"
             ));
         }
-        let wanted = |test: &&TestCase| filter.is_none_or(|filter| test.id().contains(filter));
+        let is_named = |id: &str, filter: &str| filter.split(',').any(|part| id.contains(part));
+        let wanted = |test: &&TestCase| filter.is_none_or(|filter| is_named(&test.id(), filter));
         let tests: Vec<TestCase> = programs.tests.iter().filter(wanted).cloned().collect();
         if tests.is_empty() {
             summary.add_broken(format!(
