@@ -43,6 +43,7 @@ fn malformed_input_is_usage_and_says_what_was_expected() {
             "iqn.YYYY-MM.DOMAIN",
         ),
         (&["attach", "scsi:0:0:0:1", "--digests"], "--log-in"),
+        (&["attach", "nbd://h/disk", "--accept-content"], "--volume"),
         (&["heal", "--io-timeout", "5s"], "SOURCE"),
         (&["conquer"], "unrecognized subcommand"),
     ] {
