@@ -17,9 +17,10 @@ use super::sessions::{LOGIN, end_unnamed};
 use super::telemetry::{self, Call};
 use super::volume::DetachVolume;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId, Wwid};
 use crate::kernel::worker;
+use crate::scsi::{self, ScsiDevice};
 use look::Seen;
 
 /// What was found of every volume of a journal, and done about it.
@@ -113,7 +114,7 @@ pub enum Action {
     Finished,
     /// Its attach had left nothing, which was proven, and its record is gone.
     Undone,
-    /// It has its server again.
+    /// It has its server again, or the size that the kernel had lost.
     Healed,
     /// It was tried, and it stands as the error says. A later recovery tries
     /// again.
@@ -144,6 +145,7 @@ impl Engine {
     /// | attached | the unit answers, as the device that was handed out | `Complete` | nothing |
     /// | | an NBD device whose server is away | `LinkDead` | healed, if the server is back within seconds; [`Engine::healer`] goes on |
     /// | | no path answers, or a map without paths | `LinkDead` | nothing: paths come back |
+    /// | | the unit answers, and the kernel takes a path for empty | `Complete` | healed: the kernel reads its size again |
     /// | | another unit answers there, or the unit is another device now | `Changed` | nothing: a repeated attach hands out the new one |
     /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
     /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
@@ -263,7 +265,7 @@ impl Engine {
         let stands = !matches!(seen, Seen::Nothing);
         let done = |action| Ok((condition, action));
         match operation {
-            None => self.look_after(record, condition, deadline),
+            None => self.look_after(record, seen, condition, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
                 let mut how = DetachVolume::default();
                 how.abandon = abandon_unwritten;
@@ -279,7 +281,7 @@ impl Engine {
                 done(Action::Finished)
             }
             Some(Operation::Attach) if stands => {
-                let (_, healed) = self.look_after(record, condition, deadline)?;
+                let (_, healed) = self.look_after(record, seen, condition, deadline)?;
                 if matches!(healed, Action::Failed(_)) {
                     return Ok((Condition::LinkDead, healed));
                 }
@@ -311,16 +313,26 @@ impl Engine {
         }
     }
 
-    /// The server of an NBD device that stands is asked whether it lives.
+    /// The server of an NBD device that stands is asked whether it lives; the size of a
+    /// SCSI path that the kernel takes for empty is read again.
     fn look_after(
         &self,
         record: &Record,
+        seen: &Seen,
         condition: Condition,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
         /// A server that is back answers within this; the healer waits for
         /// others.
         const PATIENCE: Duration = Duration::from_secs(5);
+        if let Seen::Answers { without_size, .. } = seen
+            && !without_size.is_empty()
+        {
+            return Ok(match self.have_sizes_read(without_size, deadline) {
+                Ok(()) => (condition, Action::Healed),
+                Err(error) => (Condition::LinkDead, Action::Failed(error)),
+            });
+        }
         let source = record.spec.sources.first();
         let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
         let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
@@ -329,6 +341,17 @@ impl Engine {
         let limit = deadline.at_most(PATIENCE);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
         Ok(look::after_healing(condition, healing))
+    }
+
+    fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+        for device in paths {
+            if !scsi::have_size_read(device, &self.lanes, deadline)? {
+                let hctl = device.hctl();
+                let message = format!("the kernel still takes {hctl} for empty after a rescan");
+                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+            }
+        }
+        Ok(())
     }
 }
 
