@@ -19,6 +19,7 @@ mod mount_sources;
 pub mod mounts;
 pub(crate) mod netlink_port;
 pub(crate) mod peer;
+pub(crate) mod pool;
 pub mod process;
 pub(crate) mod sg;
 pub(crate) mod shares;

@@ -14,7 +14,7 @@ use super::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
@@ -246,7 +246,7 @@ impl Way<'_> {
     fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
         let devices: Vec<_> = doomed.iter().map(|one| one.path.device.clone()).collect();
-        let ended = worker::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
+        let ended = pool::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
         for (device, ended) in devices.into_iter().zip(ended) {
             let result = ended.and_then(|result| result);

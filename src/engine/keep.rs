@@ -118,7 +118,7 @@ impl Engine {
             losses: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
-            is_first_look: true,
+            brings_devices_back: true,
         })
     }
 }
@@ -139,7 +139,8 @@ pub struct SessionKeeper {
     losses: BTreeMap<SessionId, Loss>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    is_first_look: bool,
+    /// The next look also has the devices of sessions that stand run again.
+    brings_devices_back: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -231,6 +232,7 @@ impl SessionKeeper {
     fn look(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
+        let mut devices_are_left = false;
         for session in StandingSession::all(&self.roots)? {
             let id = session.id();
             if !session.is_ours()? {
@@ -244,8 +246,8 @@ impl SessionKeeper {
                     if session.plight()? == Some(Plight::Stands) {
                         known.digests = Some(digests);
                     }
-                    if self.is_first_look {
-                        devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+                    if self.brings_devices_back {
+                        devices_are_left |= !self.bring_back(&session);
                     }
                 }
                 Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
@@ -254,8 +256,17 @@ impl SessionKeeper {
             there.insert(id, known);
         }
         self.known = there;
-        self.is_first_look = false;
+        self.brings_devices_back = devices_are_left;
         Ok(())
+    }
+
+    /// `false` where no thread for it could be started.
+    fn bring_back(&self, session: &StandingSession) -> bool {
+        let begun = devices::bring_back_beside(&self.roots, &self.lanes, session);
+        if let Err(error) = &begun {
+            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+        }
+        begun.is_ok()
     }
 
     fn hear(&mut self, notice: SessionNotice) -> Result<()> {
@@ -363,8 +374,8 @@ impl SessionKeeper {
         };
         loss.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            loss.end(Instant::now());
-            return Err(error);
+            let ended = Err(error);
+            return self.take(Came { session: id, ended });
         }
         if plight == Plight::GivenUp && loss.is_first_to_say_spent() {
             return self.news(id, KeepOutcome::BudgetSpent).map(Some);
@@ -437,7 +448,7 @@ impl SessionKeeper {
     ) -> Result<Option<KeptSession>> {
         if matches!(outcome, Some(KeepOutcome::Healthy)) {
             let session = StandingSession::new(&self.roots, id);
-            devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+            self.brings_devices_back |= !self.bring_back(&session);
         }
         let news = outcome.map(|outcome| self.news(id, outcome)).transpose();
         self.losses.remove(&id);

@@ -20,7 +20,7 @@ use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::scsi::{Identity, ScsiDevice};
 pub use fate::Fate;
 pub use proof::Evidence;
@@ -210,7 +210,7 @@ impl Engine {
             let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
             (found, own.part())
         };
-        let parts = worker::each(Stage::Identify, hosts.into_values(), of_host);
+        let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
         let mut whole = Found::default();
         for part in parts {
             let (found, part) = part?;
