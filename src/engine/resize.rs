@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Engine;
-use super::detach::scsi::Wanted;
-use super::detach::{DetachTarget, Found};
+use super::detach::DetachTarget;
+use super::detach::resolve::Found;
+use super::detach::resolve::Wanted;
 use super::telemetry::{self, Call};
 use super::timing::{Phase, Phases, StageObserver};
 use super::unit::{KnownPath, Standing, mismatch};

@@ -25,6 +25,7 @@ use crate::scsi::{Identity, ScsiDevice};
 pub use evidence::Evidence;
 use evidence::{Case, Verdict};
 pub use outcome::Fate;
+use outcome::Owner;
 
 /// How phantoms are reaped.
 #[derive(Debug, Clone, Default)]
@@ -117,9 +118,6 @@ pub struct Unproven {
     /// Why nobody can say.
     pub why: String,
 }
-
-/// Whose a unit is.
-pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Option<VolumeId> + Sync);
 
 /// What was found on one host.
 #[derive(Default)]
@@ -286,7 +284,7 @@ impl Engine {
             None if dry_run => self.foresee(&case.disk, deadline),
             None => self.take_phantom(device, &case, owner, phases, deadline),
         };
-        telemetry::phantom(&case.evidence, &fate);
+        telemetry::phantom(case.evidence.as_str(), fate.as_str());
         Phantom {
             hctl,
             node: case.disk.node(self.roots()),

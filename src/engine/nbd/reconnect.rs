@@ -2,19 +2,20 @@
 
 mod content;
 mod replace;
+mod server;
 
 use std::time::{Duration, Instant};
 
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
-use crate::engine::nbd::heal::{HealOutcome, Healing};
+use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::outcome::{HealOutcome, Healing};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
 use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
-pub(in crate::engine) use content::ContentRule;
-use replace::{ONE_TRY, Server};
+use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
@@ -237,7 +238,12 @@ impl Patient {
             pulse
         } else {
             self.own_link_had_ended = self.link_state(engine)?.is_dead();
-            let begun = engine.start_read(&self.device, deadline, BlockDevice::read_first_block)?;
+            let begun = engine.nbd_reads.start(
+                &self.device,
+                engine.roots(),
+                deadline,
+                BlockDevice::read_first_block,
+            )?;
             // That of another caller waits as this one would.
             let Some(begun) = begun else {
                 return Ok(Pulse::Waits);

@@ -4,10 +4,9 @@ use nix::libc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::Lease;
-use crate::engine::nbd::heal::HealOutcome;
+use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::Patient;
 use crate::engine::resize::{ResizeRequest, Resized};
 use crate::engine::timing::Phases;
@@ -27,7 +26,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Resized> {
         phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(backend), deadline)?;
+        let lease = Lease::take(self.roots(), &Lease::of_backend(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
@@ -57,7 +56,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
         phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(&backend), deadline)?;
+        let lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
         self.grow_nbd(device, &backend, lease, request, phases, deadline)
     }
 
@@ -159,7 +158,9 @@ impl Engine {
 
     /// Its connections serve what the kernel was told.
     fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
-        let read = self.start_read(device, deadline, BlockDevice::read_last_block)?;
+        let read =
+            self.nbd_reads
+                .start(device, self.roots(), deadline, BlockDevice::read_last_block)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());

@@ -238,7 +238,7 @@ fn announces<F: GenlFamily>(message: &RawGenlMessage) -> bool {
 }
 
 fn failed(error: &io::Error) -> Error {
-    super::failed("cannot listen to generic netlink", error)
+    super::connection::failed("cannot listen to generic netlink", error)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Devices of a session that the kernel has given up while it was lost.
 
-use super::attempt::ONE_TRY;
-use super::beside;
+use super::options::ONE_TRY;
+use super::spawn::beside;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::Result;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::attempt::{Attempt, Ended, ONE_TRY};
+use super::attempt::{Attempt, Ended};
+use super::options::ONE_TRY;
 use super::{KeepOptions, KeepOutcome, KeptSession, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;

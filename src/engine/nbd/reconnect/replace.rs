@@ -9,32 +9,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::Patient;
+use super::server::{ONE_TRY, Server};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::lock::device_lock::Lease;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::nbd::{self, Adoption, Difference, KnownContent, Link, LinkState, Reconfigure};
-
-/// One server's time to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
-
-/// A connection that was dialled, and not offered yet.
-pub(super) struct Server {
-    stream: OwnedFd,
-    allows_several: bool,
-    content: Option<KnownContent>,
-    /// What the server says otherwise than the kernel was told at the connect.
-    pub(super) differences: Vec<Difference>,
-}
-
-impl Server {
-    /// Whether it is to be kept from the device.
-    pub(super) fn differs(&self) -> bool {
-        self.differences.iter().any(Difference::prevents_reattach)
-    }
-}
 
 /// A connection that shows nothing of whether the kernel took it.
 pub(super) struct Unseen {
@@ -91,7 +72,7 @@ impl Patient {
         server: Server,
         deadline: Deadline,
     ) -> Result<Option<Unseen>> {
-        let _lease = Lease::take(engine.roots(), &lease_of(&self.backend), deadline)?;
+        let _lease = Lease::take(engine.roots(), &Lease::of_backend(&self.backend), deadline)?;
         self.still_there()?;
         let Server {
             stream,
