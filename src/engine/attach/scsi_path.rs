@@ -248,7 +248,7 @@ impl Engine {
             return Ok(());
         }
         phases.enter(Stage::Rescan);
-        scsi::rescan(device, &self.lanes, deadline)?;
+        scsi::have_size_read(device, &self.lanes, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }

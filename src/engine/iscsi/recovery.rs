@@ -193,7 +193,10 @@ impl SessionKeeper {
                     if session.plight()? == Some(Plight::Stands) {
                         known.digests = Some(digests);
                     }
-                    if self.is_first_look {
+                    // A rescan that failed meanwhile may end after a recovery.
+                    let recovered = known.recovered;
+                    let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
+                    if self.is_first_look || is_fresh {
                         devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
                     }
                 }

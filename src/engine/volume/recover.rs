@@ -16,9 +16,10 @@ use crate::engine::journal::{Journal, Operation, Problem, Record, Turn};
 use crate::engine::lock::device_lock::Lease;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::DetachVolume;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::worker;
+use crate::scsi::{self, ScsiDevice};
 pub use condition::{Action, Condition, Foreign};
 use look::Seen;
 pub use survey::Surveyed;
@@ -92,6 +93,7 @@ impl Engine {
     /// | attached | the unit answers, as the device that was handed out | `Complete` | nothing |
     /// | | an NBD device whose server is away | `LinkDead` | healed, if the server is back within seconds; [`Engine::healer`] goes on |
     /// | | no path answers, or a map without paths | `LinkDead` | nothing: paths come back |
+    /// | | the unit answers, and the kernel takes a path for empty | `Complete` | healed: the kernel reads its size again |
     /// | | another unit answers there, or the unit is another device now | `Changed` | nothing: a repeated attach hands out the new one |
     /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
     /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
@@ -211,7 +213,7 @@ impl Engine {
         let stands = !matches!(seen, Seen::Nothing);
         let done = |action| Ok((condition, action));
         match operation {
-            None => self.look_after(record, condition, deadline),
+            None => self.look_after(record, seen, condition, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
                 let how = DetachVolume {
                     abandon: abandon_unwritten,
@@ -229,7 +231,7 @@ impl Engine {
                 done(Action::Finished)
             }
             Some(Operation::Attach) if stands => {
-                let (_, healed) = self.look_after(record, condition, deadline)?;
+                let (_, healed) = self.look_after(record, seen, condition, deadline)?;
                 if matches!(healed, Action::Failed(_)) {
                     return Ok((Condition::LinkDead, healed));
                 }
@@ -261,16 +263,26 @@ impl Engine {
         }
     }
 
-    /// The server of an NBD device that stands is asked whether it lives.
+    /// The server of an NBD device that stands is asked whether it lives; the size of a
+    /// SCSI path that the kernel takes for empty is read again.
     fn look_after(
         &self,
         record: &Record,
+        seen: &Seen,
         condition: Condition,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
         /// A server that is back answers within this; the healer waits for
         /// others.
         const PATIENCE: Duration = Duration::from_secs(5);
+        if let Seen::Answers { without_size, .. } = seen
+            && !without_size.is_empty()
+        {
+            return Ok(match self.have_sizes_read(without_size, deadline) {
+                Ok(()) => (condition, Action::Healed),
+                Err(error) => (Condition::LinkDead, Action::Failed(error)),
+            });
+        }
         let source = record.spec.sources.first();
         let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
         let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
@@ -279,6 +291,17 @@ impl Engine {
         let limit = deadline.at_most(PATIENCE);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
         Ok(look::after_healing(condition, healing))
+    }
+
+    fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+        for device in paths {
+            if !scsi::have_size_read(device, &self.lanes, deadline)? {
+                let hctl = device.hctl();
+                let message = format!("the kernel still takes {hctl} for empty after a rescan");
+                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+            }
+        }
+        Ok(())
     }
 }
 
