@@ -47,6 +47,7 @@ mod actual;
 mod desired;
 mod event;
 mod failing;
+mod followers;
 mod job;
 mod jobs;
 mod keep;
@@ -67,7 +68,8 @@ mod workers;
 
 pub use actual::Actual;
 pub use desired::Desired;
-pub use event::{Event, Events};
+pub use event::Event;
+pub use followers::{Events, SequencedEvent};
 pub use options::Options;
 pub use plan::{Plan, Step, StepKind, plan};
 pub use reconciler::Reconciler;
