@@ -43,6 +43,7 @@ mod resize;
 mod resize_nbd;
 mod run_dir;
 mod same_unit;
+mod same_volume;
 mod sessions;
 mod take_down;
 mod telemetry;
