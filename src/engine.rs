@@ -1,89 +1,53 @@
 //! Attach and detach: the only place where the rooms below are put together.
 //! Start reading at [`attach`](Engine::attach).
 
-mod alias;
-#[cfg(feature = "journal")]
-mod at_sources;
 mod attach;
-mod attach_nbd;
-mod attach_scsi;
-mod best_path;
-mod bring;
-mod capacity;
 #[cfg(feature = "journal")]
-mod causes;
-mod claim;
+mod change_events;
 mod detach;
-mod detach_nbd;
-mod detach_others;
-mod detach_paths;
-mod detach_scsi;
-mod flush_paths;
-mod gather;
-mod heal;
 mod inventory;
+mod iscsi;
 #[cfg(feature = "journal")]
 pub mod journal;
-mod keep;
-mod lease;
-mod log_in;
-mod lost;
-mod map_down;
-mod nbd_options;
-mod nbd_reads;
-mod patient;
-mod phases;
+mod lock;
+mod nbd;
 mod preflight;
-mod preflight_container;
-mod reap;
-mod receipt;
-#[cfg(feature = "journal")]
-mod recover;
 mod resize;
-mod resize_nbd;
-mod run_dir;
-mod same_unit;
-mod same_volume;
-mod sessions;
-mod take_down;
+mod stale;
 mod telemetry;
-mod tell_multipathd;
+mod timing;
 #[cfg(feature = "journal")]
 mod transports;
-mod udev_lock;
-mod undo;
 mod unit;
 mod usage;
 #[cfg(feature = "journal")]
 mod volume;
-#[cfg(feature = "journal")]
-mod volume_content;
 
+pub use attach::nbd_options::NbdOptions;
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
-pub use capacity::{Capacity, FileSystem};
 #[cfg(feature = "journal")]
-pub use causes::{Cause, Listening};
+pub use change_events::{Cause, Listening};
+pub use detach::receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
-pub use heal::{HealOutcome, Healer, Healing, Treatment};
+pub use inventory::capacity::{Capacity, FileSystem};
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
+pub use iscsi::recovery::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
 #[cfg(feature = "journal")]
 pub use journal::Journal;
-pub use keep::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
-pub use nbd_options::NbdOptions;
-pub use phases::{Phase, StageObserver};
+pub use nbd::heal::{HealOutcome, Healer, Healing, Treatment};
 pub use preflight::{Check, Finding};
-pub use reap::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
-pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
-#[cfg(feature = "journal")]
-pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 pub use resize::{ResizeRequest, Resized};
+pub use stale::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
+pub use timing::{Phase, StageObserver};
 #[cfg(feature = "journal")]
 pub(crate) use transports::{ScsiTransport, ScsiTransports};
 pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;
+#[cfg(feature = "journal")]
+pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -94,8 +58,8 @@ use crate::kernel::Roots;
 use crate::nbd::{Backends, Link, NbdDevice};
 use crate::scsi::{Lanes, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
-use capacity::Questions;
-use nbd_reads::NbdReads;
+use inventory::capacity::Questions;
+use nbd::reads::NbdReads;
 
 /// A machine and the thread that listens to its kernel. One serves a whole
 /// process: share it by reference or in an `Arc`.
@@ -128,7 +92,7 @@ impl Engine {
 
     /// As [`start`](Self::start), with options for the hub.
     pub fn with_options(roots: Roots, options: &HubOptions) -> Result<Self> {
-        run_dir::make_private(&roots);
+        lock::run_dir::make_private(&roots);
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
         let lanes = Lanes::new(&roots);

@@ -1,15 +1,24 @@
 //! What an attach is asked and what it answers. The way itself is in
-//! `attach_scsi` and `attach_nbd`.
+//! [`scsi`] and [`nbd`].
+
+mod alias;
+mod best_path;
+mod multipath_map;
+mod multipathd;
+pub(super) mod nbd;
+pub(super) mod nbd_options;
+mod rollback;
+mod scsi;
+mod scsi_path;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::Engine;
-use super::nbd_options::NbdOptions;
-use super::phases::{Phase, Phases, StageObserver};
-use super::same_unit::PathPlace;
 use super::telemetry::{self, Call};
+use super::timing::{Phase, Phases, StageObserver};
+use super::unit::place::PathPlace;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
@@ -18,6 +27,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{AccessState, Identity};
 use crate::transport::{Missing, Via};
 use crate::uevent::{self, Proof, Settled, Watch};
+use nbd_options::NbdOptions;
 
 /// What to attach, and what to expect.
 #[derive(Debug, Clone)]

@@ -1,5 +1,14 @@
 //! What a detach is asked and what it answers. The way itself is in
-//! `detach_scsi` and `detach_nbd`.
+//! [`scsi`] and [`nbd`].
+
+mod flush_paths;
+mod foreign_unit;
+mod nbd;
+pub(super) mod paths;
+pub(super) mod receipt;
+mod remove_device;
+mod remove_map;
+pub(super) mod scsi;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,10 +16,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::Engine;
-use super::detach_scsi::Wanted;
-use super::phases::{Phase, Phases, StageObserver};
-use super::receipt::{DetachFailure, Flush, Receipt};
 use super::telemetry::{self, Call};
+use super::timing::{Phase, Phases, StageObserver};
 use super::usage::NotLookedAt;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -19,6 +26,8 @@ use crate::kernel::blockdev::{self, BlockDevice};
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
+use receipt::{DetachFailure, Flush, Receipt};
+use scsi::Wanted;
 
 /// What to detach.
 #[derive(Debug, Clone, PartialEq, Eq)]

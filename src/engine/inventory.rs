@@ -1,5 +1,6 @@
 //! What the machine has: every SCSI logical unit and every connected NBD device.
 
+pub(super) mod capacity;
 mod scsi;
 mod users;
 

@@ -19,18 +19,18 @@ mod conflict;
 mod failing;
 mod file;
 mod format;
+mod guard;
 mod open;
 mod record;
 mod repair;
-mod turn;
 mod view;
 
 pub(crate) use conflict::{Standing, must_be_detached_first};
 pub use failing::Failing;
 pub use format::{Fault, FaultKind};
+pub(super) use guard::Turn;
 pub use open::Problem;
 pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
-pub(super) use turn::Turn;
 pub use view::JournalView;
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::receipt::DetachFailure;
+use super::detach::receipt::DetachFailure;
 use crate::error::{Error, ErrorKind, Stage};
 
 /// A call of the engine's, as a label.
@@ -52,9 +52,9 @@ pub(super) use record::{healing, keeping, phantom, stage};
 #[cfg(not(feature = "metrics"))]
 mod record {
     use super::{Call, Duration, ErrorKind, Stage};
-    use crate::engine::heal::HealOutcome;
-    use crate::engine::keep::KeepOutcome;
-    use crate::engine::reap::{Evidence, Fate};
+    use crate::engine::iscsi::recovery::KeepOutcome;
+    use crate::engine::nbd::heal::HealOutcome;
+    use crate::engine::stale::{Evidence, Fate};
 
     pub(super) fn call(_: Call, _: Result<(), ErrorKind>, _: Duration) {}
 
@@ -73,9 +73,9 @@ mod record {
 
     use super::{Call, Duration, ErrorKind, Stage};
     use crate::engine::Engine;
-    use crate::engine::heal::HealOutcome;
-    use crate::engine::keep::KeepOutcome;
-    use crate::engine::reap::{Evidence, Fate};
+    use crate::engine::iscsi::recovery::KeepOutcome;
+    use crate::engine::nbd::heal::HealOutcome;
+    use crate::engine::stale::{Evidence, Fate};
 
     const CALL: &str = "lunbd_call_seconds";
     const CALLS: &str = "lunbd_calls_total";

@@ -125,8 +125,8 @@ impl Noted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::tests::event;
     use super::*;
+    use crate::uevent::event::tests::event;
 
     fn disk(devpath: &str) -> Option<&str> {
         devpath.split('/').find(|name| name.starts_with("nbd"))

@@ -128,9 +128,9 @@ impl NewsWatch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::Origin;
-    use super::super::message::Message;
     use super::*;
+    use crate::uevent::event::Origin;
+    use crate::uevent::message::Message;
 
     fn news(devpath: &str, sdev_ua: &str) -> News {
         let text = format!(

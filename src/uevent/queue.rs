@@ -107,8 +107,8 @@ impl Queue {
 mod tests {
     use std::time::Instant;
 
-    use super::super::event::tests::event;
     use super::*;
+    use crate::uevent::event::tests::event;
 
     const NOW: Duration = Duration::ZERO;
 

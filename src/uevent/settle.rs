@@ -373,9 +373,9 @@ fn last_seen(watch: &Watch, devpath: &str) -> String {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::dispatch::{Dispatch, Interest};
-    use super::super::subscription::Subscription;
     use super::*;
+    use crate::uevent::dispatch::{Dispatch, Interest};
+    use crate::uevent::subscription::Subscription;
 
     #[test]
     fn a_removal_that_was_announced_before_the_watch_is_handled_when_udevs_record_is_gone() {

@@ -83,8 +83,8 @@ impl Drop for Subscription {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::tests::event;
     use super::*;
+    use crate::uevent::event::tests::event;
 
     fn subscribe(dispatch: &Arc<Dispatch>) -> Subscription {
         Subscription::new(dispatch, Interest::Everything, false)

@@ -16,7 +16,7 @@ use super::format::{Fault, FaultKind, LONGEST};
 use super::record::Record;
 use super::view::JournalView;
 use crate::crash::point;
-use crate::engine::run_dir;
+use crate::engine::lock::run_dir;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use percent_encoding::percent_decode_str;
 
-use super::super::host::host_and_port;
 use super::NbdUri;
+use crate::id::host::host_and_port;
 
 /// The error says what was expected.
 pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {

@@ -2,9 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::super::text::{Answer, Pair, Text};
 use super::SessionKind;
 use crate::error::Result;
+use crate::iscsi::text::{Answer, Pair, Text};
 
 const LENGTHS: RangeInclusive<u32> = 512..=0x00ff_ffff;
 

@@ -3,12 +3,12 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use super::super::login::Connection;
 use super::settings::{RECOVERY, Settings};
 use super::unfinished::take_away;
 use super::{KernelSession, SessionName, SessionOptions, StandingSession};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::iscsi::login::Connection;
 use crate::kernel::iscsi_netlink::{Control, Maker};
 use crate::kernel::{Roots, worker};
 

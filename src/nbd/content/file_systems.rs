@@ -42,7 +42,7 @@ mod tests {
             written(0, b"XFSB", 32),
             written(0x1_0040, b"_BHRfS_M", 0x1_0020),
         ] {
-            let names = super::super::names(&bytes);
+            let names = crate::nbd::content::names(&bytes);
             assert_eq!(names, [expected.parse().unwrap()]);
         }
     }

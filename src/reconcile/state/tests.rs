@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use super::super::jobs::{Done, Job};
-use super::super::options::Options;
 use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::ErrorKind;
+use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::options::Options;
 
 fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()

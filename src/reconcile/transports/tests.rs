@@ -1,11 +1,11 @@
-use super::super::desired::Desired;
-use super::super::jobs::{Done, Job};
-use super::super::options::Options;
 use super::*;
 use crate::engine::{AttachRequest, Cause};
 use crate::error::{Error, ErrorKind};
 use crate::id::{HostNo, SessionId, VolumeId};
 use crate::iscsi::SessionOptions;
+use crate::reconcile::desired::Desired;
+use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::options::Options;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
 
