@@ -23,6 +23,10 @@ impl Engine {
     /// kernel took it, and a read that the device serves. Servers are dialled again
     /// until `deadline`, in parallel, with growing pauses.
     ///
+    /// A device that serves I/O over its other connections is read: a server that serves other
+    /// first bytes on a new connection is refused, and the device is
+    /// [`Degraded`](HealOutcome::Degraded) with `IdentityMismatch`.
+    ///
     /// Of a device with several connections that another process has made nobody here sees
     /// which are dead: one connection is dialled and offered, and closed if none is.
     ///

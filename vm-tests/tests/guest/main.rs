@@ -67,6 +67,7 @@ mod nbd_links;
 mod nbd_receivers;
 mod nbd_rounds;
 mod nbd_tls;
+mod nbd_two_volumes;
 mod own_boot_crash_mpath_nbd;
 mod own_boot_faults_mpath;
 mod own_boot_faults_nbd;
