@@ -19,6 +19,7 @@ mod mount_sources;
 pub mod mounts;
 pub(crate) mod netlink_port;
 pub(crate) mod peer;
+pub(crate) mod pool;
 pub mod process;
 mod roots;
 pub(crate) mod sg;

@@ -177,7 +177,9 @@ impl State {
     }
 
     pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        self.workers.lack_one(threads, Instant::now()) && self.has_a_step(threads)
+        let waiting = self.queues.waiting().count();
+        let lacks = self.workers.lack_one(threads, waiting, Instant::now());
+        lacks && self.has_a_step(threads)
     }
 
     pub(super) fn retry_is_due(&self) -> bool {

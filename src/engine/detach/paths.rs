@@ -16,7 +16,7 @@ use crate::engine::usage::failed_flush::{self, Lost};
 use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 
@@ -212,7 +212,7 @@ impl Way<'_> {
     fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
         let devices: Vec<_> = doomed.iter().map(|one| one.path.device.clone()).collect();
-        let ended = worker::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
+        let ended = pool::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
         for (device, ended) in devices.into_iter().zip(ended) {
             let result = ended.and_then(|result| result);

@@ -67,7 +67,7 @@ impl Engine {
             losses: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
-            is_first_look: true,
+            brings_devices_back: true,
         })
     }
 }
@@ -88,7 +88,8 @@ pub struct SessionKeeper {
     losses: BTreeMap<SessionId, Loss>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    is_first_look: bool,
+    /// The next look also has the devices of sessions that stand run again.
+    brings_devices_back: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -180,6 +181,7 @@ impl SessionKeeper {
     fn look(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
+        let mut devices_are_left = false;
         for session in StandingSession::all(&self.roots)? {
             let id = session.id();
             if !session.is_ours()? {
@@ -196,8 +198,8 @@ impl SessionKeeper {
                     // A rescan that failed meanwhile may end after a recovery.
                     let recovered = known.recovered;
                     let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
-                    if self.is_first_look || is_fresh {
-                        devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+                    if self.brings_devices_back || is_fresh {
+                        devices_are_left |= !self.bring_back(&session);
                     }
                 }
                 Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
@@ -206,8 +208,17 @@ impl SessionKeeper {
             there.insert(id, known);
         }
         self.known = there;
-        self.is_first_look = false;
+        self.brings_devices_back = devices_are_left;
         Ok(())
+    }
+
+    /// `false` where no thread for it could be started.
+    fn bring_back(&self, session: &StandingSession) -> bool {
+        let begun = devices::bring_back_beside(&self.roots, &self.lanes, session);
+        if let Err(error) = &begun {
+            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+        }
+        begun.is_ok()
     }
 
     fn hear(&mut self, notice: SessionNotice) -> Result<()> {
@@ -315,8 +326,8 @@ impl SessionKeeper {
         };
         loss.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            loss.end(Instant::now());
-            return Err(error);
+            let ended = Err(error);
+            return self.take(Came { session: id, ended });
         }
         if plight == Plight::GivenUp && loss.is_first_to_say_spent() {
             return self.news(id, KeepOutcome::BudgetSpent).map(Some);
@@ -389,7 +400,7 @@ impl SessionKeeper {
     ) -> Result<Option<KeptSession>> {
         if matches!(outcome, Some(KeepOutcome::Healthy)) {
             let session = StandingSession::new(&self.roots, id);
-            devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+            self.brings_devices_back |= !self.bring_back(&session);
         }
         let news = outcome.map(|outcome| self.news(id, outcome)).transpose();
         self.losses.remove(&id);

@@ -12,7 +12,7 @@ use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 impl Engine {
@@ -21,7 +21,8 @@ impl Engine {
     /// export is compared, and the kernel is given a new connection for each that is
     /// dead, each once. Connections that live stay. The socket itself shows that the
     /// kernel took it, and a read that the device serves. Servers are dialled again
-    /// until `deadline`, in parallel, with growing pauses.
+    /// until `deadline`, with growing pauses: 64 at once, and where there are more
+    /// devices, each for two seconds after the other.
     ///
     /// A device that serves I/O over its other connections is read: a server that serves other
     /// first bytes on a new connection is refused, and the device is
@@ -45,7 +46,19 @@ impl Engine {
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<Healing>> {
         telemetry::measured(Call::Heal, || {
             let mut patients = self.patients()?;
-            Ok(self.treat(patients.values_mut(), deadline))
+            let treated = self.treat(patients.values_mut(), deadline).into_iter();
+            let without_turn = |patient: &Patient| {
+                let what = format!("a thread that heals nbd{}", patient.index());
+                let error = Error::timed_out(Stage::Resolve, deadline, &what);
+                let error =
+                    error.with_last_seen(format!("{} devices are healed at once", pool::MOST));
+                patient.healing(HealOutcome::Failed(error))
+            };
+            let mut healings: Vec<Healing> = treated
+                .map(|(patient, healing)| healing.unwrap_or_else(|| without_turn(patient)))
+                .collect();
+            healings.sort_by_key(|healing| healing.index);
+            Ok(healings)
         })
     }
 
@@ -145,23 +158,41 @@ impl Engine {
         Ok(uri.map(|uri| Patient::new(device, uri, backend, unknown)))
     }
 
-    /// Treats all at once, each on a thread of its own.
+    /// Treats all, [as many at once](pool::MOST) as the pool has threads. Where there are
+    /// more, those whose last turn is longest ago come first, and none has a second turn
+    /// before all have had one. The result of a device whose turn did not come by
+    /// `deadline` is `None`.
     fn treat<'a>(
         &self,
         patients: impl Iterator<Item = &'a mut Patient>,
         deadline: Deadline,
-    ) -> Vec<Healing> {
+    ) -> Vec<(&'a mut Patient, Option<Healing>)> {
+        /// Longer than a device and a server that work take to answer.
+        const TURN: Duration = Duration::from_secs(2);
         let mut patients: Vec<&mut Patient> = patients.collect();
+        patients.sort_by_key(|patient| patient.last_turn());
+        let turn = if patients.len() > pool::MOST {
+            TURN
+        } else {
+            Duration::MAX
+        };
         let each = patients.iter_mut().map(|patient| &mut **patient);
-        let one = |patient: &mut Patient| patient.treat(self, deadline);
-        let treated = worker::each(Stage::Resolve, each, one);
+        let one = |patient: &mut Patient| {
+            let limit = deadline.at_most(turn);
+            let healing = patient.treat(self, limit);
+            let is_over = healing.outcome.serves() || !limit.has_passed();
+            (healing, is_over)
+        };
+        let treated = pool::in_turns(Stage::Resolve, each, deadline, one);
         let failed = |patient: &Patient, error| patient.healing(HealOutcome::Failed(error));
-        patients
-            .iter()
-            .zip(treated)
-            .map(|(patient, treated)| treated.unwrap_or_else(|error| failed(patient, error)))
-            .inspect(|healing| telemetry::healing(healing.outcome.as_str()))
-            .collect()
+        let treated = patients.into_iter().zip(treated).map(|(patient, treated)| {
+            let healing = treated.map(|one| one.unwrap_or_else(|error| failed(patient, error)));
+            if let Some(healing) = &healing {
+                telemetry::healing(healing.outcome.as_str());
+            }
+            (patient, healing)
+        });
+        treated.collect()
     }
 }
 
@@ -233,7 +264,9 @@ impl Healer<'_> {
         let turn = deadline.at_most(TURN);
         let due = self.sick.values_mut();
         let due = due.filter(|patient| patient.rests_until().is_none());
-        let news = self.engine.treat(due, turn);
+        let treated = self.engine.treat(due, turn).into_iter();
+        let mut news: Vec<Healing> = treated.filter_map(|(_, healing)| healing).collect();
+        news.sort_by_key(|healing| healing.index);
         for healing in &news {
             let is_over = match &healing.outcome {
                 HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,

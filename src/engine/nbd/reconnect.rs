@@ -47,6 +47,7 @@ pub(in crate::engine) struct Patient {
     dials: u32,
     /// It is not treated before.
     rests_until: Option<Instant>,
+    last_turn: Option<Instant>,
 }
 
 impl Patient {
@@ -72,6 +73,7 @@ impl Patient {
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             rests_until: None,
+            last_turn: None,
         }
     }
 
@@ -106,6 +108,11 @@ impl Patient {
         self.rests_until.filter(|until| *until > Instant::now())
     }
 
+    /// When it was treated last.
+    pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
+        self.last_turn
+    }
+
     /// The kernel said that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
@@ -114,6 +121,7 @@ impl Patient {
     /// Heals it, or says what stands in the way, by `deadline`.
     #[tracing::instrument(skip_all, fields(index = %self.index(), uri = %self.uri))]
     pub(in crate::engine) fn treat(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+        self.last_turn = Some(Instant::now());
         let outcome = self
             .try_treat(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);

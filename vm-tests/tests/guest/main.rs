@@ -18,6 +18,7 @@ mod behaviours;
 mod capacity;
 mod command;
 mod command_flags_iscsi_nbd;
+mod command_threads;
 mod detach;
 mod fc_lab;
 mod fc_multipath;
