@@ -13,7 +13,7 @@ use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source, Wwid};
-use crate::iscsi::SessionOptions;
+use crate::iscsi::{SessionOptions, UnmetSetting};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{AccessState, Identity};
 use crate::transport::{Missing, Via};
@@ -248,6 +248,9 @@ pub struct UnitPath {
     /// In which ALUA access state the target serves the unit over it; `None` where the unit
     /// says nothing of that, and where it was not asked, since there is a map.
     pub access_state: Option<AccessState>,
+    /// Of the settings that [`AttachRequest::log_in`] chooses, those that its session or the
+    /// disk does not have, whoever made the session; none of a path without a session.
+    pub unmet_settings: Vec<UnmetSetting>,
     /// Whether this call brought it.
     pub changed: bool,
 }

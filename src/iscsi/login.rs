@@ -21,7 +21,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, PortalHost};
 use crate::kernel::stream::DeadlineStream;
-use crate::kernel::tcp;
+use crate::kernel::tcp::{self, LocalEnd};
 
 /// How often one login may be sent to another portal.
 const MOST_REDIRECTS: usize = 5;
@@ -44,6 +44,7 @@ pub struct LoginOptions {
     pub(super) credentials: Option<Credentials>,
     pub(super) offer: Parameters,
     pub(super) requires_digests: bool,
+    pub(super) local: LocalEnd,
 }
 
 impl LoginOptions {
@@ -58,6 +59,7 @@ impl LoginOptions {
             credentials: None,
             offer: Parameters::offer(),
             requires_digests: false,
+            local: LocalEnd::default(),
         }
     }
 
@@ -81,6 +83,13 @@ impl LoginOptions {
     #[must_use]
     pub fn require_digests(mut self) -> Self {
         self.requires_digests = true;
+        self
+    }
+
+    /// Connects from this end alone, also where a redirect leads.
+    #[must_use]
+    pub(super) fn from(mut self, local: LocalEnd) -> Self {
+        self.local = local;
         self
     }
 
@@ -165,7 +174,8 @@ pub(super) fn log_in_from(
     let mut visited: Vec<Portal> = Vec::new();
     let mut challenges = Vec::new();
     let mut portal = portal.clone();
-    let mut stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
+    let mut stream =
+        dial(&portal, &options.local, deadline).map_err(|error| error.at(Stage::Dial))?;
     let cmd_sn = number()?;
     loop {
         let talk = DeadlineStream::new(stream.as_fd(), deadline);
@@ -185,7 +195,8 @@ pub(super) fn log_in_from(
                 tracing::debug!(%portal, %to, "redirected");
                 visited.push(std::mem::replace(&mut portal, to));
                 refuse_loop(&visited, &portal).map_err(|error| error.at(Stage::Login))?;
-                stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
+                stream = dial(&portal, &options.local, deadline)
+                    .map_err(|error| error.at(Stage::Dial))?;
             }
         }
     }
@@ -201,10 +212,10 @@ impl Connection {
     }
 }
 
-fn dial(portal: &Portal, deadline: Deadline) -> Result<OwnedFd> {
+fn dial(portal: &Portal, local: &LocalEnd, deadline: Deadline) -> Result<OwnedFd> {
     let host = portal.host().to_string();
     point!(IscsiToDial);
-    let stream = tcp::connect(&host, portal.port(), PEER, deadline)?;
+    let stream = tcp::connect_from(local, &host, portal.port(), PEER, deadline)?;
     point!(IscsiDialled);
     Ok(stream)
 }

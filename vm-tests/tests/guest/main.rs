@@ -50,6 +50,7 @@ mod iscsi_routes;
 mod iscsi_sessions;
 mod iscsi_shared_session;
 mod iscsi_tgt;
+mod iscsi_tunables;
 mod iscsi_unusable;
 mod lab;
 mod mpath_container;
