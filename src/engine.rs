@@ -1,194 +1,53 @@
 //! Attach and detach: the only place where the rooms below are put together.
 //! Start reading at [`attach`](Engine::attach).
 
-mod alias;
-#[cfg(feature = "journal")]
-mod at_sources;
 mod attach;
-mod attach_nbd;
-mod attach_scsi;
-mod best_path;
-mod bring;
-mod capacity;
 #[cfg(feature = "journal")]
-mod causes;
-mod claim;
+mod change_events;
 mod detach;
-mod detach_nbd;
-mod detach_others;
-mod detach_paths;
-mod detach_scsi;
-mod flush_paths;
-mod gather;
-mod heal;
 mod inventory;
+mod iscsi;
 #[cfg(feature = "journal")]
 pub mod journal;
-mod keep;
-mod lease;
-mod log_in;
-mod lost;
-mod map_down;
-mod nbd_options;
-mod nbd_reads;
-mod patient;
-mod phases;
+mod lock;
+mod nbd;
 mod preflight;
-mod preflight_container;
-mod reap;
-mod receipt;
-#[cfg(feature = "journal")]
-mod recover;
 mod resize;
-mod resize_nbd;
-mod run_dir;
-mod same_unit;
-mod sessions;
-mod take_down;
+mod stale;
+mod state;
 mod telemetry;
-mod tell_multipathd;
+mod timing;
 #[cfg(feature = "journal")]
 mod transports;
-mod udev_lock;
-mod undo;
 mod unit;
 mod usage;
 #[cfg(feature = "journal")]
 mod volume;
-#[cfg(feature = "journal")]
-mod volume_content;
 
+pub use attach::nbd_options::NbdOptions;
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
-pub use capacity::{Capacity, FileSystem};
 #[cfg(feature = "journal")]
-pub use causes::{Cause, Listening};
+pub use change_events::{Cause, Listening};
+pub use detach::receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
-pub use heal::{HealOutcome, Healer, Healing, Treatment};
+pub use inventory::capacity::{Capacity, FileSystem};
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
+pub use iscsi::recovery::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
 #[cfg(feature = "journal")]
 pub use journal::Journal;
-pub use keep::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
-pub use nbd_options::NbdOptions;
-pub use phases::{Phase, StageObserver};
+pub use nbd::heal::{Healer, Treatment};
+pub use nbd::outcome::{HealOutcome, Healing};
 pub use preflight::{Check, Finding};
-pub use reap::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
-pub use receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
-#[cfg(feature = "journal")]
-pub use recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
 pub use resize::{ResizeRequest, Resized};
+pub use stale::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
+pub use state::Engine;
+pub use timing::{Phase, StageObserver};
 #[cfg(feature = "journal")]
 pub(crate) use transports::{ScsiTransport, ScsiTransports};
 pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;
-
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use crate::error::Result;
-use crate::id::NbdIndex;
-use crate::kernel::Roots;
-use crate::nbd::{Backends, Link, NbdDevice};
-use crate::scsi::{Lanes, StuckCall, Units};
-use crate::uevent::{Hub, HubOptions};
-use capacity::Questions;
-use nbd_reads::NbdReads;
-
-/// A machine and the thread that listens to its kernel. One serves a whole
-/// process: share it by reference or in an `Arc`.
-#[derive(Debug)]
-pub struct Engine {
-    roots: Roots,
-    hub: Hub,
-    /// The blocking calls of SCSI hosts and devices.
-    lanes: Lanes,
-    /// Our ends of the links of the NBD devices that this process connected.
-    links: Mutex<BTreeMap<NbdIndex, Link>>,
-    /// Which NBD device has which backend id.
-    backends: Mutex<Backends>,
-    /// Which NBD devices are being read.
-    nbd_reads: NbdReads,
-    /// At which addresses a SCSI unit may be.
-    units: Mutex<Units>,
-    /// What mounted file systems were asked and have not answered.
-    questions: Questions,
-}
-
-impl Engine {
-    /// Starts listening.
-    ///
-    /// # Errors
-    /// `Io` where the netlink sockets or the thread cannot be had.
-    pub fn start(roots: Roots) -> Result<Self> {
-        Self::with_options(roots, &HubOptions::default())
-    }
-
-    /// As [`start`](Self::start), with options for the hub.
-    pub fn with_options(roots: Roots, options: &HubOptions) -> Result<Self> {
-        run_dir::make_private(&roots);
-        let hub = Hub::start(&roots, options)?;
-        tracing::info!(mode = hub.mode().as_str(), "listening");
-        let lanes = Lanes::new(&roots);
-        let backends = Mutex::new(Backends::new(&hub));
-        let units = Mutex::new(Units::new(&hub));
-        Ok(Self {
-            roots,
-            hub,
-            lanes,
-            links: Mutex::default(),
-            backends,
-            nbd_reads: NbdReads::default(),
-            units,
-            questions: Questions::default(),
-        })
-    }
-
-    /// Where this machine's file systems are.
-    #[must_use]
-    pub fn roots(&self) -> &Roots {
-        &self.roots
-    }
-
-    /// The kernel calls for SCSI hosts and devices whose callers have given up
-    /// and that have not come back: what is quarantined, and why. Empty on a
-    /// machine in order.
-    #[must_use]
-    pub fn stuck_calls(&self) -> Vec<StuckCall> {
-        self.lanes.stuck()
-    }
-
-    fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
-        // No code under this lock can leave the map half changed.
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same without the link of an earlier device of this number: another process may
-    /// have detached it, and connected another export under the same id.
-    fn links_beside(&self, device: &NbdDevice) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
-        let now = device.pid().ok().flatten();
-        let mut links = self.links();
-        let is_earlier = |link: &Link| link.is_of_an_earlier_device(now);
-        if links.get(&device.index()).is_some_and(is_earlier) {
-            links.remove(&device.index());
-        }
-        links
-    }
-
-    fn backends(&self) -> MutexGuard<'_, Backends> {
-        // What an error leaves there is read anew.
-        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn units(&self) -> MutexGuard<'_, Units> {
-        // As of the backends.
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The hub: which events come here, and watches of one's own.
-    #[must_use]
-    pub fn hub(&self) -> &Hub {
-        &self.hub
-    }
-}
+#[cfg(feature = "journal")]
+pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};

@@ -19,19 +19,12 @@ mod conflict;
 mod failing;
 mod file;
 mod format;
+mod guard;
 mod open;
+mod publish;
 mod record;
 mod repair;
-mod turn;
 mod view;
-
-pub(crate) use conflict::{Standing, must_be_detached_first};
-pub use failing::Failing;
-pub use format::{Fault, FaultKind};
-pub use open::Problem;
-pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
-pub(super) use turn::Turn;
-pub use view::JournalView;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -46,6 +39,13 @@ use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
 use crate::kernel::{machine, worker};
+pub(crate) use conflict::{Standing, must_be_detached_first};
+pub use failing::Failing;
+pub use format::Problem;
+pub use format::{Fault, FaultKind};
+pub(super) use guard::Turn;
+pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub use view::JournalView;
 
 /// A journal that this process holds, until it is dropped.
 #[derive(Debug)]
@@ -143,6 +143,25 @@ impl Engine {
             shared: Arc::new(shared),
             problems: found.problems,
         })
+    }
+}
+
+impl Engine {
+    /// Reads a journal beside whoever holds it, and changes nothing: what is no
+    /// record is left where it is. Empty where there is no such directory.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the directory holds something and was never a
+    /// journal; `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
+    pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
+        let path = directory.to_owned();
+        worker::run(
+            Stage::Journal,
+            "the journal to be read",
+            deadline,
+            || format!("{}: its file system does not answer", directory.display()),
+            move || open::look(&path),
+        )
     }
 }
 

@@ -1,5 +1,7 @@
 //! What this machine lacks, and how to mend it.
 
+mod container;
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,14 +1,17 @@
 //! The way of one resize of a SCSI unit: every path, then the map, then the report.
 
+mod nbd;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Engine;
-use super::detach::{DetachTarget, Found};
-use super::detach_scsi::Wanted;
-use super::phases::{Phase, Phases, StageObserver};
+use super::detach::DetachTarget;
+use super::detach::resolve::Found;
+use super::detach::resolve::Wanted;
 use super::telemetry::{self, Call};
+use super::timing::{Phase, Phases, StageObserver};
 use super::unit::{KnownPath, Standing, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};

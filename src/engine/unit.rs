@@ -1,10 +1,12 @@
 //! A logical unit on this machine: what it says it is, and the paths that lead
 //! to it.
 
+pub(super) mod place;
+
 use std::time::Duration;
 
 use super::Engine;
-use super::lease::Lease;
+use super::lock::device_lock::Lease;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
@@ -202,8 +204,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::super::detach_scsi::Wanted;
     use super::*;
+    use crate::engine::detach::resolve::Wanted;
     use crate::kernel::Roots;
 
     /// A machine with two devices of the same page 83h.

@@ -29,6 +29,8 @@
 //! A refusal names the user and leaves all as it was. A map that queues with no path
 //! left queues on. The VM test `usage_matrix_scsi_and_nbd` runs each cell.
 
+pub(super) mod claim;
+pub(super) mod failed_flush;
 mod holder;
 mod judge;
 mod look;

@@ -1,25 +1,33 @@
 //! Attach and detach of a volume by the caller's name of it, with the journal:
 //! what is about to be done is written down, done, and read back.
 
+#[cfg(feature = "journal")]
+mod at_sources;
+#[cfg(feature = "journal")]
+mod content;
+#[cfg(feature = "journal")]
+pub(super) mod recover;
+
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use super::at_sources::AtSources;
 use super::attach::UnitClaim;
+use super::detach::receipt::DetachFailure;
 use super::detach::{DetachRequest, DetachTarget, Detachment, Place};
 use super::journal::{Intent, Journal, Operation, Outcome, Record, Turn, VolumeSpec};
-use super::phases::StageObserver;
-use super::receipt::DetachFailure;
 use super::resize::{ResizeRequest, Resized};
+use super::timing::StageObserver;
 use super::usage::Extent;
-use super::{AttachRequest, Attachment, Engine, lost};
+use super::usage::failed_flush;
+use super::{AttachRequest, Attachment, Engine};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::machine;
 use crate::uevent::{self, Mode};
+use at_sources::AtSources;
 
 /// How a volume is detached.
 #[derive(Debug, Clone, Default)]
@@ -133,7 +141,7 @@ impl Engine {
             Ok(attachment) => {
                 if finishing && let Some(identity) = attachment.identity() {
                     // The volume begins with what is on it all the same.
-                    lost::sweep(self.roots(), &identity.names, true);
+                    failed_flush::sweep(self.roots(), &identity.names, true);
                 }
                 let record = Record {
                     intent: None,

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
-use super::failing::Telling;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use super::queues::Queues;
+use super::telling::Telling;
 use super::tracked::Tracked;
 use super::transports::Transports;
 use super::workers::Workers;
@@ -318,14 +318,15 @@ impl State {
         if !stands {
             tracked.differs = None;
         }
-        there.doubt = match known {
+        let seen = there.doubt.take().filter(|_| stands);
+        there.doubt = seen.or_else(|| match known {
             Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
             Some(known) => known.doubt.clone().filter(|_| stands),
             None if doubt && stands => {
                 Some("nobody has asked it since this process started".to_owned())
             }
             None => None,
-        };
+        });
         let was_complete = known.is_some_and(|known| known.condition == Condition::Complete);
         if was_complete && there.spec.nbd.is_some() && there.condition == Condition::LinkDead {
             // Sysfs, or our own end of the link, may tell of it before the kernel does.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::jobs::{Done, Job};
+use super::job::{Done, Job};
 use super::plan::StepKind;
 use super::reconciler::Reconciler;
 use super::state::Drive;

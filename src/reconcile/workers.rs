@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::queues::Lane;
+use super::job::Lane;
 use crate::id::VolumeId;
 
 /// After this long a step's thread no longer counts among those that were given, and

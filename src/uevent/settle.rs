@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::event::Notice;
 use super::event::{Event, Origin};
 use super::mark;
 use super::mode::Mode;
-use super::watch::{Notice, Watch};
+use super::watch::Watch;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -373,9 +374,9 @@ fn last_seen(watch: &Watch, devpath: &str) -> String {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::dispatch::{Dispatch, Interest};
-    use super::super::subscription::Subscription;
     use super::*;
+    use crate::uevent::dispatch::{Dispatch, Interest};
+    use crate::uevent::subscription::Subscription;
 
     #[test]
     fn a_removal_that_was_announced_before_the_watch_is_handled_when_udevs_record_is_gone() {

@@ -2,7 +2,7 @@
 //! volume from two sources.
 
 use super::record::{NbdSpec, Record, VolumeSpec};
-use crate::engine::same_unit::{PathPlace, PlaceComparison};
+use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
 use crate::scsi::Identity;

@@ -1,8 +1,8 @@
 use std::fs;
 use std::time::Duration;
 
-use super::super::lease::Lease;
 use super::*;
+use crate::engine::lock::device_lock::Lease;
 use crate::id::{Hctl, Wwid};
 use crate::kernel::Roots;
 

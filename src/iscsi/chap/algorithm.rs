@@ -157,9 +157,9 @@ impl FromStr for Algorithms {
 
 #[cfg(test)]
 mod tests {
-    use super::super::encode_binary;
     use super::*;
     use crate::error::ErrorKind;
+    use crate::iscsi::chap::encode_binary;
 
     /// Worked with Python's hashlib over the byte 7, the secret and 00 to 0f.
     #[test]

@@ -1,7 +1,7 @@
 //! What came of a login (RFC 7143, 11.13.5).
 
-use super::super::{PEER, broken};
 use crate::error::{Error, ErrorKind};
+use crate::iscsi::{PEER, broken};
 
 /// A status class and detail that are neither success nor a redirect.
 pub(super) fn failure(class: u8, detail: u8) -> Error {

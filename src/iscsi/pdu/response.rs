@@ -1,8 +1,8 @@
 //! What a target sends.
 
-use super::super::broken;
 use super::{HEADER, Isid, LoginStage, NO_TAG, half, lun, word};
 use crate::error::Result;
+use crate::iscsi::broken;
 
 const FINAL: u8 = 0x80;
 const CONTINUE: u8 = 0x40;

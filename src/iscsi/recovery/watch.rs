@@ -5,10 +5,10 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::super::pdu::{AsyncMessage, HEADER, Response};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
+use crate::iscsi::pdu::{AsyncMessage, HEADER, Response};
 use crate::kernel::Roots;
 use crate::kernel::iscsi_netlink::{self, Heard, Listener};
 

@@ -3,14 +3,14 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use super::super::login::Connection;
-use super::super::tunables::Tunable;
 use super::kept;
 use super::settings::{Made, RECOVERY, Settings};
 use super::unfinished::take_away;
 use super::{KernelSession, SessionName, SessionOptions, StandingSession};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::iscsi::login::Connection;
+use crate::iscsi::tunables::Tunable;
 use crate::kernel::iscsi_netlink::{Control, Maker};
 use crate::kernel::{Roots, worker};
 

@@ -1,9 +1,9 @@
 //! What a session keeps over a loss, so that any process logs it in again as it was made.
 
-use super::super::tunables::{Tunable, Tunables};
 use super::unmet::stated;
 use super::{SessionOptions, StandingSession};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::HostParam;
 use crate::kernel::tcp::LocalEnd;
 
@@ -30,9 +30,8 @@ impl SessionOptions {
     /// # Errors
     /// Where sysfs cannot be read.
     pub(crate) fn kept_by(mut self, session: &StandingSession) -> Result<Self> {
-        let of_session = |name| Ok::<_, crate::Error>(number(session.attribute(name)?));
-        let of_connection =
-            |name| Ok::<_, crate::Error>(number(session.connection_attribute(name)?));
+        let of_session = |name| Ok::<_, Error>(number(session.attribute(name)?));
+        let of_connection = |name| Ok::<_, Error>(number(session.connection_attribute(name)?));
         let max = of_session("max_burst_len")?;
         let first = of_session("first_burst_len")?;
         let lengths = [

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::super::pdu::{HEADER, LogoutRequest, Response};
 use super::StandingSession;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
+use crate::iscsi::pdu::{HEADER, LogoutRequest, Response};
 use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, Heard, Listener, Stop};
 use crate::kernel::{Roots, worker};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::login::Connection;
-use super::super::tunables::{Tunable, Tunables};
 use super::SessionName;
 use crate::error::Result;
 use crate::id::SessionId;
+use crate::iscsi::login::Connection;
+use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::{Control, Param};
 
 /// What a session's interface is called: the kernel keeps it with the session,
@@ -46,7 +46,7 @@ impl Settings {
     /// All that was negotiated (RFC 7143, 13), the names, and the times of `made`; without
     /// it the session keeps its own, as one that is logged in again. No user's name and
     /// no secret: sysfs would show them. In the place of the target's user name is the
-    /// [mark](super::super::Proven::mark) of how the sides proved themselves.
+    /// [mark](crate::iscsi::Proven::mark) of how the sides proved themselves.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,

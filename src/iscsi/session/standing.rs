@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::Proven;
 use super::SessionName;
 use super::settings::{INTERFACE, REQUIRES_DIGESTS};
 use crate::error::{Error, Result};
 use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
+use crate::iscsi::Proven;
 use crate::kernel::{Roots, sysfs};
 
 /// A session: `/sys/class/iscsi_session/sessionN`. A number is not used twice

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::super::tunables::{KEPT_BY_THE_KERNEL, Tunable};
 use super::{SessionOptions, StandingSession};
 use crate::id::Hctl;
+use crate::iscsi::tunables::{KEPT_BY_THE_KERNEL, Tunable};
 use crate::kernel::{Roots, sysfs};
 
 /// A setting that a session, or a device on it, does not have as the caller chose it: the

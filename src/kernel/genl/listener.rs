@@ -238,7 +238,7 @@ fn announces<F: GenlFamily>(message: &RawGenlMessage) -> bool {
 }
 
 fn failed(error: &io::Error) -> Error {
-    super::failed("cannot listen to generic netlink", error)
+    super::connection::failed("cannot listen to generic netlink", error)
 }
 
 #[cfg(test)]
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn only_the_familys_own_announcement_counts() {
         let named = |name: &str, command| {
-            let payload = super::super::family::get_family(name);
+            let payload = crate::kernel::genl::family::get_family(name);
             let header = netlink_packet_generic::GenlHeader {
                 cmd: command,
                 version: 2,

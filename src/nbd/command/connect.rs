@@ -4,9 +4,6 @@ use std::os::fd::OwnedFd;
 
 use lunbd_sys::nbd as abi;
 
-use super::super::export::ExportFlags;
-use super::super::message::{Attribute, ClientFlags, Message};
-use super::super::refusal::Attempt;
 use super::{
     NewTimeouts, Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute,
 };
@@ -15,6 +12,9 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
+use crate::nbd::export::ExportFlags;
+use crate::nbd::message::{Attribute, ClientFlags, Message};
+use crate::nbd::refusal::Attempt;
 
 /// Connects a device that is not (`NBD_CMD_CONNECT`, Linux 4.12).
 #[derive(Debug)]
@@ -153,8 +153,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    use super::super::tests::HEALING;
     use super::*;
+    use crate::nbd::command::tests::HEALING;
 
     #[test]
     fn a_connect_says_what_it_was_told_and_always_both_timeouts() {

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 
 use lunbd_sys::nbd as abi;
 
-use super::super::message::{Attribute, ClientFlags, Message};
-use super::super::refusal::Attempt;
 use super::{NewTimeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
+use crate::nbd::message::{Attribute, ClientFlags, Message};
+use crate::nbd::refusal::Attempt;
 
 /// Hands new sockets or settings to a connected device
 /// (`NBD_CMD_RECONFIGURE`).
@@ -110,8 +110,8 @@ impl Reconfigure {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::HEALING;
     use super::*;
+    use crate::nbd::command::tests::HEALING;
 
     #[test]
     fn a_reconfiguration_never_names_a_size() {

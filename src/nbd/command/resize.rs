@@ -2,14 +2,14 @@
 
 use lunbd_sys::nbd as abi;
 
-use super::super::message::{Attribute, Message};
-use super::super::refusal::Attempt;
 use super::{backend_attribute, exchange};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
+use crate::nbd::message::{Attribute, Message};
+use crate::nbd::refusal::Attempt;
 
 /// Gives a connected device of this backend id another size in bytes, and nothing else
 /// (`NBD_CMD_RECONFIGURE` with a size, Linux 5.4). Its connections and timeouts stay.

@@ -1,6 +1,6 @@
 //! The UUIDs of file systems.
 
-use super::Bytes;
+use super::bytes::Bytes;
 use crate::id::ContentName;
 
 /// ext2, ext3 and ext4: Linux, `fs/ext4/ext4.h`, `struct ext4_super_block`: at byte 1024,
@@ -42,7 +42,7 @@ mod tests {
             written(0, b"XFSB", 32),
             written(0x1_0040, b"_BHRfS_M", 0x1_0020),
         ] {
-            let names = super::super::names(&bytes);
+            let names = crate::nbd::content::names(&bytes);
             assert_eq!(names, [expected.parse().unwrap()]);
         }
     }

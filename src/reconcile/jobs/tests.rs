@@ -1,9 +1,9 @@
-use super::super::desired::Desired;
-use super::super::look::Scope;
 use super::*;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{AttachRequest, Cause};
 use crate::id::Source;
+use crate::reconcile::desired::Desired;
+use crate::reconcile::look::Scope;
 
 fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()

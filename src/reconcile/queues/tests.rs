@@ -1,14 +1,14 @@
 use std::time::Duration;
 
-use super::super::desired::Desired;
-use super::super::jobs::{Done, Job};
-use super::super::options::Options;
-use super::super::plan::StepKind;
-use super::super::state::State;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{AttachRequest, Cause, Condition, Surveyed};
 use crate::error::{Error, ErrorKind};
 use crate::id::{Source, VolumeId};
+use crate::reconcile::desired::Desired;
+use crate::reconcile::job::{Done, Job};
+use crate::reconcile::options::Options;
+use crate::reconcile::plan::StepKind;
+use crate::reconcile::state::State;
 
 fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()

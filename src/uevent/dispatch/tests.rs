@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::super::event::tests::event;
-use super::super::watch::Notice;
 use super::*;
+use crate::uevent::event::Notice;
+use crate::uevent::event::tests::event;
 
 const PATH: &str = "/devices/x/host2/target2:0:0/2:0:0:3/scsi_disk/2:0:0:3";
 
@@ -63,7 +63,7 @@ fn a_waiter_that_does_not_read_is_told_once_that_it_missed_something() {
         deliver(&dispatch, "/x");
     }
     let notices = read(&queue);
-    assert_eq!(notices.len(), super::super::queue::LONGEST + 1);
+    assert_eq!(notices.len(), crate::uevent::queue::LONGEST + 1);
     assert!(matches!(notices.last(), Some(Notice::Resync)));
     assert_eq!(dispatch.counters().resyncs, 1);
 }

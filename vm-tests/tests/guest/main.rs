@@ -49,6 +49,7 @@ mod iscsi_resize;
 mod iscsi_routes;
 mod iscsi_sessions;
 mod iscsi_shared_session;
+mod iscsi_sizes_lost;
 mod iscsi_tgt;
 mod iscsi_tunables;
 mod iscsi_unusable;

@@ -23,7 +23,14 @@ impl Accel {
     pub(crate) fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            // A kernel that sees the flags `erms` and `fsrm` copies and clears memory with
+            // `rep movsb` and `rep stosb`, which TCG runs byte by byte.
+            Self::Tcg => [
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                "max,erms=off,fsrm=off",
+            ],
         }
     }
 

@@ -16,8 +16,8 @@ use crate::run_dir::RunDir;
 use crate::step::step;
 
 /// What is built with all features that anything here needs, so that the host's tests
-/// and the guest's programs share one library. Cargo also counts the features of
-/// dev-dependencies when it builds tests, so only `cargo test` shares it.
+/// and the guest's programs share their dependencies. Cargo also counts the features of
+/// dev-dependencies when it builds tests, so only `cargo test` shares them.
 pub(crate) const SELECTION: &[&str] = &[
     "test",
     "-p",
@@ -39,6 +39,9 @@ const OF_SOME_BOOTS: &[(&str, &[&str])] = &[
     (CRASH_AGENT, &["crash", "reset"]),
 ];
 const CRASH_AGENT: &str = "crash-agent";
+
+/// The host's tests have the library unoptimised.
+const OPTIMISED: [&str; 2] = ["--config", "profile.dev.package.lunbd.opt-level=1"];
 
 /// The guest's programs, built and packed.
 pub(crate) struct Programs {
@@ -153,6 +156,7 @@ fn cargo(arguments: &[&str]) -> Result<Built> {
     let mut command = cargo_command();
     command
         .args(arguments)
+        .args(OPTIMISED)
         .arg("--message-format=json-render-diagnostics");
     command.stderr(Stdio::inherit());
     let output = command.output().context("cargo")?;

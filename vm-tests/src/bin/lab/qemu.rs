@@ -124,8 +124,10 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     // count the timer's ticks as it boots: where the emulator gets no processor for a
     // moment they are too few, and it panics ("IO-APIC + timer doesn't work!").
     // Of a server that dies of a signal the kernel's log says which.
+    // Mitigations protect nothing here, and Debian's kernels clear each page that they
+    // allocate: without both a boot takes a tenth less processor time under TCG.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
-         scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
+         mitigations=off init_on_alloc=0 scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
     )
 }

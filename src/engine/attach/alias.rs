@@ -1,0 +1,133 @@
+//! One unit at two LUNs of one target: which of its devices is the one.
+
+use crate::engine::Engine;
+use crate::engine::attach::scsi_path::Brought;
+use crate::engine::unit::place::are_addresses_of_one_number;
+use crate::error::Result;
+use crate::id::{DiskSeq, Lun};
+use crate::scsi::{Comparison, ScsiDevice, Strength};
+
+impl Brought {
+    /// The same unit at another LUN of the same target, where its disk was there
+    /// before this one. Before Linux 5.15 nothing tells that of two that were both
+    /// there before us, and then the lower LUN is taken.
+    pub(super) fn earlier_alias(&self, engine: &Engine) -> Result<Option<ScsiDevice>> {
+        let Some(name) = self.identity.wwid() else {
+            return Ok(None);
+        };
+        // One that this attach brought gives way to any: another attach may have
+        // handed that one out, though its number is the higher (the kernel gives
+        // it before it shows the disk).
+        let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
+        let mut earlier = None;
+        let device = &self.device;
+        let mut units = engine.units();
+        let siblings = units.siblings_that_may_be(engine.roots(), device, name);
+        drop(units);
+        for other in siblings? {
+            match self.is_alias_since(&other) {
+                Ok(Some(age)) if age < first => {
+                    first = age;
+                    earlier = Some(other);
+                }
+                // Another unit's, which goes away while we look.
+                Err(error) if other.is_there() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(earlier)
+    }
+
+    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
+        // Without a disk it is younger; its own attach will look here.
+        let Some(disk) = other.disk()? else {
+            return Ok(None);
+        };
+        let (ours, theirs) = (self.device.hctl().lun, other.hctl().lun);
+        let same = match other.cached_identity()?.compare(&self.identity) {
+            Comparison::Same(Strength::Strong) => true,
+            // Two units of one target may have the same names that are not unique, and not
+            // the same number.
+            Comparison::Same(Strength::Weak) => are_addresses_of_one_number(ours, theirs),
+            _ => false,
+        };
+        let age = (false, disk.diskseq()?, other.hctl().lun);
+        Ok(same.then_some(age))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::kernel::Roots;
+    use crate::transport::Via;
+
+    /// A name that is unique, and one that is not.
+    const UNIQUE: [u8; 8] = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+    const LOCAL: [u8; 8] = [0x30, 0, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+
+    /// A device with a disk of a unit of this target.
+    fn device(target: &Path, naa: [u8; 8], lun: &str, disk: &str, diskseq: u64) {
+        let dir = target.join(lun);
+        let block = dir.join("block").join(disk);
+        fs::create_dir_all(&block).unwrap();
+        let page = [&[0, 0x83, 0, 12, 2, 3, 0, 8][..], &naa].concat();
+        fs::write(dir.join("vpd_pg83"), page).unwrap();
+        fs::write(block.join("dev"), format!("8:{diskseq}\n")).unwrap();
+        fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
+    }
+
+    /// The earlier alias of one of these devices, which have the same name.
+    fn alias(naa: [u8; 8], devices: &[&str], lun: &str, changed: bool) -> Option<String> {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let target = roots.sysfs.join("devices/target2:0:0");
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        fs::create_dir_all(&bus).unwrap();
+        for (disk, seq) in devices.iter().zip(7..) {
+            device(&target, naa, disk, &format!("sd{seq}"), seq);
+            std::os::unix::fs::symlink(target.join(disk), bus.join(disk)).unwrap();
+        }
+        let engine = Engine::start(roots.clone()).unwrap();
+        let device = ScsiDevice::find(&roots, lun.parse().unwrap());
+        let device = device.unwrap().unwrap();
+        let disk = device.disk().unwrap().unwrap();
+        let hctl = device.hctl();
+        let path = Brought {
+            access_state: None,
+            via: Via::Address { hctl },
+            diskseq: disk.diskseq().unwrap(),
+            identity: device.cached_identity().unwrap(),
+            watch: engine.hub().watch(lun),
+            changed,
+            device,
+            disk,
+        };
+        let alias = path.earlier_alias(&engine).unwrap();
+        alias.map(|device| device.hctl().to_string())
+    }
+
+    #[test]
+    fn what_an_attach_has_brought_gives_way_to_another_lun_of_the_unit_whatever_their_numbers() {
+        let both = ["2:0:0:1", "2:0:0:16385"];
+        let alias = |lun, changed| alias(UNIQUE, &both, lun, changed);
+        // Both stood: the one that came first is the one.
+        assert_eq!(alias("2:0:0:1", false), None);
+        assert_eq!(alias("2:0:0:16385", false).as_deref(), Some("2:0:0:1"));
+        assert_eq!(alias("2:0:0:16385", true).as_deref(), Some("2:0:0:1"));
+        // Its number is the lower, and the other may have been handed out before it
+        // was to be seen.
+        assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
+    }
+
+    #[test]
+    fn a_weakly_identified_unit_has_an_alias_at_the_other_address_of_its_number_alone() {
+        let devices = ["2:0:0:1", "2:0:0:2", "2:0:0:16386"];
+        let alias = |lun| alias(LOCAL, &devices, lun, true);
+        assert_eq!(alias("2:0:0:16386").as_deref(), Some("2:0:0:2"));
+        assert_eq!(alias("2:0:0:1"), None);
+    }
+}

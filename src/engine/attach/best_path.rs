@@ -1,0 +1,84 @@
+//! Which path of a unit is handed out where no multipath map is.
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::AttachRequest;
+use crate::engine::attach::scsi::Gathered;
+use crate::engine::attach::scsi_path::Brought;
+use crate::engine::timing::Phases;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::scsi::{self, AccessState};
+
+impl Engine {
+    /// Asks over each path in which ALUA access state it is. One of several has half of what
+    /// is left of the time.
+    pub(super) fn read_access_states(
+        &self,
+        unit: &mut Gathered,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        phases.enter(Stage::Identify);
+        let alone = unit.paths.len() == 1;
+        unit.keep(request, |path| {
+            let limit = if alone { deadline } else { deadline.half() };
+            let (roots, lanes) = (self.roots(), &self.lanes);
+            path.access_state =
+                scsi::read_access_state(roots, lanes, &path.device, &path.disk, limit)?;
+            Ok(())
+        })
+    }
+
+    /// # Errors
+    /// `NotReady`, naming the state of each path, where none serves I/O: neither in its ALUA
+    /// access state nor where it is read. `scsi_debug` says standby and serves.
+    pub(super) fn require_one_that_serves_io(
+        &self,
+        unit: &Gathered,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut idle = Vec::new();
+        for path in &unit.paths {
+            match path.access_state {
+                Some(state) if !state.serves_io() => {
+                    idle.push(format!("{} is {state}", path.device.hctl()));
+                }
+                _ => return Ok(()),
+            }
+        }
+        let best = unit.best()?;
+        let (disk, roots) = (best.disk.clone(), self.roots().clone());
+        let what = format!("a read of {}", disk.name());
+        let read = self.lanes.on_device(
+            best.device.hctl(),
+            Stage::Identify,
+            &what,
+            deadline,
+            || best.device.describe(),
+            move || disk.read_first_block(&roots),
+        );
+        let Err(failure) = read else {
+            return Ok(());
+        };
+        let message = format!(
+            "no path serves I/O in its ALUA access state ({}): attach over another target port \
+             too, or have the target make one active",
+            idle.join(", ")
+        );
+        let error = Error::new(ErrorKind::NotReady, message).at(Stage::Identify);
+        Err(error.caused_by(failure))
+    }
+}
+
+impl Gathered {
+    /// The path that serves I/O best: the first of those in the same ALUA access state. One
+    /// that says nothing of its state is taken for one that serves I/O.
+    pub(in crate::engine) fn best(&self) -> Result<&Brought> {
+        let state = |path: &&Brought| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
+        self.paths
+            .iter()
+            .min_by_key(state)
+            .map_or_else(|| self.first(), Ok)
+    }
+}

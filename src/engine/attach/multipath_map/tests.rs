@@ -1,0 +1,112 @@
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::*;
+use crate::engine::detach::paths::tests::path;
+use crate::engine::telemetry::Call;
+use crate::kernel::Roots;
+use crate::transport::Via;
+
+/// A multipathd that says `ok` to all and makes no map, and that closes the first
+/// connections without an answer. What it is told is kept.
+fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
+    fs::create_dir_all(&roots.run).unwrap();
+    let listener = UnixListener::bind(roots.run.join("multipathd.socket")).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&told);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().skip(closed_first) {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 8];
+            if stream.read_exact(&mut length).is_err() {
+                continue;
+            }
+            let mut text = vec![0; usize::try_from(u64::from_ne_bytes(length)).unwrap()];
+            stream.read_exact(&mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            let text = text.trim_end_matches('\0').to_owned();
+            let reply = if text.starts_with("show") {
+                "sdb/3unit\n"
+            } else {
+                "ok\n"
+            };
+            heard.lock().unwrap().push(text);
+            let length = u64::try_from(reply.len() + 1).unwrap();
+            let packet = [&length.to_ne_bytes()[..], reply.as_bytes(), &[0]].concat();
+            let _the_client_may_have_left = stream.write_all(&packet);
+        }
+    });
+    told
+}
+
+/// Requires the map of one path, sdb, and never gets it.
+fn require_map(engine: &Engine) -> Error {
+    let roots = engine.roots();
+    fs::create_dir_all(roots.proc.join("self")).unwrap();
+    fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+    let mounts = roots.proc.join("self/mountinfo");
+    if !mounts.exists() {
+        fs::write(mounts, "").unwrap();
+    }
+    let known = path(roots, "1:0:0:4", "sdb");
+    let hctl = known.device.hctl();
+    let paths = [Brought {
+        access_state: None,
+        via: Via::Address { hctl },
+        diskseq: None,
+        identity: Identity::default(),
+        watch: engine.hub().watch("1:0:0:4"),
+        changed: false,
+        disk: known.disk.unwrap(),
+        device: known.device,
+    }];
+    let gathering = Gathering {
+        watch: engine.hub().watch("virtual"),
+        daemon: Daemon::find(roots).unwrap(),
+        wanted: Wanted::Required,
+    };
+    let mut phases = Phases::new(Call::Attach, None);
+    let soon = Deadline::after(Duration::from_secs(30));
+    let identity = Identity::default();
+    let done = engine.gather_map(gathering, &paths, &identity, &mut phases, soon);
+    done.unwrap_err()
+}
+
+#[test]
+fn no_map_is_made_over_a_path_that_is_in_use() {
+    for in_use in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let told = multipathd(roots, 0);
+        fs::create_dir_all(roots.proc.join("self")).unwrap();
+        let mount = "1 1 8:16 / /mnt rw - ext4 /dev/sdb rw\n";
+        let mounts = if in_use { mount } else { "" };
+        fs::write(roots.proc.join("self/mountinfo"), mounts).unwrap();
+        let error = require_map(&engine);
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        let told = told.lock().unwrap();
+        let asked = told.iter().any(|command| command.starts_with("add map"));
+        assert_eq!(asked, !in_use, "{told:?}");
+        let names_the_user = error.to_string().contains("sdb is in use: mounted");
+        assert_eq!(names_the_user, in_use, "{error}");
+    }
+}
+
+#[test]
+fn a_multipathd_that_is_restarted_meanwhile_is_told_again() {
+    // `Daemon::find` connects too.
+    for (closed, kind) in [(2, ErrorKind::Refused), (1000, ErrorKind::Unreachable)] {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let told = multipathd(engine.roots(), closed);
+        let error = require_map(&engine);
+        assert_eq!(error.kind(), kind, "{error}");
+        let told = told.lock().unwrap();
+        let asked = told.iter().any(|command| command == "add path sdb");
+        assert_eq!(asked, kind == ErrorKind::Refused, "{told:?}");
+    }
+}

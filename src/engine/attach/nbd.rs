@@ -1,0 +1,427 @@
+//! The way of one NBD attach, from top to bottom.
+
+mod again;
+mod content;
+mod receivers;
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::attach::{AttachRequest, Attachment, Unit};
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::timing::Phases;
+use crate::engine::usage::failed_flush::Lost;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
+use crate::kernel::{Roots, blockdev};
+use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::uevent::Watch;
+use receivers::Receives;
+
+impl Engine {
+    pub(super) fn attach_nbd(
+        &self,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let roots = self.roots();
+        let refused = match () {
+            () if !request.more.is_empty() => Some("an NBD source stands alone"),
+            () if request.expected.is_some() => {
+                Some("an NBD server gives its exports no world-wide names to expect")
+            }
+            () => None,
+        };
+        if let Some(message) = refused {
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        }
+        let backend = request.nbd.backend_of(&request.source);
+        require_healable(uri, &backend, request)?;
+
+        phases.enter(Stage::Lock);
+        // Two processes that want the same export get the same device.
+        let _lease = Lease::take(roots, &Lease::of_backend(&backend), deadline)?;
+        if let Some(device) = self.nbd_of(&backend)? {
+            if request.finishing {
+                limit_as_served(&device, uri, phases, deadline);
+            }
+            return self.nbd_again(&device, uri, request, &backend, phases, deadline);
+        }
+
+        loop {
+            if let Some(attachment) = self.attach_new(uri, request, &backend, phases, deadline)? {
+                return Ok(attachment);
+            }
+            tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
+        }
+    }
+
+    /// Connects a device and proves it; `None` where the kernel did not receive over each
+    /// connection, and the device is disconnected again.
+    fn attach_new(
+        &self,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Option<Attachment>> {
+        let roots = self.roots();
+        phases.enter(Stage::Dial);
+        let dial = || {
+            let request_timeout = request.nbd.timeouts().request;
+            nbd::dial_for_device(uri, Some(request_timeout), deadline)
+        };
+        let first = dial()?;
+        let export = first.export.clone();
+        let mut connections = vec![first];
+        let wanted = usize::from(request.nbd.connections.get());
+        while connections.len() < wanted && export.can_multi_conn() {
+            let next = dial()?;
+            if next.export != export {
+                return Err(content::serves_two());
+            }
+            connections.push(next);
+        }
+        let export = if request.nbd.read_only {
+            export.made_read_only()
+        } else {
+            export
+        };
+        let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
+
+        phases.enter(Stage::Identify);
+        let content = content::of_all(&connections, uri, deadline)?;
+        content::require_expected(&request.nbd, content.as_deref(), uri)?;
+        content::require_known(request, content.as_deref(), uri)?;
+
+        phases.enter(Stage::Connect);
+        let sockets = connections.into_iter().map(|connection| connection.stream);
+        let offer = Offer {
+            request,
+            backend,
+            export: &export,
+            geometry,
+            sockets: sockets.collect(),
+        };
+        let connected = self.connect_free(&offer, deadline)?;
+        let Connected {
+            device,
+            written,
+            mut watch,
+            _lease: _held,
+        } = connected;
+        self.nbd_reads.has_new_connection(device.index());
+        let known = content
+            .clone()
+            .map(|names| Content::Named(names).known(written));
+        let received = device
+            .limit_requests(export.maximum_payload(), deadline)
+            .and_then(|()| receivers::look(&device, roots, uri, &offer.sockets, deadline));
+        let connects_again = matches!(received, Ok(Receives::NotOverEach));
+        let proven = received
+            .and_then(|receives| receives.require(&device))
+            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, phases, deadline))
+            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
+        let timeouts = request.nbd.timeouts().into();
+        let connected_by = device.pid().ok().flatten();
+        let mut link = Link::new(
+            uri.clone(),
+            backend.clone(),
+            offer.sockets,
+            timeouts,
+            connected_by,
+        );
+        link.content = known.flatten();
+        match proven {
+            Ok(attachment) => {
+                self.links().insert(device.index(), link);
+                Ok(Some(attachment))
+            }
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => {
+                let deadline = deadline.for_rollback();
+                link.shut_down();
+                let index = device.index();
+                // udev's probe of it may be under way: it stands until the last close.
+                let taken_down = nbd::disconnect(roots, index, deadline)
+                    .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
+                match taken_down {
+                    Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
+                    Ok(()) => Err(error),
+                    Err(failure) => Err(error.with_last_seen(format!(
+                        "nbd{index} was connected and could not be taken down again: {failure}"
+                    ))),
+                }
+            }
+        }
+    }
+
+    /// The connected device of this id.
+    pub(in crate::engine) fn nbd_of(&self, backend: &BackendId) -> Result<Option<NbdDevice>> {
+        let mut found = self.backends().of_backend(self.roots(), backend)?;
+        if found.len() > 1 {
+            let names: Vec<String> = found.iter().map(|d| d.index().name()).collect();
+            let message = format!("{} all have backend id {backend}", names.join(" and "));
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
+        }
+        Ok(found.pop())
+    }
+
+    /// Connects the first device that is free, or the one that was asked for.
+    fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
+        if let Some(index) = offer.request.nbd.index {
+            let lease = Lease::take(self.roots(), &index.name(), deadline)?;
+            return self.connect(offer, index, lease, true, deadline);
+        }
+        let mut events = self.hub().watch("block");
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        loop {
+            let refused = match self.try_connect_free(offer, deadline)? {
+                Ok(connected) => return Ok(connected),
+                Err(refused) => refused,
+            };
+            // Others are at those that there are, the next to be made among
+            // them; or udev's probes have them open for a moment.
+            self.backends().forget();
+            if deadline.has_passed() {
+                let message = "no NBD device is free";
+                let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
+                return Err(match refused {
+                    Some(cause) => error.caused_by(cause),
+                    None => error,
+                });
+            }
+            events.next(deadline.at_most(pauses.pause()));
+        }
+    }
+
+    /// One look at each device. Where none is free, the last refusal.
+    fn try_connect_free(
+        &self,
+        offer: &Offer<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<Connected, Option<Error>>> {
+        let mut refused = None;
+        let candidates = self.backends().candidates(self.roots())?;
+        for index in candidates {
+            let Some(lease) = Lease::try_take(self.roots(), &index.name())? else {
+                continue;
+            };
+            if let Some(device) = NbdDevice::find(self.roots(), index)?
+                && let Some(facts) = device.facts_if_there()?
+                && facts.state(&nbd::Knowledge::default()) != State::Free
+            {
+                continue;
+            }
+            match self.connect(offer, index, lease, false, deadline) {
+                Ok(connected) => return Ok(Ok(connected)),
+                Err(error) => match nbd::Refusal::of(&error) {
+                    Some(
+                        nbd::Refusal::OpenedByOther
+                        | nbd::Refusal::Connected
+                        | nbd::Refusal::Raced
+                        | nbd::Refusal::GoingDown,
+                    ) => refused = Some(error),
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(Err(refused))
+    }
+
+    /// Connects this device. `patient` waits for a probe that has its node open,
+    /// where no other device would do.
+    fn connect(
+        &self,
+        offer: &Offer<'_>,
+        index: NbdIndex,
+        lease: Lease,
+        patient: bool,
+        deadline: Deadline,
+    ) -> Result<Connected> {
+        let roots = self.roots();
+        forget_last_connection(roots, index)?;
+        let before = NbdDevice::find(roots, index)?;
+        let written = before.map_or(Ok(0), |device| device.written())?;
+        // Before the connect, or its event could be missed.
+        let mut watch = self.hub().watch(&index.name());
+        loop {
+            let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
+                break;
+            };
+            // A probe of udev's has the node open for a moment, and that alone
+            // makes the kernel refuse: its close is an event.
+            let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
+            if !open || !patient {
+                return Err(refused);
+            }
+            nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
+        }
+        let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
+            let message = format!("nbd{index} went away as soon as it was connected");
+            Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
+        })?;
+        Ok(Connected {
+            device,
+            written,
+            watch,
+            _lease: lease,
+        })
+    }
+
+    fn prove_nbd(
+        &self,
+        device: &NbdDevice,
+        request: &AttachRequest,
+        content: Option<Vec<ContentName>>,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let (roots, disk) = (self.roots(), device.disk());
+        phases.enter(Stage::Settle);
+        let proof = self.settle(disk, watch, deadline)?;
+        let facts = device.marks()?;
+        if facts.pid.is_none() {
+            let message = format!(
+                "nbd{} was disconnected while it was attached",
+                device.index()
+            );
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle));
+        }
+        let backend = facts.backend.as_deref();
+        Ok(Attachment {
+            source: request.source.clone(),
+            node: disk.node(roots),
+            devno: disk.devno(),
+            diskseq: disk.diskseq()?,
+            unit: Unit::Nbd {
+                index: device.index(),
+                backend: backend.map(str::parse).transpose()?,
+                connections: device.connections()?,
+                content,
+            },
+            size: disk.size()?,
+            read_only: disk.read_only()?,
+            links: blockdev::links_to(roots, disk.devno(), &proof.links),
+            settled: proof.how,
+            phases: Vec::new(),
+            changed: true,
+        })
+    }
+}
+
+/// A later process finds the server of a device by its id, which is the URI, or in the
+/// journal.
+///
+/// # Errors
+/// `InvalidInput` at stage `resolve` where neither has the whole URI.
+fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) -> Result<()> {
+    let is_given = request.nbd.backend_is_given() || request.is_in_a_journal();
+    if is_given || backend.as_str().parse().is_ok_and(|id: NbdUri| id == *uri) {
+        return Ok(());
+    }
+    let message = format!(
+        "an NBD URI of {} characters: the kernel keeps {} at most, and no later process would \
+         find the server again to heal the device; attach it as a volume of a journal, or under \
+         a backend id",
+        uri.to_string().len(),
+        BackendId::LONGEST
+    );
+    Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve))
+}
+
+/// Has the kernel send no request longer than the server takes, as the attach
+/// that connected the device may not have come to do. A server that takes no
+/// second client, or does not answer, is not waited for.
+fn limit_as_served(device: &NbdDevice, uri: &NbdUri, phases: &mut Phases, deadline: Deadline) {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    phases.enter(Stage::Dial);
+    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
+    let limited = nbd::dial(uri, limit)
+        .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
+    if let Err(error) = limited {
+        tracing::warn!(%error, %uri, "requests may be longer than the server takes");
+    }
+}
+
+/// What a flush of an earlier connection lost is not the next one's: the kernel numbers
+/// the lives of a disk, and a connection is none.
+fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
+    if let Some(device) = NbdDevice::find(roots, index)?
+        && device.pid()?.is_none()
+    {
+        let lost = Lost::of(roots, device.disk())?;
+        if lost.read()?.is_some() {
+            lost.clear();
+        }
+    }
+    Ok(())
+}
+
+/// A device that was just connected.
+struct Connected {
+    device: NbdDevice,
+    /// What was written to the disk before it was connected.
+    written: u64,
+    watch: Watch,
+    _lease: Lease,
+}
+
+/// What is offered to the kernel.
+struct Offer<'a> {
+    request: &'a AttachRequest,
+    backend: &'a BackendId,
+    export: &'a Export,
+    geometry: Geometry,
+    sockets: Vec<OwnedFd>,
+}
+
+impl Offer<'_> {
+    /// The command, over duplicates: the kernel takes the connections, and we
+    /// keep our end of them to be able to shut them down.
+    fn connect(&self, index: NbdIndex) -> Result<Connect> {
+        let sockets = nbd::duplicate(&self.sockets)?;
+        let timeouts = self.request.nbd.timeouts();
+        Ok(Connect::new(sockets, self.geometry.size, timeouts)
+            .index(index)
+            .block_size(self.geometry.block_size)
+            .server_flags(self.export.flags)
+            .backend(self.backend.clone()))
+    }
+
+    /// What was read back is what was offered.
+    fn compare(&self, attachment: &Attachment) -> Result<()> {
+        let differs = |what: &str, found: &str, expected: &str| {
+            let node = attachment.node.display();
+            let message = format!("{node} has {what} {found}, expected {expected}");
+            Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+        };
+        if attachment.size != self.geometry.size {
+            let (found, expected) = (attachment.size, self.geometry.size);
+            return differs("size", &found.to_string(), &expected.to_string());
+        }
+        let read_only = self.export.flags.contains(ExportFlags::READ_ONLY);
+        if attachment.read_only != read_only {
+            let found = attachment.read_only.to_string();
+            return differs("read-only", &found, &read_only.to_string());
+        }
+        match &attachment.unit {
+            Unit::Nbd {
+                backend: Some(found),
+                ..
+            } if found != self.backend => {
+                differs("backend id", found.as_str(), self.backend.as_str())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

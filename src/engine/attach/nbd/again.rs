@@ -1,0 +1,133 @@
+//! An attach of what is attached already.
+
+use std::time::Duration;
+
+use super::content;
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::{AttachRequest, Attachment};
+use crate::engine::timing::Phases;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdUri};
+use crate::kernel::blockdev::BlockDevice;
+use crate::nbd::{self, Link, NbdDevice};
+
+impl Engine {
+    /// What is attached already, proven again.
+    pub(super) fn nbd_again(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
+            let found = device.index();
+            let message =
+                format!("backend id {backend} is attached as nbd{found}, not as nbd{index}");
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        if request.nbd.read_only && !device.disk().read_only()? {
+            let found = device.index();
+            let message = format!(
+                "backend id {backend} is attached as nbd{found}, which is writable, and is wanted \
+                 read-only: detach it first"
+            );
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
+        }
+        if let Some(wanted) = request.nbd.block_size {
+            device.require_block_size(wanted)?;
+        }
+        self.require_source(device, uri, backend)?;
+        phases.enter(Stage::Probe);
+        let first = self.require_answer(device, backend, deadline)?;
+        let content = nbd::content_names(&first);
+        content::require_expected(&request.nbd, Some(&content), uri)?;
+        let mut watch = self.hub().watch(&device.index().name());
+        let content = Some(content);
+        let mut attachment =
+            self.prove_nbd(device, request, content, &mut watch, phases, deadline)?;
+        attachment.changed = false;
+        Ok(attachment)
+    }
+
+    /// The device is not known to be of another source than `uri`: by this process, or by
+    /// an id that is a URI itself.
+    pub(in crate::engine) fn require_source(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        backend: &BackendId,
+    ) -> Result<()> {
+        let index = device.index();
+        let source = self.known_source(device, backend);
+        let Some(other) = source.filter(|source| source != uri) else {
+            return Ok(());
+        };
+        let message = format!(
+            "backend id {backend} is attached as nbd{index} from {other}, not from {uri}: detach \
+             it first, or give this source another id"
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// Where the server of a device is: by this process's connections, or by an id that is
+    /// a URI.
+    pub(in crate::engine) fn known_source(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+    ) -> Option<NbdUri> {
+        let is_its_own = |link: &&Link| link.backend == *backend;
+        let links = self.links_beside(device);
+        match links.get(&device.index()).filter(is_its_own) {
+            Some(link) => Some(link.uri.clone()),
+            None => backend.as_str().parse().ok(),
+        }
+    }
+
+    /// The device answers a read: of the bytes that hold the names of its content.
+    pub(in crate::engine) fn require_answer(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        deadline: Deadline,
+    ) -> Result<Vec<u8>> {
+        /// Of a device whose connections here have ended: another process may have brought
+        /// it others.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let index = device.index();
+        let dead = |link: &Link| link.backend == *backend && link.is_dead();
+        let is_dead = self.links_beside(device).get(&index).is_some_and(dead);
+        let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
+        let limit = deadline.at_most(if is_dead { PATIENCE } else { Duration::MAX });
+        let first_bytes =
+            move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
+        let read = self
+            .nbd_reads
+            .start(device, self.roots(), limit, first_bytes)?;
+        let earlier = if read.is_none() {
+            "an earlier read has not returned, "
+        } else {
+            ""
+        };
+        let answer = read.and_then(|read| read.wait(limit));
+        answer.unwrap_or_else(|| {
+            let error = if is_dead {
+                let message = format!(
+                    "nbd{index} is attached, and its connections have ended: heal it, or detach it"
+                );
+                Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+            } else {
+                let what = format!(
+                    "a read of nbd{index}, which is attached already: its connections may be \
+                     dead, and a heal replaces those"
+                );
+                Error::timed_out(Stage::Probe, deadline, &what)
+            };
+            Err(error.with_last_seen(format!("{earlier}{}", device.disk().describe())))
+        })
+    }
+}

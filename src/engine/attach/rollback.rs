@@ -1,0 +1,103 @@
+//! Taking back what an attach brought in.
+
+use std::time::Duration;
+
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::timing::Phases;
+use crate::engine::usage::{Act, Extent, Usage, Users};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::multipath::{Daemon, Map};
+use crate::scsi::ScsiDevice;
+use crate::uevent::Watch;
+
+/// Takes the device down and returns `error`, which says so where that failed
+/// too.
+pub(in crate::engine) fn device(
+    engine: &Engine,
+    error: Error,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    phases: &mut Phases,
+    deadline: Deadline,
+) -> Error {
+    tracing::info!(%error, "taking the device down again");
+    match take_down(engine, device, watch, phases, deadline) {
+        Ok(()) => error,
+        Err(failure) => {
+            let stands = format!(
+                "the device {} was brought in and could not be taken down again: {failure}",
+                device.hctl()
+            );
+            error.with_last_seen(stands)
+        }
+    }
+}
+
+/// multipathd hears of a path from udev and makes a map of it at once, whatever
+/// we think of it: it is told to let go, again where it took the path meanwhile. A
+/// map that has no path then goes too.
+fn take_down(
+    engine: &Engine,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    phases: &mut Phases,
+    deadline: Deadline,
+) -> Result<()> {
+    let daemon = Daemon::find(engine.roots())?;
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut above = None;
+    let mut unseen = false;
+    loop {
+        let disk = device.disk()?;
+        let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
+        above = map.or(above);
+        if let (Some(daemon), Some(disk)) = (&daemon, &disk)
+            // One that hangs has half of the time: the kernel does without.
+            && let Err(error) = daemon.delete_path(disk.name(), deadline.half())
+        {
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+        }
+        match engine.take_down(device, watch, phases, deadline) {
+            Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
+                let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
+                let users = match &disk {
+                    Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
+                    None => Users::default(),
+                };
+                let usage = users.judge(engine.roots(), Act::TakeFlushed);
+                // What held it may have let go since; not so where nobody is seen twice.
+                let lets_go = match usage {
+                    _ if map.is_some() => true,
+                    Usage::Busy(_) => false,
+                    Usage::Transient if users.has_stacked() => true,
+                    _ => !std::mem::replace(&mut unseen, true),
+                };
+                if daemon.is_none() || !lets_go {
+                    return Err(error);
+                }
+                watch.next(deadline.at_most(pauses.pause()));
+            }
+            // It goes by another's hand: the next turn waits for that, or finds it gone.
+            // What it failed to write back it would not write the next time.
+            Err(error)
+                if error.kind() == ErrorKind::Vanished
+                    && error.stage() != Some(Stage::Flush)
+                    && !deadline.has_passed() =>
+            {
+                watch.next(deadline.at_most(pauses.pause()));
+            }
+            Ok(_) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    match above {
+        Some(map) => engine
+            .remove_bare_map(&map, daemon.as_ref(), deadline)
+            .map_err(|error| {
+                let message = format!("its map {} has no path left and stands", map.name());
+                Error::new(error.kind(), message).caused_by(error)
+            }),
+        None => Ok(()),
+    }
+}

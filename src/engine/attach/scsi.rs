@@ -1,0 +1,509 @@
+//! The way of one SCSI attach, from top to bottom.
+
+use std::collections::BTreeSet;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::multipath_map::GatheredMap;
+use crate::engine::attach::rollback;
+use crate::engine::attach::scsi_path::{Brought, Lost};
+use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
+use crate::engine::iscsi::login::Tried;
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::timing::Phases;
+use crate::engine::unit::place::PathPlace;
+use crate::engine::usage::failed_flush;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Hctl, Source};
+use crate::iscsi::{SessionOptions, StandingSession};
+use crate::kernel::Roots;
+use crate::kernel::blockdev::{self, BlockDevice};
+use crate::scsi::{self, Identity};
+use crate::transport::{self, Route, Via};
+use crate::uevent::Settled;
+
+impl Engine {
+    pub(super) fn attach_scsi(
+        &self,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        phases.enter(Stage::Resolve);
+        if let Some(name) = &request.nbd.expected {
+            let message = format!(
+                "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
+                 name of the unit",
+                request.source
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        }
+        if let Some(options) = &request.log_in {
+            options.require_valid()?;
+        }
+        let (routes, sessions) = self.routes_with_sessions(request, phases, deadline)?;
+        let attached = self.attach_over(routes, request, phases, deadline);
+        match attached {
+            // What the kernel is still at would go with it.
+            Err(error) if error.kind() != ErrorKind::TimedOut => {
+                sessions.give_up(self.roots(), deadline.for_rollback());
+                Err(error)
+            }
+            result => {
+                sessions.keep();
+                result
+            }
+        }
+    }
+
+    fn attach_over(
+        &self,
+        routes: Vec<Tried>,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let mut ways = Vec::new();
+        let mut missing = Vec::new();
+        let mut cause = None;
+        let alone = routes.len() == 1;
+        for (Route { via, place }, why_no_session) in routes {
+            match (place, why_no_session) {
+                (Ok(hctl), _) => ways.push((via, hctl)),
+                (Err(_), Some(error)) if alone => return Err(error),
+                (Err(_), Some(error)) => {
+                    missing.push(MissingPath::of_error(via, &error));
+                    cause = Some(worse(cause, error));
+                }
+                (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
+            }
+        }
+        // Two sources may name one path.
+        let mut seen = BTreeSet::new();
+        ways.retain(|(_, hctl)| seen.insert(*hctl));
+        let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
+
+        phases.enter(Stage::Lock);
+        let _leases = self.lease_addresses(seen, deadline)?;
+        let alone = ways.len() == 1 && missing.is_empty();
+        let mut unit = Gathered::default();
+        for path in self.bring_all(ways, request, phases, deadline) {
+            match path {
+                Ok(path) => unit.paths.push(path),
+                Err(Lost { error, .. }) if alone && error.kind() != ErrorKind::TooFewPaths => {
+                    return Err(error);
+                }
+                Err(Lost { via, error }) => {
+                    missing.push(MissingPath::of_error(via, &error));
+                    cause = Some(worse(cause, error));
+                }
+            }
+        }
+        unit.missing = missing;
+        match self.prove(&mut unit, request, cause, phases, deadline) {
+            Err(error) if error.kind() != ErrorKind::TimedOut => {
+                let mut error = error;
+                let deadline = deadline.for_rollback();
+                for path in unit.paths.iter_mut().filter(|path| path.changed) {
+                    let (device, watch) = (&path.device, &mut path.watch);
+                    error = rollback::device(self, error, device, watch, phases, deadline);
+                }
+                Err(error)
+            }
+            result => result,
+        }
+    }
+
+    /// Where sources lead on this machine.
+    pub(in crate::engine) fn routes<'a>(
+        &self,
+        sources: impl Iterator<Item = &'a Source>,
+    ) -> Result<Vec<Route>> {
+        let roots = self.roots();
+        let mut routes = Vec::new();
+        for source in sources {
+            match source {
+                Source::Scsi(hctl) => {
+                    scsi::require_host(roots, hctl.host)?;
+                    routes.push(Route::by_address(*hctl));
+                }
+                Source::Iscsi(uri) => routes.extend(transport::iscsi_routes(roots, uri)?),
+                Source::Fc(uri) => routes.extend(transport::fc_routes(roots, uri)?),
+                Source::Nbd(uri) => {
+                    let message = format!("{uri} is no path of a SCSI unit");
+                    return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+                }
+            }
+        }
+        Ok(routes)
+    }
+
+    /// The rights to work on these addresses, taken in their order, so that two
+    /// that want the same ones do not wait for each other.
+    pub(in crate::engine) fn lease_addresses(
+        &self,
+        addresses: BTreeSet<Hctl>,
+        deadline: Deadline,
+    ) -> Result<Vec<Lease>> {
+        let take = |hctl| Lease::take(self.roots(), &format!("scsi-{hctl}"), deadline);
+        addresses.into_iter().map(take).collect()
+    }
+
+    /// Whether the kernel scans one of these addresses for us, be it for a process that
+    /// was killed: what such a scan finds comes at its end.
+    pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
+        for &hctl in addresses {
+            if Lease::is_held(self.roots(), &Lease::of_scan(hctl))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until it scans none of them any more.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `lock`, naming whose scan it is.
+    pub(in crate::engine) fn wait_for_scans(
+        &self,
+        addresses: &BTreeSet<Hctl>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let wait = |&hctl| Lease::wait(self.roots(), &Lease::of_scan(hctl), deadline);
+        addresses.iter().try_for_each(wait)
+    }
+
+    /// From paths that have each said who they are to an attached unit.
+    fn prove(
+        &self,
+        unit: &mut Gathered,
+        request: &AttachRequest,
+        cause: Option<Error>,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
+        let roots = self.roots();
+        require_paths(request, unit.paths.len(), &unit.missing, cause)?;
+        let identity = unit.agree(self)?;
+        if let Some(UnitClaim(claim)) = &request.claim {
+            let places = unit
+                .paths
+                .iter()
+                .map(|path| PathPlace::of(roots, &path.device));
+            claim(&identity, &places.collect::<Vec<_>>())?;
+        }
+
+        phases.enter(Stage::Lock);
+        let _unit = self.lease_unit(&identity.names, deadline)?;
+        self.adopt_aliases(unit, phases, deadline)?;
+        require_paths(request, unit.paths.len(), &unit.missing, None)?;
+
+        phases.enter(Stage::Settle);
+        // Now, since udev is at work: the less is left to do when it is done.
+        let named = unit.paths.len() + unit.missing.len();
+        let gathering = self.gathering(request, named)?;
+        let mut settled = self.settle_paths(unit, request, deadline)?;
+
+        let mut gathered = match gathering {
+            Some(gathering) => {
+                self.gather_map(gathering, &unit.paths, &identity, phases, deadline)?
+            }
+            None => GatheredMap::default(),
+        };
+        unit.keep(request, |path| {
+            gathered.require_in_map(path)?;
+            path.look_again()
+        })?;
+        let GatheredMap { map, why_none, .. } = gathered;
+        if map.is_none() {
+            self.read_access_states(unit, request, phases, deadline)?;
+            self.require_one_that_serves_io(unit, deadline)?;
+        }
+        let best = unit.best()?;
+        let (mut disk, mut diskseq) = (best.disk.clone(), best.diskseq);
+        if let Some((map, proof)) = &map {
+            disk = map.disk().clone();
+            diskseq = disk.diskseq()?;
+            settled = (proof.how, proof.links.clone());
+        }
+        let changed = unit.paths.iter().any(|path| path.changed);
+        if changed {
+            // Whoever takes the unit anew begins with what is on it.
+            failed_flush::sweep(roots, &identity.names, true);
+        }
+        let (how, links) = settled;
+        Ok(Attachment {
+            source: request.source.clone(),
+            node: disk.node(roots),
+            devno: disk.devno(),
+            diskseq,
+            size: disk.size()?,
+            read_only: disk.read_only()?,
+            links: blockdev::links_to(roots, disk.devno(), &links),
+            settled: how,
+            phases: Vec::new(),
+            changed,
+            unit: Unit::Scsi {
+                identity,
+                paths: unit.facts(roots, request.log_in.as_ref()),
+                missing: std::mem::take(&mut unit.missing),
+                map: map.map(|(map, _)| map.name().to_owned()),
+                no_map: why_none,
+            },
+        })
+    }
+
+    /// Where a unit is there at another LUN of the same target too (an array may
+    /// present LUN 1 as 16385), the disk that was there first is the one: two disks
+    /// of one unit on one path would have a page cache each. What this attach
+    /// scanned beside it is taken away again; what others did is left.
+    fn adopt_aliases(
+        &self,
+        unit: &mut Gathered,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        for path in &mut unit.paths {
+            let Some(other) = path.earlier_alias(self)? else {
+                continue;
+            };
+            tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
+            if path.changed {
+                self.take_down(&path.device, &mut path.watch, phases, deadline)?;
+                path.changed = false;
+            }
+            let hctl = other.hctl();
+            let mut watch = self.hub().watch(&hctl.to_string());
+            phases.enter(Stage::Identify);
+            let disk = scsi::wait_for_disk(
+                &other,
+                false,
+                self.roots(),
+                &self.lanes,
+                &mut watch,
+                deadline,
+            )?;
+            let identity = scsi::read_identity(self.roots(), &self.lanes, &other, &disk, deadline)?;
+            if !identity.compare(&path.identity).is_proven_same() {
+                let message = format!("{hctl} was scanned as the unit of another LUN and is not");
+                return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
+            }
+            (path.device, path.watch, path.identity) = (other, watch, identity);
+            path.diskseq = disk.diskseq()?;
+            path.disk = disk;
+        }
+        unit.have_each_once();
+        Ok(())
+    }
+
+    /// Waits until udev is done with each path. One of several has half of what is
+    /// left of the time, so that the others and the map have theirs.
+    fn settle_paths(
+        &self,
+        unit: &mut Gathered,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<(Settled, Vec<String>)> {
+        let mut proof = None;
+        let alone = unit.paths.len() == 1;
+        unit.keep(request, |path| {
+            let limit = if alone { deadline } else { deadline.half() };
+            let settled = self.settle(&path.disk, &mut path.watch, limit)?;
+            proof.get_or_insert((settled.how, settled.links));
+            Ok(())
+        })?;
+        Ok(proof.unwrap_or((Settled::KernelOnly, Vec::new())))
+    }
+}
+
+/// The paths of one attach so far.
+#[derive(Default)]
+pub(in crate::engine) struct Gathered {
+    pub(in crate::engine) paths: Vec<Brought>,
+    missing: Vec<MissingPath>,
+}
+
+impl Gathered {
+    pub(in crate::engine) fn first(&self) -> Result<&Brought> {
+        let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
+        self.paths.first().ok_or_else(none)
+    }
+
+    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> Vec<UnitPath> {
+        let facts = |path: &Brought| path.facts(roots, options);
+        self.paths.iter().map(facts).collect()
+    }
+
+    /// Two addresses of one device are one path.
+    fn have_each_once(&mut self) {
+        let mut once: Vec<Brought> = Vec::new();
+        for path in std::mem::take(&mut self.paths) {
+            match once.iter_mut().find(|known| known.device == path.device) {
+                Some(known) => known.changed |= path.changed,
+                None => once.push(path),
+            }
+        }
+        self.paths = once;
+    }
+
+    /// Keeps the paths that pass. One that does not, since it went away or udev
+    /// does not answer for it, is missing, as long as enough are left.
+    pub(in crate::engine) fn keep(
+        &mut self,
+        request: &AttachRequest,
+        mut pass: impl FnMut(&mut Brought) -> Result<()>,
+    ) -> Result<()> {
+        let mut failures = Vec::new();
+        for mut path in std::mem::take(&mut self.paths) {
+            match pass(&mut path) {
+                Ok(()) => self.paths.push(path),
+                Err(error) => failures.push((path, error)),
+            }
+        }
+        let enough = self.paths.len() >= request.min_paths.max(1);
+        let mut first = Ok(());
+        for (path, error) in failures {
+            if enough {
+                let missing = MissingPath::of_error(path.via.clone(), &error);
+                self.missing.push(missing);
+            } else {
+                // It is taken down with the others.
+                self.paths.push(path);
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+
+    /// Who the unit is, by the word of every path.
+    fn agree(&self, engine: &Engine) -> Result<Identity> {
+        let first = self.first()?;
+        for path in self.paths.iter().skip(1) {
+            let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
+            if !engine.may_be_one_unit(one, other) {
+                let message = format!(
+                    "the paths lead to different units: {} says that it is {}, {} that it is {}",
+                    first.via, first.identity, path.via, path.identity
+                );
+                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+            }
+        }
+        Ok(first.identity.clone())
+    }
+}
+
+impl Brought {
+    /// The device that is handed out is the one that was proven, and serves I/O.
+    fn look_again(&self) -> Result<()> {
+        self.device.require_usable(Stage::Settle)?;
+        let same = match self.diskseq {
+            // One life, so one number as well.
+            Some(life) => self.disk.diskseq()? == Some(life),
+            None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
+        };
+        if same {
+            return Ok(());
+        }
+        let message = format!("{} was replaced while it was attached", self.device.hctl());
+        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
+    }
+
+    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> UnitPath {
+        let hctl = self.device.hctl();
+        let unmet_settings = match (&self.via, options) {
+            (
+                Via::Iscsi {
+                    session: Some(id), ..
+                },
+                Some(options),
+            ) => StandingSession::new(roots, *id).unmet(roots, options, hctl),
+            _ => Vec::new(),
+        };
+        for setting in &unmet_settings {
+            tracing::warn!(via = %self.via, %setting, "a setting is not as it was chosen");
+        }
+        UnitPath {
+            via: self.via.clone(),
+            hctl,
+            unmet_settings,
+            node: self.disk.node(roots),
+            devno: self.disk.devno(),
+            diskseq: self.diskseq,
+            access_state: self.access_state,
+            changed: self.changed,
+        }
+    }
+}
+
+/// Of two failures the one that weighs more: another unit at a path's end is
+/// no outage.
+fn worse(earlier: Option<Error>, later: Error) -> Error {
+    match earlier {
+        Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
+        _ => later,
+    }
+}
+
+/// # Errors
+/// `TooFewPaths`, naming those that are missing; a path that leads to another
+/// unit is an error however many others there are.
+fn require_paths(
+    request: &AttachRequest,
+    found: usize,
+    missing: &[MissingPath],
+    cause: Option<Error>,
+) -> Result<()> {
+    let other_unit = |error: &Error| error.kind() == ErrorKind::IdentityMismatch;
+    if cause.as_ref().is_some_and(other_unit)
+        && let Some(error) = cause
+    {
+        return Err(error);
+    }
+    let wanted = request.min_paths.max(1);
+    if found >= wanted {
+        return Ok(());
+    }
+    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+    let message = format!(
+        "{wanted} {} wanted and {found} there; missing: {}",
+        if wanted == 1 { "path is" } else { "paths are" },
+        missing.join("; ")
+    );
+    let error = Error::new(ErrorKind::TooFewPaths, message);
+    Err(match cause {
+        Some(cause) => error
+            .at(cause.stage().unwrap_or(Stage::Resolve))
+            .caused_by(cause),
+        None => error.at(Stage::Resolve),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_path_that_is_missing_has_its_reason_once_and_what_is_left_of_it_is_said() {
+        let source: Source = "scsi:1:0:0:1".parse().unwrap();
+        let request = AttachRequest::new(source).min_paths(3);
+        let waited = std::time::Duration::from_secs(9);
+        let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
+        let slow = slow.with_last_seen("state=running, disk sdb");
+        let none = Error::new(ErrorKind::NotFound, "no such unit");
+        let via = |hctl: &str| Via::Address {
+            hctl: hctl.parse().unwrap(),
+        };
+        let missing = [("1:0:0:1", &slow), ("2:0:0:1", &none)]
+            .map(|(hctl, error)| MissingPath::of_error(via(hctl), error));
+        let error = require_paths(&request, 1, &missing, Some(slow)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooFewPaths);
+        assert_eq!(error.stage(), Some(Stage::Identify));
+        assert_eq!(error.last_seen(), Some("state=running, disk sdb"));
+        assert_eq!(
+            format!("{error:#}"),
+            "identify: 3 paths are wanted and 1 there; missing: scsi:1:0:0:1: timed out after \
+             9.0 s at stage identify, waiting for sdb to answer; last seen: state=running, disk \
+             sdb; scsi:2:0:0:1: no such unit"
+        );
+    }
+}

@@ -1,0 +1,337 @@
+//! One path of an attach: from an address to a disk that has said who it is.
+
+use std::collections::BTreeSet;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::AttachRequest;
+use crate::engine::attach::rollback;
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::timing::Phases;
+use crate::engine::unit::mismatch;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{DiskSeq, Hctl, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{udev_record, worker};
+use crate::scsi::{self, AccessState, Identity, ScsiDevice};
+use crate::transport::Via;
+use crate::uevent::Watch;
+
+/// A path whose unit has said who it is.
+pub(super) struct Brought {
+    pub(in crate::engine) via: Via,
+    pub(in crate::engine) device: ScsiDevice,
+    pub(in crate::engine) disk: BlockDevice,
+    pub(in crate::engine) diskseq: Option<DiskSeq>,
+    pub(in crate::engine) identity: Identity,
+    /// Once it was asked; `None` where the unit says nothing of it.
+    pub(in crate::engine) access_state: Option<AccessState>,
+    /// This attach scanned it.
+    pub(in crate::engine) changed: bool,
+    pub(in crate::engine) watch: Watch,
+}
+
+/// A disk that has said who it is.
+struct Found {
+    disk: BlockDevice,
+    diskseq: Option<DiskSeq>,
+    identity: Identity,
+}
+
+impl Found {
+    fn brought(self, via: &Via, device: ScsiDevice, changed: bool, watch: Watch) -> Brought {
+        let Self {
+            disk,
+            diskseq,
+            identity,
+        } = self;
+        Brought {
+            via: via.clone(),
+            device,
+            disk,
+            diskseq,
+            identity,
+            access_state: None,
+            changed,
+            watch,
+        }
+    }
+}
+
+/// A path that could not be had.
+pub(in crate::engine) struct Lost {
+    pub(in crate::engine) via: Via,
+    pub(in crate::engine) error: Error,
+}
+
+impl Engine {
+    /// Brings all of `ways` at once, each on a thread of its own where there are
+    /// several: hosts do not wait for each other. The stages of the slowest are
+    /// the call's.
+    pub(super) fn bring_all(
+        &self,
+        ways: Vec<(Via, Hctl)>,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Vec<Result<Brought, Lost>> {
+        let bring = |(via, hctl): (Via, Hctl), phases: &mut Phases, deadline| {
+            let brought = self.bring(&via, hctl, request, phases, deadline);
+            brought.map_err(|error| Lost { via, error })
+        };
+        let fork = phases.fork();
+        if let [_] = *ways {
+            return ways
+                .into_iter()
+                .map(|way| bring(way, phases, deadline))
+                .collect();
+        }
+        // What one path cannot do in half of the time does not take the rest of
+        // it from those that can.
+        let limit = deadline.half();
+        let vias: Vec<Via> = ways.iter().map(|(via, _)| via.clone()).collect();
+        let done = worker::each(Stage::Probe, ways, |way| {
+            let mut own = fork.clock();
+            let brought = bring(way, &mut own, limit);
+            (brought, own.part())
+        });
+        let joined = vias.into_iter().zip(done).map(|(via, one)| {
+            let (brought, own) = one.map_err(|error| Lost { via, error })?;
+            phases.adopt_if_longer(own);
+            brought
+        });
+        joined.collect()
+    }
+
+    #[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
+    fn bring(
+        &self,
+        via: &Via,
+        hctl: Hctl,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Brought> {
+        let roots = self.roots();
+        let span = tracing::Span::current();
+        // Before the scan, or its answer could be missed.
+        let mut watch = self.hub().watch(&hctl.to_string());
+        // The scan waits for the end of one that is being taken away.
+        let there = ScsiDevice::find(roots, hctl)?;
+        if let Some(device) = there
+            && !device.is_being_deleted()?
+        {
+            match self.identify(&device, false, &mut watch, phases, deadline) {
+                Ok(found) => {
+                    span.record("disk", found.disk.name());
+                    if let Some(was) = self.scanned_as_another(&device, &found)? {
+                        let now = &found.identity;
+                        self.take_down_replaced(&device, now, &mut watch, phases, deadline)
+                            .map_err(|error| stale(&error, &was, hctl, &found))?;
+                    } else {
+                        expect(request, hctl, &found)?;
+                        self.have_its_size_read(&device, &found, phases, deadline)?;
+                        return Ok(found.brought(via, device, false, watch));
+                    }
+                }
+                // No unit was connected at the last scan, and the kernel does not look
+                // again at a device that is there.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    tracing::info!(%hctl, %error, "deleting what is left");
+                    phases.enter(Stage::Delete);
+                    self.delete_bare(&device, &mut watch, deadline)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        phases.enter(Stage::Scan);
+        let under_way = Lease::of_scan(hctl);
+        let own = roots.clone();
+        let held = move || {
+            let lease = Lease::share(&own, &under_way, deadline)?;
+            if deadline.has_passed() {
+                // Its caller may have gone, and others have seen no scan.
+                let what = format!("{under_way} to begin");
+                return Err(Error::timed_out(Stage::Scan, deadline, &what));
+            }
+            Ok(lease)
+        };
+        let device = scsi::scan(roots, &self.lanes, hctl, held, deadline)
+            .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
+        let found = self
+            .identify(&device, true, &mut watch, phases, deadline)
+            .inspect(|found| {
+                span.record("disk", found.disk.name());
+            })
+            .and_then(|found| {
+                expect(request, hctl, &found)?;
+                self.have_its_size_read(&device, &found, phases, deadline)?;
+                Ok(found)
+            });
+        match found {
+            Ok(found) => Ok(found.brought(via, device, true, watch)),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => {
+                let deadline = deadline.for_rollback();
+                let undone = rollback::device(self, error, &device, &mut watch, phases, deadline);
+                Err(undone)
+            }
+        }
+    }
+
+    /// Why a scan brought no device. The kernel scans nothing, and says nothing,
+    /// where the session is not logged in or the port is not online
+    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`): so what an empty scan says
+    /// of the LUN, and why nobody answered it, counts only where the path stands after it.
+    fn why_nothing_came(
+        &self,
+        error: Error,
+        via: &Via,
+        hctl: Hctl,
+        request: &AttachRequest,
+    ) -> Error {
+        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotReady) {
+            return error;
+        }
+        let routes = match self.routes(request.sources()) {
+            Ok(routes) => routes,
+            Err(error) => return error.at(Stage::Scan),
+        };
+        let mut why = format!("{via} leads to {hctl} no more");
+        for route in routes {
+            match route.place {
+                Ok(place) if place == hctl => return error,
+                Err(missing) if route.via == *via => why = missing.to_string(),
+                _ => {}
+            }
+        }
+        Error::new(ErrorKind::TooFewPaths, why).at(Stage::Scan)
+    }
+
+    /// Waits for the disk and asks it who it is.
+    fn identify(
+        &self,
+        device: &ScsiDevice,
+        fresh: bool,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Found> {
+        let (roots, lanes) = (self.roots(), &self.lanes);
+        phases.enter(Stage::Probe);
+        let disk = scsi::wait_for_disk(device, fresh, roots, lanes, watch, deadline)?;
+        let diskseq = disk.diskseq()?;
+        phases.enter(Stage::Identify);
+        let identity = scsi::read_identity(roots, lanes, device, &disk, deadline)
+            .map_err(|error| state_behind(error, device))?;
+        Ok(Found {
+            disk,
+            diskseq,
+            identity,
+        })
+    }
+
+    /// The kernel takes a disk for empty that it looks at while the path is lost
+    /// (`sd_revalidate_disk`), and does not look again.
+    ///
+    /// # Errors
+    /// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
+    fn have_its_size_read(
+        &self,
+        device: &ScsiDevice,
+        found: &Found,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let size = found.disk.size();
+        if size.map_err(|error| state_behind(error, device))? > 0 {
+            return Ok(());
+        }
+        phases.enter(Stage::Rescan);
+        scsi::have_size_read(device, &self.lanes, deadline)?;
+        if found.disk.size()? > 0 {
+            return Ok(());
+        }
+        let (roots, lanes, disk) = (self.roots(), &self.lanes, &found.disk);
+        let why = match scsi::read_capacity(roots, lanes, device, disk, deadline) {
+            Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
+            Err(error)
+                if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
+            {
+                return Err(error);
+            }
+            Err(error) => format!("the unit does not say its size: {error}"),
+        };
+        let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
+    }
+
+    /// What a device that was there before us was scanned as, where that is not
+    /// the unit which answers now: an array gave the address to another volume.
+    /// The kernel's cache shows it, or, where somebody had the kernel read that
+    /// again, udev's record of the disk's birth.
+    fn scanned_as_another(&self, device: &ScsiDevice, found: &Found) -> Result<Option<String>> {
+        let cached = device.cached_identity()?;
+        let is_another =
+            |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
+        if is_another(&cached) {
+            return Ok(Some(cached.to_string()));
+        }
+        let born = Identity::of(self.born_as(&found.disk)?);
+        Ok(is_another(&born).then(|| born.to_string()))
+    }
+
+    /// The NAA and EUI-64 names in udev's record of this life of a disk; none
+    /// before Linux 5.15.
+    pub(in crate::engine) fn born_as(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
+        let links = udev_record::read_links(self.roots(), disk.devno())?;
+        // The record of an earlier disk of that number says nothing of this one.
+        let life = disk.diskseq()?;
+        let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
+        if !life.is_some_and(|life| links.contains(&life)) {
+            return Ok(BTreeSet::new());
+        }
+        Ok(links.iter().filter_map(|link| name_in(link)).collect())
+    }
+}
+
+/// The kernel refuses the open of an offline device as that of one that is gone
+/// (`ENXIO`, `drivers/scsi/sd.c`, `sd_open`).
+fn state_behind(error: Error, device: &ScsiDevice) -> Error {
+    if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
+        return error;
+    }
+    match device.require_usable(Stage::Identify) {
+        Err(state) => state.caused_by(error),
+        Ok(()) => error,
+    }
+}
+
+/// The NAA or EUI-64 name in one of udev's by-id links of a SCSI disk.
+fn name_in(link: &str) -> Option<Wwid> {
+    let name = link.strip_prefix("disk/by-id/")?;
+    let serial = name.strip_prefix("scsi-").unwrap_or(name);
+    let typed = ["wwn-0x", "2", "3"]
+        .iter()
+        .any(|kind| serial.starts_with(kind));
+    typed.then(|| serial.parse().ok()).flatten()
+}
+
+fn expect(request: &AttachRequest, hctl: Hctl, found: &Found) -> Result<()> {
+    match &request.expected {
+        Some(expected) if !found.identity.is(expected) => {
+            Err(mismatch(expected, &hctl.to_string(), &found.identity))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A stale device that could not be taken away.
+fn stale(error: &Error, was: &str, hctl: Hctl, found: &Found) -> Error {
+    let (name, now) = (found.disk.name(), &found.identity);
+    let message = format!(
+        "the array has given {hctl} to another unit: {name} was scanned as {was}, and {now} \
+         answers; it was not replaced: {error}"
+    );
+    Error::new(error.kind(), message).at(error.stage().unwrap_or(Stage::Claim))
+}

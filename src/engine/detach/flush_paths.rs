@@ -1,0 +1,90 @@
+//! The flush of the paths that a detach is about to delete.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::detach::foreign_unit::replaced;
+use crate::engine::detach::receipt::{Flush, PathReceipt};
+use crate::engine::detach::run::{Doomed, Way};
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// How long a path may take to write back when all has gone through its map
+/// already: nothing of its own is left to write.
+const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
+
+impl Way<'_> {
+    /// Flushes each path, and has the receipt say so.
+    pub(super) fn flush_all(&mut self, doomed: &[Doomed], deadline: Deadline) -> Result<()> {
+        for one in doomed {
+            // Its disk is gone by another's hand, with what nobody here wrote back.
+            if one.path.leaves && one.path.disk.is_none() {
+                continue;
+            }
+            let flush = self.flush(one, deadline)?;
+            if let Some(entry) = self.entry(&one.path.device) {
+                entry.flush = Some(flush);
+            }
+        }
+        self.flush_over_another(doomed, deadline)
+    }
+
+    pub(super) fn flush(&self, one: &Doomed, deadline: Deadline) -> Result<Flush> {
+        let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
+            return Ok(Flush::NoDisk);
+        };
+        if let Some(replaced) = replaced(&one.path) {
+            return Ok(replaced);
+        }
+        if !one.in_map {
+            let abandon = self.request.abandon;
+            let flushed = self.engine.write_back(claim, disk, abandon, deadline);
+            return flushed.map_err(|error| match error.last_seen() {
+                Some(_) => error,
+                None => error.with_last_seen(one.path.device.describe()),
+            });
+        }
+        let limit = deadline.at_most(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
+        let abandon = self.request.abandon;
+        self.engine
+            .write_back_below_map(claim, disk, abandon, limit)
+    }
+
+    /// Where the ALUA access state of a path took no flush of the unit's cache, another path
+    /// that was flushed is flushed again: the cache is the unit's, and holds now what came
+    /// over each of them.
+    ///
+    /// # Errors
+    /// `NotReady` where there is no other; those of a flush.
+    fn flush_over_another(&mut self, doomed: &[Doomed], deadline: Deadline) -> Result<()> {
+        let refused = |path: &PathReceipt| match &path.flush {
+            Some(Flush::PagesWritten(why)) if !path.gone => Some((path.hctl, why.clone())),
+            _ => None,
+        };
+        let Some((hctl, why)) = self.receipt.paths.iter().find_map(refused) else {
+            return Ok(());
+        };
+        for one in doomed {
+            let device = &one.path.device;
+            let was_flushed = self
+                .entry(device)
+                .is_some_and(|entry| entry.flush == Some(Flush::Done));
+            if !was_flushed {
+                continue;
+            }
+            let flush = self.flush(one, deadline)?;
+            let done = flush == Flush::Done;
+            if let Some(entry) = self.entry(device) {
+                entry.flush = Some(flush);
+            }
+            if done {
+                return Ok(());
+            }
+        }
+        let message = format!(
+            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages are \
+             written and nothing is deleted: have the target make a path active and detach again, \
+             or abandon what is unwritten"
+        );
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
+    }
+}

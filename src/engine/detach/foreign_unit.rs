@@ -1,0 +1,305 @@
+//! Other units in the way of a detach: at one of its unit's addresses, since the array
+//! has given that to another volume, or below its map.
+
+use crate::deadline::Deadline;
+use crate::engine::detach::receipt::Flush;
+use crate::engine::detach::run::Way;
+use crate::engine::unit::{KnownPath, Standing};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
+
+impl Way<'_> {
+    /// Where another unit has answered once, it does for the whole of this detach: a
+    /// path that is slow to say it again must not be written to.
+    pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
+        for path in paths {
+            let known = self.replaced.iter().find(|(it, _)| *it == path.device);
+            match (&path.standing, known) {
+                (Standing::Replaced { .. }, None) => {
+                    let kept = (path.device.clone(), path.standing.clone());
+                    self.replaced.push(kept);
+                }
+                (Standing::Silent(_), Some((_, standing))) => path.standing = standing.clone(),
+                _ => {}
+            }
+        }
+    }
+
+    /// A map may have disks below it that the kernel scanned as another unit, or of which
+    /// only names that are not unique say that they are this one, and which are none of the
+    /// `paths` for that.
+    ///
+    /// # Errors
+    /// `IdentityMismatch`, naming the disk: what the map holds would be written there.
+    pub(super) fn refuse_others_below(
+        &self,
+        map: &Map,
+        paths: &[KnownPath],
+        below: &[BlockDevice],
+        deadline: Deadline,
+    ) -> Result<()> {
+        if self.unit.names.is_empty() {
+            return Ok(());
+        }
+        let is_known = |disk: &&BlockDevice| paths.iter().all(|it| it.disk.as_ref() != Some(disk));
+        for disk in below.iter().filter(is_known) {
+            let device = match ScsiDevice::of_disk(disk) {
+                Ok(Some(device)) => device,
+                Ok(None) => continue,
+                Err(error) if error.kind() == ErrorKind::NotSupported => continue,
+                Err(error) => return Err(error.at(Stage::Identify)),
+            };
+            let path = self.engine.look_at(&device, deadline)?;
+            let there = match &path.standing {
+                Standing::Live(now) | Standing::Silent(now) | Standing::Replaced { now, .. } => now,
+            };
+            match self.unit.compare(there) {
+                Comparison::Same(Strength::Strong) => continue,
+                Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
+                _ => {}
+            }
+            let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
+            let message = format!(
+                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove that \
+                 it is a path of this unit: nothing was written to the map or taken down; have \
+                 multipathd let go of that path first"
+            );
+            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+        }
+        Ok(())
+    }
+}
+
+/// A path at which another unit answers may be below that one's map by now.
+///
+/// # Errors
+/// `InUse`, naming the map.
+pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
+    for path in paths {
+        let (Standing::Replaced { now, .. }, Some(disk)) = (&path.standing, &path.disk) else {
+            continue;
+        };
+        let Some(map) = Map::of_path(disk)? else {
+            continue;
+        };
+        if map.wwid().is_some_and(|name| now.is(&name)) {
+            let (hctl, disk, map) = (path.device.hctl(), disk.name(), map.name());
+            let message = format!("{disk} ({hctl}) is a path of the map {map} now, of {now}");
+            // Nothing of it passes by itself.
+            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve));
+        }
+    }
+    Ok(())
+}
+
+/// What was written to a map belongs to the unit that the map is named after.
+///
+/// # Errors
+/// `IdentityMismatch` where a path below the map was scanned as another unit since: what
+/// the map holds would be written there. A name that only multipathd's configuration
+/// spells otherwise is no other unit.
+pub(super) fn refuse_map_of_another(
+    map: &Map,
+    paths: &[KnownPath],
+    below: &[BlockDevice],
+) -> Result<()> {
+    let Some(name) = map.wwid() else {
+        return Ok(());
+    };
+    let of_map = Identity::of([name.clone()]);
+    for path in paths {
+        let scanned = path.standing.of();
+        let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
+        let is_another = !scanned.is(&name) && of_map.compare(scanned).is_proven_different();
+        let Some(disk) = disk.filter(|_| is_another) else {
+            continue;
+        };
+        let (map, disk, hctl) = (map.name(), disk.name(), path.device.hctl());
+        let message = format!(
+            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what was \
+             written to the map would go to that unit, so nothing was written or taken down; have \
+             the array give {hctl} back to {name} and detach again, or give up what is unwritten: \
+             dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
+        );
+        return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+    }
+    Ok(())
+}
+
+/// What is said instead of a flush where another unit answers.
+pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
+    let Standing::Replaced { now, .. } = &path.standing else {
+        return None;
+    };
+    let hctl = path.device.hctl();
+    Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
+}
+
+/// The same of a map with these disks below it.
+pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
+    let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
+    paths.iter().filter(is_below).find_map(replaced)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::detach::paths::tests::{path, way};
+    use crate::engine::detach::{DetachRequest, DetachTarget};
+    use crate::engine::telemetry::Call;
+    use crate::engine::timing::Phases;
+    use crate::id::Wwid;
+    use crate::kernel::Roots;
+
+    const OURS: &str = "naa.5000c500a1b2c3d4";
+    const ANOTHERS: &str = "naa.5000c500ffffffff";
+
+    fn unit(name: &str) -> Identity {
+        Identity {
+            names: vec![name.parse().unwrap()],
+            ..Identity::default()
+        }
+    }
+
+    /// The map of a unit over the disks of these paths.
+    fn map_over(roots: &Roots, name: &str, paths: &[KnownPath]) -> Map {
+        let dir = roots.sysfs.join("devices/virtual/block/dm-0");
+        for below in ["dm", "slaves"] {
+            fs::create_dir_all(dir.join(below)).unwrap();
+        }
+        let uuid = format!("mpath-{}", name.replace("naa.", "3"));
+        for (file, text) in [("dev", "253:0"), ("dm/uuid", &uuid), ("dm/name", "m")] {
+            fs::write(dir.join(file), format!("{text}\n")).unwrap();
+        }
+        fs::create_dir_all(roots.sysfs.join("block")).unwrap();
+        symlink(&dir, roots.sysfs.join("block/dm-0")).unwrap();
+        for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
+            symlink(disk.dir(), dir.join("slaves").join(disk.name())).unwrap();
+            fs::create_dir_all(disk.dir().join("holders")).unwrap();
+            let device = disk.dir().ancestors().nth(2).unwrap();
+            symlink(device, disk.dir().join("device")).unwrap();
+            symlink(&dir, disk.dir().join("holders/dm-0")).unwrap();
+        }
+        Map::all(roots).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_map_is_not_flushed_where_another_unit_answers_on_a_path_below_it() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mut paths =
+            [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")].map(|(hctl, disk)| path(&roots, hctl, disk));
+        let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
+        assert_eq!(replaced_below(&paths, &below), None);
+        let (was, now) = (Identity::default(), Identity::default());
+        paths[1].standing = Standing::Replaced { was, now };
+        let Some(Flush::Replaced(why)) = replaced_below(&paths, &below) else {
+            panic!("it would be flushed");
+        };
+        assert!(why.contains("answers at 2:0:0:4 now"), "{why}");
+        assert_eq!(replaced_below(&paths, &below[..1]), None);
+    }
+
+    #[test]
+    fn a_path_that_is_in_the_map_of_the_unit_that_answers_now_is_in_use() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mut paths = [path(&roots, "1:0:0:4", "sdb")];
+        map_over(&roots, ANOTHERS, &paths);
+        refuse_maps_of_others(&paths).unwrap();
+        let (was, now) = (unit(OURS), unit(ANOTHERS));
+        paths[0].standing = Standing::Replaced { was, now };
+        let error = refuse_maps_of_others(&paths).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("the map m"), "{error}");
+    }
+
+    #[test]
+    fn a_map_over_a_disk_that_was_scanned_as_another_unit_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        way.unit = Identity::of([OURS.parse::<Wwid>().unwrap()]);
+        let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")];
+        let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
+        let map = map_over(roots, OURS, &paths);
+        let below = map.paths().unwrap();
+        assert_eq!(below.len(), 2);
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        // Of one that says nothing nobody knows better.
+        way.refuse_others_below(&map, &paths[..1], &below, soon)
+            .unwrap();
+        for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
+            let mut page = vec![0, 0x83, 0, 12, 1, 3, 0, 8];
+            let digits = name.strip_prefix("naa.").unwrap();
+            page.extend(u64::from_str_radix(digits, 16).unwrap().to_be_bytes());
+            fs::write(roots.sysfs.join("devices/2:0:0:4/vpd_pg83"), page).unwrap();
+            let done = way.refuse_others_below(&map, &paths[..1], &below, soon);
+            assert_eq!(done.is_err(), refused, "{done:?}");
+            way.refuse_others_below(&map, &paths, &below, soon).unwrap();
+            if let Err(error) = done {
+                assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
+                assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_map_is_not_taken_down_whose_paths_were_scanned_as_another_unit_since() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        let mut one = path(roots, "1:0:0:4", "sdb");
+        one.standing = Standing::Live(unit(ANOTHERS));
+        let map = map_over(roots, OURS, std::slice::from_ref(&one));
+        way.seeds = vec![one.device.clone()];
+        way.looked_at = vec![one];
+        way.receipt.map = None;
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        let mut phases = Phases::new(Call::Detach, None);
+        let done = way.take_down_what_is_there(&mut phases, soon);
+        let error = done.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+        for said in [OURS, ANOTHERS, "the map m", "sdb (1:0:0:4)"] {
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        assert!(way.receipt.map.is_none() && map.is_there());
+        // A name that is no contradiction, and a path that the map does not hold.
+        let mut one = path(roots, "3:0:0:4", "sdd");
+        let below = [one.disk.clone().unwrap()];
+        one.standing = Standing::Live(unit("t10.VENDOR_x"));
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap();
+        one.standing = Standing::Live(unit(ANOTHERS));
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &[]).unwrap();
+        refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap_err();
+    }
+
+    #[test]
+    fn a_path_at_which_another_has_answered_stays_anothers_while_it_is_silent() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut way = way(&engine, &request);
+        let mut paths = [path(engine.roots(), "1:0:0:4", "sdb")];
+        let (was, now) = (unit(OURS), unit(ANOTHERS));
+        let another = Standing::Replaced { was, now };
+        paths[0].standing = another.clone();
+        way.keep_as_replaced(&mut paths);
+        paths[0].standing = Standing::Silent(unit(OURS));
+        way.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].standing, another);
+        paths[0].standing = Standing::Live(unit(OURS));
+        way.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].standing, Standing::Live(unit(OURS)));
+    }
+}

@@ -1,0 +1,236 @@
+//! The way of one NBD detach, from top to bottom.
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::detach::receipt::Flush;
+use crate::engine::detach::{DetachRequest, Detachment, Place};
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::udev_lock;
+use crate::engine::timing::Phases;
+use crate::engine::usage::claim::{Claim, Claimed};
+use crate::engine::usage::failed_flush::Lost;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex};
+use crate::kernel::machine;
+use crate::nbd::{self, NbdDevice};
+use crate::uevent;
+
+impl Engine {
+    /// Detaches the device of this backend id, and no other.
+    pub(super) fn detach_nbd_backend(
+        &self,
+        backend: BackendId,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Detachment> {
+        phases.enter(Stage::Lock);
+        let _lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
+        if let Some(device) = self.nbd_of(&backend)? {
+            return self.disconnect(&device, Some(&backend), request, phases, deadline);
+        }
+        self.require_ids()?;
+        Ok(Detachment::unchanged(Place::Nbd {
+            index: None,
+            backend: Some(backend),
+        }))
+    }
+
+    /// That no device has some backend id says that it is not connected only where the
+    /// kernel keeps them.
+    fn require_ids(&self) -> Result<()> {
+        if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
+            return Ok(());
+        }
+        for device in NbdDevice::all(self.roots())? {
+            if device.pid()?.is_none() {
+                continue;
+            }
+            let message = format!(
+                "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
+                 this source: name the device's node",
+                device.index()
+            );
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+        }
+        Ok(())
+    }
+
+    /// Detaches the device that was named, whatever its backend id.
+    pub(super) fn detach_nbd_device(
+        &self,
+        device: &NbdDevice,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Detachment> {
+        phases.enter(Stage::Lock);
+        // Another client's id may be one that we would not give.
+        let id = device
+            .backend()?
+            .and_then(|id| id.parse::<BackendId>().ok());
+        let lease = |id| Lease::take(self.roots(), &Lease::of_backend(id), deadline);
+        let _lease = id.as_ref().map(lease).transpose()?;
+        self.disconnect(device, id.as_ref(), request, phases, deadline)
+    }
+
+    fn disconnect(
+        &self,
+        device: &NbdDevice,
+        backend: Option<&BackendId>,
+        request: &DetachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Detachment> {
+        let (roots, index, disk) = (self.roots(), device.index(), device.disk());
+        let _lease = Lease::take(roots, &index.name(), deadline)?;
+        let mut watch = self.hub().watch(&index.name());
+        let place = Place::Nbd {
+            index: Some(index),
+            backend: backend.cloned(),
+        };
+        if device.pid()?.is_none() {
+            // Left of a disconnect whose end was not seen.
+            self.links().remove(&index);
+            return Ok(Detachment::unchanged(place));
+        }
+
+        let lost = Lost::of(roots, disk)?;
+        let Claimed {
+            claim,
+            flush,
+            not_looked_at,
+        } = self.claim_and_flush(disk, request.abandon, &mut watch, phases, deadline)?;
+        // Under the claim nobody else can have begun to use it; but another
+        // client can have connected the index anew before.
+        let now = device.backend()?;
+        if backend.is_some() && now.as_deref() != backend.map(BackendId::as_str) {
+            let now = now.unwrap_or_default();
+            let message = format!("nbd{index} has backend id {now:?} now: it was left alone");
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect));
+        }
+
+        phases.enter(Stage::Disconnect);
+        if let Claim::Held(file) = &claim {
+            udev_lock::keep_udev_away(file, deadline);
+        }
+        self.end_link(index, flush == Flush::Done, deadline)?;
+        // The last close lets the configuration go.
+        drop(claim);
+
+        phases.enter(Stage::Confirm);
+        nbd::wait_until_free(roots, index, &mut watch, deadline)?;
+
+        // A flush that hung has closed the device by now, and said what it had to.
+        lost.clear();
+
+        phases.enter(Stage::Settle);
+        match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {
+            // A device made for one connection is gone after it.
+            Err(error) if error.kind() == ErrorKind::Vanished => {}
+            result => drop(result?),
+        }
+        Ok(Detachment {
+            node: Some(disk.node(roots)),
+            devno: Some(disk.devno()),
+            diskseq: disk.diskseq()?,
+            safe_to_unmap: flush == Flush::Done,
+            flush: Some(flush),
+            changed: true,
+            not_looked_at,
+            ..Detachment::unchanged(place)
+        })
+    }
+
+    fn end_link(&self, index: NbdIndex, is_flushed: bool, deadline: Deadline) -> Result<()> {
+        // Out of the links first, or its end would be told as a death.
+        let link = self.links().remove(&index);
+        // The kernel says goodbye on each connection first, which a peer that
+        // is dead or hangs would block with its full buffer.
+        if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
+            link.shut_down();
+        }
+        nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
+            // It may stand: a heal goes on with what is known of it.
+            if let Some(link) = link {
+                self.links().entry(index).or_insert(link);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::Source;
+    use crate::kernel::Roots;
+    use crate::nbd::{Link, NewTimeouts};
+
+    const SOURCE: &str = "nbd://192.0.2.1/vol-7";
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(10))
+    }
+
+    /// A machine with this kernel, and one connected device that shows no id.
+    fn machine(release: &str) -> (tempfile::TempDir, Engine) {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let (dir, kernel) = (
+            roots.sysfs.join("block/nbd0"),
+            roots.proc.join("sys/kernel"),
+        );
+        for dir in [&dir, &kernel, &roots.run] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(dir.join("dev"), "43:0\n").unwrap();
+        fs::write(dir.join("pid"), "1\n").unwrap();
+        fs::write(kernel.join("osrelease"), release).unwrap();
+        (root, Engine::start(roots).unwrap())
+    }
+
+    #[test]
+    fn a_source_is_not_detached_by_finding_no_id_where_the_kernel_keeps_none() {
+        let source: Source = SOURCE.parse().unwrap();
+        let (_root, engine) = machine("5.10.0-30-amd64\n");
+        let error = engine.detach(source.clone(), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+        let device = engine.roots().sysfs.join("block/nbd0");
+        fs::remove_file(device.join("pid")).unwrap();
+        assert!(!engine.detach(source.clone(), soon()).unwrap().changed);
+        // What nbd-client connected has no id there either.
+        let (_root, engine) = machine("6.1.0\n");
+        assert!(!engine.detach(source, soon()).unwrap().changed);
+    }
+
+    #[test]
+    fn a_link_of_an_earlier_device_of_the_same_number_is_not_taken_for_its_link() {
+        let (_root, engine) = machine("6.1.0\n");
+        let index = NbdIndex::new(0).unwrap();
+        // The thread that has connected it shows as its pid.
+        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        for (connected_by, is_its_own) in [(Some(1), true), (None, true), (Some(5), false)] {
+            let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
+            let timeouts = NewTimeouts::default();
+            let link = Link::new(uri, backend, Vec::new(), timeouts, connected_by);
+            engine.links().insert(index, link);
+            let is_there = engine.links_beside(&device).contains_key(&index);
+            assert_eq!(is_there, is_its_own, "connected by {connected_by:?}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_the_kernel_was_not_brought_to_end_is_not_forgotten() {
+        let (_root, engine) = machine("6.1.0\n");
+        // The module numbers none so high, where there is one.
+        let index = NbdIndex::new(1 << 20).unwrap();
+        let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
+        let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
+        engine.links().insert(index, link);
+        engine.end_link(index, true, soon()).unwrap_err();
+        assert!(engine.links().contains_key(&index));
+    }
+}

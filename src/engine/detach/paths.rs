@@ -1,0 +1,425 @@
+//! One turn of a SCSI detach: all that is there of the unit now.
+
+use std::time::Duration;
+
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::detach::foreign_unit::{
+    refuse_map_of_another, refuse_maps_of_others, replaced_below,
+};
+use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt};
+use crate::engine::detach::run::{Doomed, Way};
+use crate::engine::timing::Phases;
+use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::usage::claim::Claim;
+use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker;
+use crate::multipath::{Daemon, Map};
+use crate::scsi::ScsiDevice;
+
+/// How long others may take with a device of which nobody can say any more whose
+/// path it is. A host that hangs must not hold up those of others.
+const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+
+impl Way<'_> {
+    /// Takes down the map and the paths that there are now; `false` where there
+    /// are none. Nothing is deleted before all is claimed and flushed.
+    pub(super) fn take_down_what_is_there(
+        &mut self,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let engine = self.engine;
+        phases.enter(Stage::Resolve);
+        let looked_at = std::mem::take(&mut self.looked_at);
+        let mut paths = engine.paths_of(&self.unit, &self.seeds, looked_at, deadline)?;
+        self.late |= paths.iter().any(|path| path.late);
+        self.keep_as_replaced(&mut paths);
+        refuse_maps_of_others(&paths)?;
+        let map = self.map_of(&paths)?;
+        if paths.is_empty() && map.is_none() {
+            self.receipt.nothing_is_there();
+            return Ok(false);
+        }
+        for path in &paths {
+            self.enter_into_receipt(path)?;
+        }
+        if let Some(map) = map {
+            let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
+            refuse_map_of_another(&map, &paths, &below)?;
+            self.refuse_others_below(&map, &paths, &below, deadline)?;
+            self.refuse_lost_below(&paths, &below)?;
+            let replaced = replaced_below(&paths, &below);
+            phases.enter(Stage::Claim);
+            self.take_map(&map, (replaced, &below), phases, deadline)?;
+            self.enter_as_in_map(&paths, &below);
+        }
+        phases.enter(Stage::Claim);
+        let looked = self.refuse_writers(&paths, deadline)?;
+        let mut doomed = Vec::new();
+        for path in paths {
+            let watch = engine.hub().watch(&path.device.hctl().to_string());
+            let in_map = self.entry(&path.device).is_some_and(|entry| entry.in_map);
+            doomed.push(Doomed {
+                path,
+                watch,
+                claim: None,
+                in_map,
+            });
+        }
+        for one in &mut doomed {
+            self.have_it_forgotten(&one.path, deadline);
+            one.claim = self.claim(one, deadline)?;
+        }
+        phases.enter(Stage::Flush);
+        self.flush_all(&doomed, deadline)?;
+        looked.again_if_old(engine, deadline)?;
+        phases.enter(Stage::Delete);
+        self.delete_all(doomed, deadline)?;
+        Ok(true)
+    }
+
+    /// Looks at the users of the paths before multipathd is told to let go of them. A
+    /// path at which another unit answers is looked at by its claim.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users.
+    fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<Looked> {
+        let is_ours = |path: &&KnownPath| !matches!(path.standing, Standing::Replaced { .. });
+        let disks = paths.iter().filter(is_ours);
+        let disks: Vec<&BlockDevice> = disks.filter_map(|path| path.disk.as_ref()).collect();
+        // Where multipathd is not told, the claims name all the others.
+        let extent = match &self.daemon {
+            Some(_) => Extent::All,
+            None => Extent::BesideClaim,
+        };
+        let looked = Looked::at(self.engine, &disks, extent, deadline)?;
+        NotLookedAt::note(&mut self.receipt.not_looked_at, &looked.not_looked_at());
+        looked.refuse_writers(self.engine)?;
+        Ok(looked)
+    }
+
+    /// The map over these paths, or the one that was named, or one that has the
+    /// unit's name and lost all its paths.
+    fn map_of(&self, paths: &[KnownPath]) -> Result<Option<Map>> {
+        let roots = self.engine.roots();
+        for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
+            if let Some(map) = Map::of_path(disk)? {
+                return Ok(Some(map));
+            }
+        }
+        if let Some(map) = self.map.clone().filter(Map::is_there) {
+            return Ok(Some(map));
+        }
+        Map::of_unit(roots, |name| name.is_unique() && self.unit.is(name))
+    }
+
+    fn take_map(
+        &mut self,
+        map: &Map,
+        (replaced, below): (Option<Flush>, &[BlockDevice]),
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut receipt = MapReceipt {
+            name: map.name().to_owned(),
+            uuid: map.uuid().to_owned(),
+            node: map.disk().node(self.engine.roots()),
+            told_to_fail: false,
+            flush: None,
+            gone: false,
+        };
+        let abandon = self.request.abandon;
+        let looked = self
+            .engine
+            .refuse_users_of_map(map, below, abandon, deadline);
+        let done = looked.and_then(|not_looked_at| {
+            NotLookedAt::note(&mut self.receipt.not_looked_at, &not_looked_at);
+            self.engine.take_map_down(
+                map,
+                (self.daemon.as_ref(), self.request, replaced),
+                &mut self.maps,
+                &mut receipt,
+                phases,
+                deadline,
+            )
+        });
+        if receipt.told_to_fail {
+            let note = format!(
+                "the map {} queued with no path left and was told to fail its I/O",
+                receipt.name
+            );
+            self.receipt.notes.push(note);
+        }
+        // Of a map that was made again the flush proves nothing about what was lost
+        // with the one before it.
+        let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
+        if let Some(lost) = before.filter(|flush| *flush != Flush::Done) {
+            receipt.flush = Some(lost);
+        }
+        self.receipt.map = Some(receipt);
+        done
+    }
+
+    /// What a path has lost by itself its map does not bring back: it is said before the
+    /// map is taken down, while all stands as it was.
+    fn refuse_lost_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
+        if self.request.abandon {
+            return Ok(());
+        }
+        let disks = paths.iter().filter_map(|path| path.disk.as_ref());
+        for disk in disks.filter(|disk| below.contains(disk)) {
+            if let Some(earlier) = Lost::read_of(self.engine.roots(), disk)? {
+                return Err(failed_flush::refuse(disk, &earlier));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the receipt say which of the paths were `below` the map that was taken
+    /// down, if its flush was done. A path beside it may hold what the map never saw.
+    fn enter_as_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
+        let map = self.receipt.map.as_ref();
+        if !map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone) {
+            return;
+        }
+        for path in paths {
+            let is_below = path.disk.as_ref().is_some_and(|disk| below.contains(disk));
+            if let Some(entry) = self.entry(&path.device).filter(|_| is_below) {
+                entry.in_map = true;
+            }
+        }
+    }
+
+    fn claim(&self, one: &mut Doomed, deadline: Deadline) -> Result<Option<Claim>> {
+        let Some(disk) = &one.path.disk else {
+            return Ok(None);
+        };
+        let abandon = self.request.abandon;
+        let watch = &mut one.watch;
+        match &one.path.standing {
+            Standing::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
+            _ => self.engine.claim(disk, abandon, watch, deadline),
+        }
+        .map(Some)
+    }
+
+    /// Deletes all at once: each on a thread of its own, so that a host that is
+    /// slow to do it does not hold up the others.
+    fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
+        let engine = self.engine;
+        let devices: Vec<_> = doomed.iter().map(|one| one.path.device.clone()).collect();
+        let ended = worker::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
+        let mut first = Ok(());
+        for (device, ended) in devices.into_iter().zip(ended) {
+            let result = ended.and_then(|result| result);
+            if let Some(entry) = self.entry(&device) {
+                entry.gone = !device.is_there();
+                // Its disk has come: what is written to that is not flushed.
+                let has_come = |error: &Error| error.kind() == ErrorKind::Vanished;
+                if entry.flush == Some(Flush::NoDisk) && result.as_ref().is_err_and(has_come) {
+                    entry.flush = None;
+                }
+            }
+            if first.is_ok() {
+                first = result.map_err(|error| error.at(Stage::Delete));
+            }
+        }
+        first
+    }
+
+    /// multipathd would take the path into a map again. One that hangs has half of
+    /// the time.
+    fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
+        let limit = deadline.half();
+        if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
+            && let Err(error) = daemon.delete_path(disk.name(), limit)
+        {
+            // The path's own removal tells it too; it is asked in the end.
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+        }
+    }
+
+    /// Whether a failure may be another one, or none, the next time: a flush that
+    /// failed would succeed the next time and prove nothing.
+    pub(super) fn may_pass(&mut self, error: &Error, deadline: Deadline) -> bool {
+        match (error.stage(), error.kind()) {
+            (Some(Stage::Flush), _) => false,
+            (_, ErrorKind::Vanished) => true,
+            (Some(Stage::Claim), ErrorKind::Quarantined) => self.late,
+            (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
+                match self.may_be_let_go(deadline) {
+                    Some(passes) => {
+                        self.unseen = false;
+                        passes
+                    }
+                    // It has let go of it since, or is not to be seen at all.
+                    None => !std::mem::replace(&mut self.unseen, true),
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether all that holds the unit's disks is its map, one that is being removed
+    /// among them, or a process that looks at disks and lets go of them; `None` where
+    /// nothing is seen to hold them.
+    fn may_be_let_go(&self, deadline: Deadline) -> Option<bool> {
+        let roots = self.engine.roots();
+        let look = || {
+            let at_once = Deadline::after(Duration::ZERO);
+            let paths = self
+                .engine
+                .paths_of(&self.unit, &self.seeds, Vec::new(), at_once)?;
+            let map = self.map_of(&paths)?;
+            if let Some(map) = &map {
+                let below = map.paths()?;
+                let refused = self
+                    .engine
+                    .refuse_users_of_map(map, &below, false, deadline);
+                return Ok(Some(refused.is_ok()));
+            }
+            let disks = paths.iter().filter_map(|path| path.disk.as_ref());
+            let disks: Vec<&BlockDevice> = disks.collect();
+            let all = self.engine.users_of_each(&disks, Extent::All, deadline)?;
+            let act = Act::RemoveMap {
+                beside_own_flush: false,
+            };
+            let mut one_goes = false;
+            for users in all {
+                if let Usage::Busy(_) = users.judge(roots, act) {
+                    return Ok(Some(false));
+                }
+                one_goes |= users.has_stacked();
+            }
+            Ok::<_, Error>(one_goes.then_some(true))
+        };
+        look().unwrap_or(Some(false))
+    }
+
+    /// Waits until multipathd says itself that it knows none of the paths.
+    pub(super) fn wait_until_forgotten(
+        &mut self,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Some(daemon) = &self.daemon else {
+            return Ok(());
+        };
+        phases.enter(Stage::Forget);
+        for path in &mut self.receipt.paths {
+            let Some(name) = path.node.as_ref().and_then(|node| node.file_name()) else {
+                continue;
+            };
+            let name = name.to_string_lossy().into_owned();
+            let mut pauses = Backoff::new(Duration::from_millis(2), Duration::from_millis(200));
+            path.forgotten = Some(false);
+            // A new disk of that name is not this path.
+            let reborn = self.engine.roots().sysfs.join("block").join(&name);
+            let is_known = || match daemon.knows_path(&name, deadline) {
+                // It has ended, and knows none, or is just started again.
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    Ok(Daemon::find(self.engine.roots())?.is_some())
+                }
+                known => known,
+            };
+            while !reborn.exists() && is_known()? {
+                if deadline.has_passed() {
+                    let what = format!("multipathd to forget {name} ({})", path.hctl);
+                    let error = Error::timed_out(Stage::Forget, deadline, &what);
+                    return Err(error.with_last_seen("the path is gone from the kernel"));
+                }
+                self.maps.next(deadline.at_most(pauses.pause()));
+            }
+            path.forgotten = Some(true);
+        }
+        Ok(())
+    }
+
+    /// Waits a moment for devices that somebody is taking away while we look: each
+    /// may be a path of the unit, whose last write is still to come. Says which
+    /// are not gone.
+    pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
+        let patience = deadline.at_most(LEAVING_LIMIT);
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let (roots, lanes) = (self.engine.roots(), &self.engine.lanes);
+        let mut leaving = self.engine.units().leaving(roots)?;
+        if leaving.is_empty() {
+            leaving = ScsiDevice::leaving(roots)?;
+        }
+        loop {
+            leaving.retain(|device| {
+                // What this process works on now is another unit's: this one is ours.
+                let anothers = lanes.is_at_work_on(device.hctl());
+                device.is_there() && !device.is_on_bus(roots) && !anothers
+            });
+            if leaving.is_empty() || patience.has_passed() {
+                break;
+            }
+            self.maps.next(patience.at_most(pauses.pause()));
+        }
+        let doubt = |device: &ScsiDevice| {
+            let hctl = device.hctl();
+            format!("{hctl}, which may be a path of it, is being taken away and is not gone yet")
+        };
+        Ok(leaving.iter().map(doubt).collect())
+    }
+
+    /// Has the receipt name the path, once, with its disk as soon as that has
+    /// come.
+    pub(super) fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
+        let roots = self.engine.roots();
+        if !self.devices.contains(&path.device) {
+            self.devices.push(path.device.clone());
+            self.receipt.paths.push(PathReceipt {
+                hctl: path.device.hctl(),
+                node: None,
+                devno: None,
+                diskseq: None,
+                flush: None,
+                gone: false,
+                forgotten: None,
+                in_map: false,
+            });
+        }
+        if let Some(disk) = &path.disk
+            && let Some(entry) = self.entry(&path.device)
+        {
+            entry.node = Some(disk.node(roots));
+            entry.devno = Some(disk.devno());
+            entry.diskseq = disk.diskseq()?;
+        }
+        Ok(())
+    }
+
+    /// The entry of a device that is being taken down.
+    pub(in crate::engine) fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
+        let at = self.devices.iter().position(|known| known == device)?;
+        self.receipt.paths.get_mut(at)
+    }
+
+    /// Reads back which of the receipt's paths are gone, by whosever hand.
+    pub(in crate::engine) fn read_back(&mut self) {
+        for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
+            path.gone = !device.is_there();
+        }
+    }
+}
+
+#[tracing::instrument(name = "path", skip_all, fields(hctl = %one.path.device.hctl(), disk))]
+fn delete(engine: &Engine, mut one: Doomed, deadline: Deadline) -> Result<()> {
+    if let Some(disk) = &one.path.disk {
+        tracing::Span::current().record("disk", disk.name());
+    }
+    let device = &one.path.device;
+    match (&one.path.disk, one.claim.take()) {
+        (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),
+        _ => engine.delete_bare(device, &mut one.watch, deadline),
+    }
+}
+
+#[cfg(test)]
+pub(in crate::engine) mod tests;

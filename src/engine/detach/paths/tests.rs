@@ -1,0 +1,101 @@
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::*;
+use crate::engine::detach::DetachTarget;
+use crate::engine::detach::receipt::Receipt;
+use crate::engine::detach::request::DetachRequest;
+use crate::kernel::Roots;
+use crate::scsi::Identity;
+
+pub(in crate::engine) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest) -> Way<'a> {
+    let map = MapReceipt {
+        name: "m".to_owned(),
+        uuid: "mpath-m".to_owned(),
+        node: PathBuf::from("/dev/dm-0"),
+        told_to_fail: false,
+        flush: Some(Flush::Done),
+        gone: true,
+    };
+    Way {
+        engine,
+        request,
+        seeds: Vec::new(),
+        map: None,
+        unit: Identity::default(),
+        maps: engine.hub().watch("virtual"),
+        daemon: None,
+        receipt: Receipt {
+            map: Some(map),
+            ..Receipt::default()
+        },
+        devices: Vec::new(),
+        looked_at: Vec::new(),
+        late: false,
+        unseen: false,
+        replaced: Vec::new(),
+    }
+}
+
+pub(in crate::engine) fn path(roots: &Roots, hctl: &str, disk: &str) -> KnownPath {
+    let dir = roots.sysfs.join("devices").join(hctl);
+    let block = dir.join("block").join(disk);
+    fs::create_dir_all(&block).unwrap();
+    fs::write(block.join("dev"), "8:16\n").unwrap();
+    let bus = roots.sysfs.join("bus/scsi/devices");
+    fs::create_dir_all(&bus).unwrap();
+    std::os::unix::fs::symlink(&dir, bus.join(hctl)).unwrap();
+    let device = ScsiDevice::find(roots, hctl.parse().unwrap());
+    let device = device.unwrap().unwrap();
+    KnownPath {
+        disk: device.disk().unwrap(),
+        device,
+        standing: Standing::Silent(Identity::default()),
+        leaves: false,
+        late: false,
+    }
+}
+
+#[test]
+fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
+    let root = tempfile::tempdir().unwrap();
+    let engine = Engine::start(Roots::below(root.path())).unwrap();
+    let roots = engine.roots();
+    let request = DetachRequest::new("unit:naa.5000c500a1b2c3d4".parse::<DetachTarget>().unwrap());
+    let mut way = way(&engine, &request);
+    let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc"), ("3:0:0:4", "sdd")];
+    let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
+    for path in &paths {
+        way.enter_into_receipt(path).unwrap();
+    }
+    let lost = |at: usize| Lost::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
+    let marks = [0, 1].map(lost);
+    // Before it came below the map.
+    marks[1].set(&Error::new(ErrorKind::Io, "the write failed"));
+    let below: Vec<_> = paths[..2].iter().filter_map(|it| it.disk.clone()).collect();
+    way.enter_as_in_map(&paths, &below);
+    // No disk, so its flush fails.
+    let held = Arc::new(File::open(root.path()).unwrap());
+    let mut flushes = Vec::new();
+    for path in paths {
+        let in_map = way.entry(&path.device).unwrap().in_map;
+        let doomed = Doomed {
+            watch: engine.hub().watch("1:0:0:4"),
+            claim: Some(Claim::Held(Arc::clone(&held))),
+            path,
+            in_map,
+        };
+        let deadline = Deadline::after(Duration::from_secs(30));
+        flushes.push(way.flush(&doomed, deadline));
+    }
+    assert!(
+        matches!(flushes[0], Ok(Flush::ThroughMap(_))),
+        "{flushes:?}"
+    );
+    assert_eq!(marks[0].read().unwrap(), None, "nothing was lost");
+    for flush in &flushes[1..] {
+        let error = flush.as_ref().unwrap_err();
+        assert_eq!(error.stage(), Some(Stage::Flush), "{flushes:?}");
+    }
+}

@@ -1,0 +1,209 @@
+use super::*;
+
+fn path(flush: Flush) -> PathReceipt {
+    PathReceipt {
+        hctl: "2:0:0:1".parse().unwrap(),
+        node: None,
+        devno: None,
+        diskseq: None,
+        flush: Some(flush),
+        gone: true,
+        forgotten: None,
+        in_map: false,
+    }
+}
+
+fn concluded(change: impl FnOnce(&mut Receipt)) -> bool {
+    let mut receipt = Receipt {
+        names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
+        paths: vec![path(Flush::Done), path(Flush::Done)],
+        ..Receipt::default()
+    };
+    change(&mut receipt);
+    receipt.conclude(Vec::new());
+    assert_eq!(receipt.safe_to_unmap, receipt.notes.is_empty());
+    receipt.safe_to_unmap
+}
+
+fn map(flush: Option<Flush>) -> MapReceipt {
+    MapReceipt {
+        name: "m".to_owned(),
+        uuid: "mpath-m".to_owned(),
+        node: PathBuf::from("/dev/dm-0"),
+        told_to_fail: false,
+        flush,
+        gone: true,
+    }
+}
+
+#[test]
+fn it_is_safe_to_unmap_only_when_all_was_flushed_and_all_is_gone() {
+    assert!(concluded(|_| {}));
+    assert!(!concluded(|receipt| receipt.names.clear()));
+    let vendors = "0VENDOR_disk".parse().unwrap();
+    assert!(!concluded(|receipt| receipt.names = vec![vendors]));
+    assert!(!concluded(|receipt| receipt.paths[1].gone = false));
+    assert!(!concluded(|receipt| receipt.paths[1].flush = None));
+    let unreachable = || path(Flush::Unreachable("ENXIO".to_owned()));
+    assert!(!concluded(|receipt| receipt.paths[1] = unreachable()));
+    assert!(!concluded(
+        |receipt| receipt.paths[0].forgotten = Some(false)
+    ));
+}
+
+#[test]
+fn what_fails_after_the_end_of_a_detach_leaves_its_conclusion_as_it_is() {
+    let mut receipt = Receipt::default();
+    receipt.conclude(vec!["a doubt".to_owned()]);
+    let notes = receipt.notes.clone();
+    let error = Error::new(ErrorKind::Io, "no");
+    let failure = DetachFailure::after(error, Some(receipt));
+    assert_eq!(failure.receipt.notes, notes);
+    assert!(!failure.receipt.safe_to_unmap);
+}
+
+#[test]
+fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
+    use crate::engine::detach::{Detachment, Place};
+
+    let detached = |receipt: Option<Receipt>| {
+        let place = Place::Scsi {
+            hctl: None,
+            name: None,
+        };
+        let mut detachment = Detachment::unchanged(place);
+        if let Some(mut receipt) = receipt {
+            detachment.changed = !receipt.paths.is_empty();
+            receipt.conclude(Vec::new());
+            detachment.safe_to_unmap = receipt.safe_to_unmap;
+            detachment.receipt = Some(receipt);
+        }
+        detachment
+    };
+    let unit = |flush| {
+        detached(Some(Receipt {
+            names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
+            paths: vec![path(flush)],
+            ..Receipt::default()
+        }))
+    };
+    let safe = || unit(Flush::Done);
+    let lossy = || unit(Flush::Abandoned("EIO".to_owned()));
+    for both in [safe().and(lossy()), lossy().and(safe())] {
+        assert!(both.changed && !both.safe_to_unmap);
+        let receipt = both.receipt.unwrap();
+        assert!(!receipt.safe_to_unmap);
+        assert_eq!((receipt.paths.len(), receipt.notes.len()), (2, 1));
+    }
+    // Where nothing was there any more, nothing is said.
+    for nothing in [None, Some(Receipt::default())] {
+        assert!(safe().and(detached(nothing.clone())).safe_to_unmap);
+        assert!(detached(nothing).and(safe()).safe_to_unmap);
+    }
+    let error = Error::new(ErrorKind::InUse, "no");
+    let failure = DetachFailure::from(error).after_part(safe().receipt);
+    assert!(failure.receipt.paths[0].gone && !failure.receipt.safe_to_unmap);
+}
+
+#[test]
+fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
+    let taken = |flush| {
+        concluded(|receipt| {
+            receipt.paths[1].gone = false;
+            receipt.paths[1].flush = flush;
+            receipt.nothing_is_there();
+        })
+    };
+    assert!(taken(Some(Flush::Done)));
+    assert!(!taken(None));
+}
+
+#[test]
+fn what_went_through_a_map_was_flushed_though_a_path_was_dead() {
+    let dead = || path(Flush::Unreachable("ENXIO".to_owned()));
+    let beside = |in_map| {
+        concluded(|receipt| {
+            receipt.map = Some(map(Some(Flush::Done)));
+            receipt.paths[1] = dead();
+            receipt.paths[1].in_map = in_map;
+        })
+    };
+    assert!(beside(true));
+    assert!(!beside(false), "the map never saw what it held");
+    assert!(!concluded(|receipt| {
+        receipt.map = Some(map(Some(Flush::Done)));
+        receipt.paths[1].flush = None;
+    }));
+    assert!(!concluded(|receipt| {
+        receipt.map = Some(map(None));
+    }));
+    assert!(!concluded(|receipt| {
+        receipt.map = Some(map(Some(Flush::Done)));
+        receipt.map.as_mut().unwrap().gone = false;
+    }));
+}
+
+#[test]
+fn a_receipt_with_a_name_a_path_a_map_or_a_note_has_found_something() {
+    let mut nothing = Receipt::default();
+    assert!(nothing.found_nothing());
+    nothing.conclude(Vec::new());
+    assert!(nothing.found_nothing(), "{:?}", nothing.notes);
+    let name = "naa.5000c500a1b2c3d4".parse().unwrap();
+    let changes: [&dyn Fn(&mut Receipt); 4] = [
+        &|receipt| receipt.names = vec![Wwid::clone(&name)],
+        &|receipt| receipt.paths.push(path(Flush::Done)),
+        &|receipt| receipt.map = Some(map(None)),
+        &|receipt| receipt.notes.push("an earlier flush failed".to_owned()),
+    ];
+    for change in changes {
+        let mut something = nothing.clone();
+        change(&mut something);
+        assert!(!something.found_nothing(), "{something:?}");
+    }
+}
+
+#[test]
+fn a_name_that_two_sources_share_is_listed_once_and_a_second_map_is_a_note() {
+    let receipt = |names: &[&str]| Receipt {
+        names: names.iter().map(|name| name.parse().unwrap()).collect(),
+        map: Some(map(Some(Flush::Done))),
+        ..Receipt::default()
+    };
+    let (first, second) = ("naa.5000c500a1b2c3d4", "naa.5000c500a1b2c3d5");
+    for (gone, note) in [(true, "the map m is gone"), (false, "the map m stands")] {
+        let mut both = receipt(&[first]);
+        let mut next = receipt(&[first, second]);
+        next.map.as_mut().unwrap().gone = gone;
+        both.append(next);
+        let names: Vec<String> = both.names.iter().map(ToString::to_string).collect();
+        assert_eq!(names, [first, second]);
+        assert_eq!(both.notes, [note]);
+    }
+}
+
+#[test]
+fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down() {
+    let failed = |gone: &[bool]| {
+        let paths = gone.iter().map(|gone| PathReceipt {
+            gone: *gone,
+            ..path(Flush::Done)
+        });
+        let receipt = Receipt {
+            paths: paths.collect(),
+            ..Receipt::default()
+        };
+        let error = Error::new(ErrorKind::Io, "no");
+        DetachFailure::after(error.caused_by(fmt::Error), Some(receipt))
+    };
+    let whole = failed(&[]).error.to_string();
+    for gone in [&[][..], &[true], &[true, true], &[false], &[false, false]] {
+        assert_eq!(failed(gone).to_string(), whole, "{gone:?}");
+    }
+    let part = failed(&[true, false, false]);
+    let expected = format!("{whole}; taken down in part: 2:0:0:1, 2:0:0:1 stands");
+    assert_eq!(part.to_string(), expected);
+    assert_eq!(part.kind(), ErrorKind::Io);
+    let cause = std::error::Error::source(&part).unwrap();
+    assert!(cause.is::<fmt::Error>(), "{cause}");
+}

@@ -1,0 +1,95 @@
+//! Taking one SCSI device down: claim, flush, delete, confirm, in the order that
+//! loses nothing.
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::detach::receipt::Flush;
+use crate::engine::timing::Phases;
+use crate::engine::usage::claim::Claim;
+use crate::engine::usage::failed_flush::Lost;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::scsi::{self, Identity, ScsiDevice};
+use crate::uevent::{self, Watch};
+
+impl Engine {
+    /// Takes down a device that nobody uses. The claim is held until the delete
+    /// has returned, so that nobody can mount it in between.
+    pub(in crate::engine) fn take_down(
+        &self,
+        device: &ScsiDevice,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Some(disk) = device.disk()? else {
+            phases.enter(Stage::Delete);
+            scsi::delete(device, &self.lanes, watch, deadline)?;
+            return Ok(Flush::NoDisk);
+        };
+        let claimed = self.claim_and_flush(&disk, false, watch, phases, deadline)?;
+        phases.enter(Stage::Delete);
+        self.delete(device, &disk, claimed.claim, watch, deadline)?;
+        Ok(claimed.flush)
+    }
+
+    /// Takes down what is left of a unit at an address where `now` answers: not
+    /// a byte is written, and so it is refused while anybody has it open.
+    pub(in crate::engine) fn take_down_replaced(
+        &self,
+        device: &ScsiDevice,
+        now: &Identity,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting what is left");
+        let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
+        let Some(disk) = device.disk()? else {
+            phases.enter(Stage::Delete);
+            scsi::delete(device, &self.lanes, watch, deadline)?;
+            return Ok(flush);
+        };
+        phases.enter(Stage::Claim);
+        let held = self.claim_replaced(&disk, watch, deadline)?;
+        phases.enter(Stage::Delete);
+        self.delete(device, &disk, held, watch, deadline)?;
+        Ok(flush)
+    }
+
+    /// Deletes a device that had no disk when it was looked at.
+    ///
+    /// # Errors
+    /// `Vanished` where its disk has come since, which nobody has claimed: nothing is
+    /// done. Else those of a delete.
+    pub(in crate::engine) fn delete_bare(
+        &self,
+        device: &ScsiDevice,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if let Some(disk) = device.disk()? {
+            let message = format!("{} is the disk of {} meanwhile", disk.name(), device.hctl());
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
+        }
+        scsi::delete(device, &self.lanes, watch, deadline)
+    }
+
+    /// Deletes the device under a claim and returns when udev has handled that.
+    pub(in crate::engine) fn delete(
+        &self,
+        device: &ScsiDevice,
+        disk: &BlockDevice,
+        held: Claim,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let leaving = uevent::Leaving::of(roots, disk)?;
+        let lost = Lost::of(roots, disk)?;
+        scsi::delete(device, &self.lanes, watch, deadline)?;
+        drop(held);
+        lost.clear();
+        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+    }
+}

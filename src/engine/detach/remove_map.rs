@@ -1,0 +1,359 @@
+//! Taking a multipath map down without losing what was written through it.
+
+use std::time::Duration;
+
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::detach::DetachRequest;
+use crate::engine::detach::receipt::{Flush, MapReceipt};
+use crate::engine::timing::Phases;
+use crate::engine::usage::claim::{self, Claim};
+use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::usage::{self, Act, Extent, NotLookedAt, Usage};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker;
+use crate::multipath::{self, Daemon, Map};
+use crate::uevent::{self, Watch};
+
+/// How often a map whose flush is under way is looked at; each path failure
+/// wakes us besides.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// Claims the map, flushes it, and takes it down with the maps of its
+    /// partitions. `receipt` is kept up as it goes.
+    ///
+    /// Its users were looked at before, with [`refuse_users_of_map`]. Where it is said
+    /// to be `replaced`, another unit answers below it: nothing is written there.
+    ///
+    /// [`refuse_users_of_map`]: Self::refuse_users_of_map
+    ///
+    /// # Errors
+    /// `InUse`, which names the users; `Io` where the flush failed: the map stands and
+    /// nothing below it may be deleted; `TimedOut`.
+    pub(super) fn take_map_down(
+        &self,
+        map: &Map,
+        way: (Option<&Daemon>, &DetachRequest, Option<Flush>),
+        watch: &mut Watch,
+        receipt: &mut MapReceipt,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (daemon, request, replaced) = way;
+        let how = (request.abandon, replaced.is_some());
+        self.take_partition_maps_down(map, how, watch, phases, deadline)?;
+        phases.enter(Stage::Claim);
+        let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
+        let flushed = if let Some(replaced) = replaced {
+            Ok(replaced)
+        } else {
+            phases.enter(Stage::Flush);
+            self.write_map_back(map, &claim, daemon, receipt, deadline)
+        };
+        receipt.flush = Some(match flushed {
+            Err(error) if request.abandon => Flush::Abandoned(error.to_string()),
+            flushed => flushed?,
+        });
+        // A map that is open cannot be removed; the kernel says so where somebody
+        // opens it from here on.
+        drop(claim);
+        phases.enter(Stage::RemoveMap);
+        let removed = self.remove_map(map, daemon, watch, deadline);
+        if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
+            let told = self.free_lookers(map, daemon, deadline);
+            // Why it could not be removed says more than why nobody was freed.
+            receipt.told_to_fail |= told.unwrap_or_else(|error| {
+                tracing::debug!(%error, "who looks at the map is not freed");
+                false
+            });
+        }
+        removed?;
+        receipt.gone = true;
+        Ok(())
+    }
+
+    /// Removes the maps of the map's partitions. None goes before each of them is
+    /// claimed and flushed.
+    fn take_partition_maps_down(
+        &self,
+        map: &Map,
+        (abandon, replaced): (bool, bool),
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let parts = map.partition_maps()?;
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut claimed = Vec::new();
+        for part in parts {
+            phases.enter(Stage::Claim);
+            let claim = self.claim(part.disk(), abandon && !replaced, watch, deadline)?;
+            if !replaced {
+                phases.enter(Stage::Flush);
+                self.write_back(&claim, part.disk(), abandon, deadline)?;
+            }
+            claimed.push((part, claim));
+        }
+        phases.enter(Stage::RemoveMap);
+        for (part, claim) in claimed {
+            drop(claim);
+            self.remove_map(&part, None, watch, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at the users of the map, of the maps of its partitions, and of the disks
+    /// `below` it, before anything is changed: a map that queues would be told to fail
+    /// under them. Says what could not be looked at.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users.
+    pub(super) fn refuse_users_of_map(
+        &self,
+        map: &Map,
+        below: &[BlockDevice],
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Vec<NotLookedAt>> {
+        let parts = map.partition_maps()?;
+        let maps = || std::iter::once(map).chain(&parts).map(Map::disk);
+        let disks: Vec<&BlockDevice> = maps().chain(below).collect();
+        let all = self.users_of_each(&disks, Extent::All, deadline)?;
+        let own: Vec<&str> = maps().map(BlockDevice::name).collect();
+        let mut not_looked_at = Vec::new();
+        for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
+            users.leave_out(&own);
+            let act = if place < own.len() {
+                let beside_own_flush = abandon;
+                Act::RemoveMap { beside_own_flush }
+            } else {
+                Act::TakeFlushed
+            };
+            users.refuse_busy(self.roots(), disk, act)?;
+            not_looked_at = users.not_looked_at;
+        }
+        Ok(not_looked_at)
+    }
+
+    /// Flushes under the claim. Where the map queues and no path is left, paths
+    /// may come back for half of the time; then it is told to fail its I/O, since
+    /// its flush would never end. It is not told while somebody else has it open, who
+    /// would lose what waits.
+    fn write_map_back(
+        &self,
+        map: &Map,
+        claim: &Claim,
+        daemon: Option<&Daemon>,
+        receipt: &mut MapReceipt,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Claim::Held(file) = claim else {
+            return self.write_back(claim, map.disk(), false, deadline);
+        };
+        let lost = Lost::of(self.roots(), map.disk())?;
+        if let Some(earlier) = lost.read()? {
+            return Err(failed_flush::refuse(map.disk(), &earlier));
+        }
+        let (file, disk, roots) = (file.clone(), map.disk().clone(), self.roots().clone());
+        let flush = move || claim::flush(&roots, file, &disk, &lost);
+        let flush = worker::start(Stage::Flush, flush)?;
+        let patience = deadline.half();
+        loop {
+            if let Some(flushed) = flush.wait(deadline.at_most(LOOK)) {
+                return flushed.map_err(|error| {
+                    let told = receipt.told_to_fail;
+                    explain_flush(error, map, told)
+                });
+            }
+            if deadline.has_passed() {
+                let what = format!("the map {} to write back", map.name());
+                let error = Error::timed_out(Stage::Flush, deadline, &what);
+                return Err(error.with_last_seen(map.describe()));
+            }
+            let status = map.status(self.roots(), deadline)?;
+            let stuck = status.queues && status.active() == 0;
+            if stuck && patience.has_passed() && !receipt.told_to_fail {
+                let users = self.users_of(map.disk(), Extent::BesideClaim, deadline)?;
+                let act = Act::RemoveMap {
+                    beside_own_flush: true,
+                };
+                users.refuse_busy(self.roots(), map.disk(), act)?;
+                // Where not all are seen, the kernel says whether it is our claim alone.
+                let is_ours = users.not_looked_at.is_empty()
+                    || multipath::open_count(self.roots(), map, deadline)? <= 1;
+                if is_ours {
+                    receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
+                }
+            }
+        }
+    }
+
+    /// Has I/O that finds no path fail, now and, where multipathd answers, for good.
+    /// Whether the kernel was told: it takes no word while the map is suspended.
+    fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+        tracing::warn!(
+            map = map.name(),
+            "it queues with no path left: told to fail"
+        );
+        // A daemon that hangs, or has no such map just now, has half of the time: the
+        // kernel does it without.
+        let limit = deadline.half();
+        if let Some(daemon) = daemon
+            && let Err(error) = daemon.disable_queueing(map.name(), limit)
+        {
+            tracing::debug!(%error, "multipathd does not turn queueing off");
+        }
+        match multipath::fail_if_no_path(self.roots(), map, deadline) {
+            // Suspended for a moment, or told to queue by another: at the next look.
+            Err(error) if error.kind() == ErrorKind::NotReady => {
+                tracing::debug!(%error, "not told yet");
+                Ok(false)
+            }
+            told => told.map(|()| true),
+        }
+    }
+
+    /// Who looks at a map that queues with no path left waits in its read, and has the
+    /// map open, until a path comes: multipathd that hung when it was told to fail has
+    /// it queue again. Whether it was told, after which they let go. For who gave up
+    /// what is unwritten: somebody whom /proc does not show may write there.
+    fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+        if !self.will_be_let_go(map, deadline)? {
+            return Ok(false);
+        }
+        let status = map.status(self.roots(), deadline)?;
+        if !status.queues || status.active() > 0 {
+            return Ok(false);
+        }
+        self.tell_to_fail(map, daemon, deadline)
+    }
+
+    /// Removes a map whose last path was taken out from below it, which multipathd
+    /// leaves where udev looks at it just then: again, for as long as only they have
+    /// it open who let go. One that has a path stays.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users; `TimedOut`.
+    pub(in crate::engine) fn remove_bare_map(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut watch = self.hub().watch(map.disk().name());
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        while map.is_there() {
+            match map.paths() {
+                Ok(paths) if paths.is_empty() => {}
+                Err(error) if map.is_there() => return Err(error),
+                _ => return Ok(()),
+            }
+            match self.remove_map(map, daemon, &mut watch, deadline) {
+                Err(error)
+                    if error.kind() == ErrorKind::InUse
+                        && !deadline.has_passed()
+                        && self.will_be_let_go(map, deadline)? =>
+                {
+                    watch.next(deadline.at_most(pauses.pause()));
+                }
+                Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
+                done => return done,
+            }
+        }
+        Ok(())
+    }
+
+    fn will_be_let_go(&self, map: &Map, deadline: Deadline) -> Result<bool> {
+        let users = self.users_of(map.disk(), Extent::All, deadline)?;
+        let act = Act::RemoveMap {
+            beside_own_flush: false,
+        };
+        Ok(!matches!(users.judge(self.roots(), act), Usage::Busy(_)))
+    }
+
+    /// Removes the map and returns when sysfs shows it no more and udev has
+    /// handled that.
+    fn remove_map(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        let disk = map.disk();
+        let lost = Lost::of(roots, disk)?;
+        let leaving = uevent::Leaving::of(roots, disk)?;
+        // So that it is not made again when a path's event comes. A daemon that hangs
+        // has half of the time: the kernel does it without.
+        let limit = deadline.half();
+        if let Some(daemon) = daemon
+            && let Err(error) = daemon.delete_map(map.name(), limit)
+        {
+            tracing::debug!(%error, "multipathd does not remove the map");
+        }
+        if map.is_there() {
+            multipath::remove(roots, map, watch, deadline).map_err(|error| match error.kind() {
+                ErrorKind::InUse => self.name_holders(map, error, deadline),
+                _ => error,
+            })?;
+        }
+        lost.clear();
+        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+    }
+
+    fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {
+        match self.users_of(map.disk(), Extent::All, deadline) {
+            Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
+            Err(_) => error,
+        }
+    }
+}
+
+fn explain_flush(error: Error, map: &Map, told_to_fail: bool) -> Error {
+    let told = if told_to_fail {
+        " after it was told to fail, since it queued with no path left"
+    } else {
+        ""
+    };
+    let message = format!(
+        "the map {} could not be written back{told}; nothing below it was deleted",
+        map.name()
+    );
+    Error::new(error.kind(), message)
+        .at(Stage::Flush)
+        .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_map_is_refused_to_its_users_before_a_claim() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let dir = roots.sysfs.join("block/dm-0");
+        fs::create_dir_all(dir.join("dm")).unwrap();
+        let uuid = "mpath-35000c500a1b2c3d4";
+        for (file, text) in [("dev", "253:0"), ("dm/uuid", uuid), ("dm/name", "m")] {
+            fs::write(dir.join(file), format!("{text}\n")).unwrap();
+        }
+        fs::create_dir_all(roots.proc.join("self")).unwrap();
+        let mount = "36 1 253:0 / /mnt rw - ext4 /dev/dm-0 rw\n";
+        fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
+        let map = Map::all(roots).unwrap().remove(0);
+        let soon = Deadline::after(Duration::from_secs(30));
+        let refused = engine.refuse_users_of_map(&map, &[], false, soon);
+        // A claim would have failed otherwise: the map has no node here.
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InUse);
+    }
+}

@@ -1,0 +1,466 @@
+//! The logins of an attach: where no session is there, through every portal at
+//! once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::iscsi::sessions::{
+    after_the_dead, end_if_down, end_if_nobody_uses, end_if_unused, login_lease_of, share,
+};
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::timing::Phases;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Iqn, Portal, SessionId, Source};
+use crate::iscsi::{self, SessionName, SessionOptions, StandingSession};
+use crate::kernel::Roots;
+use crate::multipath::Daemon;
+use crate::transport::{Missing, MissingReason, Route, Via};
+
+/// How long I/O waits for a lost session where there are other paths, and where
+/// there are none: `node.session.timeo.replacement_timeout` as open-iscsi's README
+/// has it with multipath, and as it is by default.
+const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
+const RECOVERY_ALONE: Duration = Duration::from_secs(120);
+/// How long portals may take beside those that are enough already, at least.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The sessions of one attach, and the right to use them.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Sessions {
+    shares: Vec<Lease>,
+    /// Those of ours that it shares, whoever made them.
+    used: Vec<StandingSession>,
+    fresh: Vec<Fresh>,
+    /// Why there is none.
+    failures: BTreeMap<SessionName, Error>,
+}
+
+/// A route, and why the login for it failed, where one was tried.
+pub(in crate::engine) type Tried = (Route, Option<Error>);
+
+/// A route of a source, and the target that it leads to, where that has a name:
+/// several targets may be behind one portal.
+#[derive(Debug)]
+struct Way<'a> {
+    target: Option<&'a Iqn>,
+    route: Route,
+}
+
+impl Sessions {
+    /// Why the login of this way failed, where one was tried.
+    fn why_none(&mut self, way: &Way<'_>, options: &SessionOptions) -> Option<Error> {
+        match (&way.route.via, way.target) {
+            (
+                Via::Iscsi {
+                    portal,
+                    session: None,
+                },
+                Some(target),
+            ) => self.failures.remove(&name_of(options, target, portal)),
+            _ => None,
+        }
+    }
+
+    /// The attach has succeeded: what was made for it stands.
+    pub(in crate::engine) fn keep(self) {
+        for fresh in self.fresh {
+            fresh.keep();
+        }
+    }
+
+    /// The attach has failed: what was made for it is ended, unless another uses
+    /// it by now. So is what another attach has made and left to this one, as it was
+    /// shared: of several that fail the last one ends it.
+    pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
+        drop(self.shares);
+        let is_fresh =
+            |used: &StandingSession| self.fresh.iter().any(|fresh| fresh.session == *used);
+        for session in self.used.iter().filter(|used| !is_fresh(used)) {
+            end_if_nobody_uses(roots, session, deadline);
+        }
+        if deadline.has_passed() {
+            // Each is ended by a thread of its own, for which nobody waits.
+            return drop(self.fresh);
+        }
+        for fresh in self.fresh {
+            let session = fresh.keep();
+            if let Err(error) = end_if_unused(roots, &session, deadline) {
+                tracing::warn!(session = %session.id(), %error, "a session is left");
+            }
+        }
+    }
+}
+
+/// A session that was just made, for an attach that may have gone by now.
+#[derive(Debug)]
+struct Fresh {
+    roots: Roots,
+    session: StandingSession,
+    is_kept: bool,
+}
+
+impl Fresh {
+    fn keep(mut self) -> StandingSession {
+        self.is_kept = true;
+        self.session.clone()
+    }
+}
+
+impl Drop for Fresh {
+    /// Nobody waits for it any more.
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let (roots, session) = (self.roots.clone(), self.session.clone());
+        let end = move || {
+            let deadline = Deadline::after(Duration::from_secs(30));
+            if let Err(error) = end_if_unused(&roots, &session, deadline) {
+                tracing::warn!(session = %session.id(), %error, "a session is left");
+            }
+        };
+        let _ = thread::Builder::new()
+            .name("lunbd-logout".to_owned())
+            .spawn(end);
+    }
+}
+
+impl Engine {
+    /// Where the sources lead, after the logins that are wanted. The sessions of
+    /// ours among them stand until what is returned is dropped.
+    pub(in crate::engine) fn routes_with_sessions(
+        &self,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<(Vec<Tried>, Sessions)> {
+        let mut sessions = Sessions::default();
+        match self.routes_over(request, phases, &mut sessions, deadline) {
+            Ok(routes) => Ok((routes, sessions)),
+            Err(error) => {
+                sessions.give_up(self.roots(), deadline.for_rollback());
+                Err(error)
+            }
+        }
+    }
+
+    fn routes_over(
+        &self,
+        request: &AttachRequest,
+        phases: &mut Phases,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) -> Result<Vec<Tried>> {
+        loop {
+            let ways = self.ways(request)?;
+            // Ended by another, just now or some time ago.
+            let all_stand = self.share_all(&ways, request, sessions, deadline)?;
+            let mut wanted = match &request.log_in {
+                Some(options) if all_stand => wanted(&ways, request, options),
+                _ => Vec::new(),
+            };
+            wanted.retain(|name| !sessions.failures.contains_key(name));
+            match &request.log_in {
+                Some(options) if !wanted.is_empty() => {
+                    phases.enter(Stage::Login);
+                    let there = ways.iter().filter(|way| way.route.place.is_ok()).count();
+                    let enough = request.min_paths.max(1).saturating_sub(there);
+                    self.log_in_all(wanted, options, request, enough, sessions, deadline);
+                }
+                options if all_stand => {
+                    let explain = |way: Way<'_>| {
+                        let options = options.as_ref();
+                        let why = options.and_then(|options| sessions.why_none(&way, options));
+                        (way.route, why)
+                    };
+                    return Ok(ways.into_iter().map(explain).collect());
+                }
+                _ => {}
+            }
+            if deadline.has_passed() {
+                let what = "the sessions to stand";
+                return Err(Error::timed_out(Stage::Login, deadline, what));
+            }
+        }
+    }
+
+    fn ways<'a>(&self, request: &'a AttachRequest) -> Result<Vec<Way<'a>>> {
+        let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
+        let mut ways = Vec::new();
+        for source in request.sources() {
+            let target = match source {
+                Source::Iscsi(uri) => Some(uri.target()),
+                _ => None,
+            };
+            let routes = self.routes_as(source, initiator)?.into_iter();
+            ways.extend(routes.map(|route| Way { target, route }));
+        }
+        Ok(ways)
+    }
+
+    /// Where the source leads; with `initiator`, over its sessions alone: an array
+    /// shows its units to one and not to another.
+    pub(in crate::engine) fn routes_as(
+        &self,
+        source: &Source,
+        initiator: Option<&Iqn>,
+    ) -> Result<Vec<Route>> {
+        let mut routes = self.routes(std::iter::once(source))?;
+        let Some(initiator) = initiator else {
+            return Ok(routes);
+        };
+        for route in &mut routes {
+            let Some((id, session)) = self.session_of(route) else {
+                continue;
+            };
+            let name = session.name()?;
+            if let Some(other) = name.filter(|name| name.initiator != *initiator) {
+                if let Via::Iscsi { session, .. } = &mut route.via {
+                    *session = None;
+                }
+                route.place = Err(Missing {
+                    reason: MissingReason::NoSession,
+                    text: format!("session {id} is that of {}", other.initiator),
+                    hctl: None,
+                });
+            }
+        }
+        Ok(routes)
+    }
+
+    fn session_of(&self, route: &Route) -> Option<(SessionId, StandingSession)> {
+        match route.via {
+            Via::Iscsi {
+                session: Some(id), ..
+            } => Some((id, StandingSession::new(self.roots(), id))),
+            _ => None,
+        }
+    }
+
+    /// Shares the right to each session of ours. `false` where one was ended
+    /// before we had it, or was just started, or is in our way: a logout that was not
+    /// finished, or, where there is to be a login, a lost session that has no devices.
+    fn share_all(
+        &self,
+        ways: &[Way<'_>],
+        request: &AttachRequest,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let roots = self.roots();
+        sessions.shares.clear();
+        sessions.used.clear();
+        let mut all_stand = true;
+        for Way { route, .. } in ways {
+            let Some((_, session)) = self.session_of(route) else {
+                continue;
+            };
+            match &route.place {
+                Ok(_) => {
+                    let right = share(roots, &session, deadline)?;
+                    if right.is_some() && request.log_in.is_some() {
+                        sessions.used.push(session.clone());
+                    }
+                    sessions.shares.extend(right);
+                    let state = session.state()?;
+                    all_stand &= state.as_deref() == Some(StandingSession::LOGGED_IN);
+                }
+                Err(missing) => {
+                    let is_down = match missing.reason {
+                        MissingReason::NoTarget => true,
+                        MissingReason::SessionDown { .. } => request.log_in.is_some(),
+                        _ => false,
+                    };
+                    let stands = || {
+                        let state = session.state()?;
+                        Ok::<_, Error>(state.as_deref() == Some(StandingSession::LOGGED_IN))
+                    };
+                    // Another may have been at its login when it was looked at.
+                    let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
+                    all_stand &= !(is_down
+                        && (end_if_down(roots, &session, deadline)?
+                            || !session.is_there()
+                            || was_down && stands()?));
+                }
+            }
+        }
+        Ok(all_stand)
+    }
+
+    /// Logs in through all portals at once. Waits for `enough` of them, then for
+    /// the others as long again.
+    fn log_in_all(
+        &self,
+        names: Vec<SessionName>,
+        options: &SessionOptions,
+        request: &AttachRequest,
+        mut enough: usize,
+        sessions: &mut Sessions,
+        deadline: Deadline,
+    ) {
+        let portals: usize = request.sources().map(portals_of).sum();
+        let has_other_paths = match request.multipath {
+            Multipath::Require => true,
+            // Without the daemon there will be no map, and I/O has no other path.
+            Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
+            Multipath::Off => false,
+        };
+        let options = options.clone().recovery_timeout_or(if has_other_paths {
+            RECOVERY_WITH_PATHS
+        } else {
+            RECOVERY_ALONE
+        });
+        // What one portal cannot do in half of the time does not take the rest of
+        // it from those that can.
+        let limit = if portals > 1 {
+            deadline.half()
+        } else {
+            deadline
+        };
+        let (told, came) = mpsc::channel();
+        let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
+        for name in names {
+            let started = self.log_in_beside(name.clone(), &options, limit, told.clone());
+            waited_for.insert(name, started.err());
+        }
+        drop(told);
+        let mut patience = limit;
+        loop {
+            if enough == 0 {
+                // Those that are enough did it in this time.
+                let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
+                patience = limit.at_most(as_long_again);
+                enough = usize::MAX;
+            }
+            match came.recv_timeout(patience.turn()) {
+                Ok((name, Ok(fresh))) => {
+                    waited_for.remove(&name);
+                    sessions.fresh.extend(fresh);
+                    enough = enough.saturating_sub(1);
+                }
+                Ok((name, Err(error))) => {
+                    waited_for.insert(name, Some(error));
+                }
+                Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
+                // Each ends by itself now. What it has made is to be given up.
+                Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
+                    patience = limit.for_rollback();
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        for (name, error) in waited_for {
+            let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
+            let error = error.unwrap_or_else(slow);
+            tracing::debug!(%name, %error, "no session");
+            sessions.failures.insert(name, error);
+        }
+    }
+
+    /// Logs in on a thread of its own, which nobody has to wait for: a session
+    /// that comes too late is ended again.
+    fn log_in_beside(
+        &self,
+        name: SessionName,
+        options: &SessionOptions,
+        deadline: Deadline,
+        told: mpsc::Sender<(SessionName, Result<Option<Fresh>>)>,
+    ) -> Result<()> {
+        let (roots, options) = (self.roots().clone(), options.clone());
+        let span = tracing::Span::current();
+        let run = move || {
+            let _entered = span.entered();
+            let made = log_in(&roots, &name, &options, deadline);
+            // Where nobody listens any more, what was made is dropped.
+            let _ = told.send((name, made));
+        };
+        let thread = thread::Builder::new().name("lunbd-login".to_owned());
+        thread.spawn(run).map(drop).map_err(|error| {
+            let message = format!("cannot start a thread: {error}");
+            Error::new(ErrorKind::Io, message).at(Stage::Login)
+        })
+    }
+}
+
+/// The sessions that are not there.
+fn wanted(ways: &[Way<'_>], request: &AttachRequest, options: &SessionOptions) -> Vec<SessionName> {
+    let has_session = |target: &Iqn, portal: &Portal| {
+        let mut routes = ways
+            .iter()
+            .filter(|way| way.target == Some(target))
+            .map(|way| &way.route.via);
+        routes.any(|via| matches!(via, Via::Iscsi { portal: at, session: Some(_) } if at == portal))
+    };
+    let mut names = BTreeSet::new();
+    for source in request.sources() {
+        if let Source::Iscsi(uri) = source {
+            let target = uri.target();
+            let missing = uri.portals().iter();
+            let missing = missing.filter(|portal| !has_session(target, portal));
+            names.extend(missing.map(|portal| name_of(options, target, portal)));
+        }
+    }
+    names.into_iter().collect()
+}
+
+fn name_of(options: &SessionOptions, target: &Iqn, portal: &Portal) -> SessionName {
+    SessionName {
+        initiator: options.initiator().clone(),
+        target: target.clone(),
+        portal: portal.clone(),
+    }
+}
+
+fn portals_of(source: &Source) -> usize {
+    match source {
+        Source::Iscsi(uri) => uri.portals().len(),
+        _ => 1,
+    }
+}
+
+/// Makes one session; `None` where another has made it meanwhile.
+fn log_in(
+    roots: &Roots,
+    name: &SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<Option<Fresh>> {
+    let alone = Lease::take(roots, &login_lease_of(name), deadline)?;
+    let alone = after_the_dead(roots, alone, deadline)?;
+    if find(roots, name)? {
+        return Ok(None);
+    }
+    let connection = iscsi::connect(name, options, deadline)?;
+    let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
+        // The kernel is at it still, and nobody may be there to see its end.
+        Err(error) if error.kind().is_out_of_time() => {
+            alone.leave();
+            return Err(error);
+        }
+        made => made?,
+    };
+    Ok(Some(Fresh {
+        roots: roots.clone(),
+        session: StandingSession::new(roots, made.id),
+        is_kept: false,
+    }))
+}
+
+/// Whether a session of this name serves I/O, whoever made it.
+fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
+    for session in StandingSession::all(roots)? {
+        let is_it = session.name()?.as_ref() == Some(name);
+        if is_it && session.state()?.as_deref() == Some(StandingSession::LOGGED_IN) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Devices of a session that the kernel has given up, or lost the size of, while it was
+//! lost.
+
+use std::fmt;
+
+use super::options::ONE_TRY;
+use super::spawn::beside;
+use crate::crash::point;
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::iscsi::StandingSession;
+use crate::kernel::Roots;
+use crate::scsi::{self, Lanes, ScsiDevice, State};
+
+/// Has those run again that are offline, and has the size of those read again that the
+/// kernel takes for empty.
+///
+/// A command that could not be sent for too long may have had the kernel give its
+/// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
+/// given up where the command's own end comes before that of the recovery timeout);
+/// devices whose transport alone was given up run already. Nobody else's will is
+/// overruled: what was offline before, the kernel itself has run again. A rescan while
+/// the session was lost has left a disk without a size.
+pub(super) fn bring_back(
+    roots: &Roots,
+    lanes: &Lanes,
+    session: &StandingSession,
+    deadline: Deadline,
+) {
+    let run = |device: &ScsiDevice| -> Result<()> {
+        point!(DeviceToRun);
+        scsi::set_running(device, lanes, deadline)?;
+        point!(DeviceRuns);
+        tracing::info!(hctl = %device.hctl(), "runs again");
+        Ok(())
+    };
+    let id = session.id();
+    let devices = ailing(roots, session).unwrap_or_else(|error| {
+        tracing::warn!(session = %id, %error, "its devices are not looked at");
+        Vec::new()
+    });
+    for (device, ailment) in devices {
+        let hctl = device.hctl();
+        let ran = match ailment {
+            Ailment::Offline => run(&device),
+            Ailment::NoSize => Ok(()),
+        };
+        // One that cannot be does not hold up the others.
+        match ran.and_then(|()| scsi::have_size_read(&device, lanes, deadline)) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit says no size"),
+            Err(error) => {
+                tracing::warn!(session = %id, %hctl, %error, "a device is left {ailment}");
+            }
+        }
+    }
+}
+
+/// The same of one that stands already, on a thread of its own: who has had it back
+/// may have been killed before it came to the devices, and a rescan that failed may
+/// have ended after they were looked at.
+pub(super) fn bring_back_beside(
+    roots: &Roots,
+    lanes: &Lanes,
+    session: &StandingSession,
+) -> Result<()> {
+    if ailing(roots, session).is_ok_and(|devices| devices.is_empty()) {
+        return Ok(());
+    }
+    let (roots, lanes, session) = (roots.clone(), lanes.clone(), session.clone());
+    beside(move || bring_back(&roots, &lanes, &session, Deadline::after(ONE_TRY)))
+}
+
+/// Why a device serves no I/O though its session stands.
+#[derive(Clone, Copy)]
+enum Ailment {
+    Offline,
+    NoSize,
+}
+
+impl fmt::Display for Ailment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Offline => "offline",
+            Self::NoSize => "without a size",
+        })
+    }
+}
+
+fn ailing(roots: &Roots, session: &StandingSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
+    let mut found = Vec::new();
+    for hctl in session.devices()? {
+        let Some(device) = ScsiDevice::find(roots, hctl)? else {
+            continue;
+        };
+        if device.state()? == Some(State::Offline) {
+            found.push((device, Ailment::Offline));
+        } else if scsi::shows_no_size(&device)? {
+            found.push((device, Ailment::NoSize));
+        }
+    }
+    Ok(found)
+}

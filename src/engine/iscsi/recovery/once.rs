@@ -1,0 +1,123 @@
+//! Lost sessions that are logged in again once, for a caller that keeps none.
+
+use std::time::Duration;
+
+use super::attempt::{Attempt, Ended};
+use super::options::ONE_TRY;
+use super::{KeepOptions, KeepOutcome, KeptSession, devices};
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Result, Retry, Stage};
+use crate::id::IscsiUri;
+use crate::iscsi::{Plight, SessionName, StandingSession};
+use crate::kernel::worker;
+
+impl Engine {
+    /// Logs in again those sessions of ours that lead to this source and are lost, all
+    /// at once, and says how each session of ours that leads there is. What may pass by
+    /// itself is tried again until the deadline. It is for a machine on which nobody
+    /// [keeps sessions](Engine::keep_sessions); one that somebody keeps is left to
+    /// whoever is first.
+    ///
+    /// Needs and minimum kernel as of [`Engine::keep_sessions`]. After a timeout a session
+    /// stays lost, or stands, and a repeated call goes on.
+    ///
+    /// # Errors
+    /// `NotFound` where no session of ours leads there; where sysfs cannot be read. That
+    /// a session was not had back is an outcome and no error.
+    pub fn heal_sessions(
+        &self,
+        source: &IscsiUri,
+        options: &KeepOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<KeptSession>> {
+        let sessions = self.own_sessions_to(source)?;
+        if sessions.is_empty() {
+            let message = format!(
+                "no session of lunbd's leads to {source}: `attach --log-in` makes one, and the \
+                 sessions of iscsid are its own to heal"
+            );
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        }
+        let heal = |(session, name): &(StandingSession, SessionName)| {
+            self.heal_session(session, name, options, deadline)
+        };
+        let healed = worker::each(Stage::Session, &sessions, heal);
+        healed.into_iter().map(|healed| healed?).collect()
+    }
+
+    fn own_sessions_to(&self, source: &IscsiUri) -> Result<Vec<(StandingSession, SessionName)>> {
+        let mut found = Vec::new();
+        for session in StandingSession::all(self.roots())? {
+            if let Some(name) = session.name()?
+                && name.target == *source.target()
+                && source.portals().contains(&name.portal)
+                && session.is_ours()?
+            {
+                found.push((session, name));
+            }
+        }
+        found.sort_by_key(|(session, _)| session.id());
+        Ok(found)
+    }
+
+    fn heal_session(
+        &self,
+        session: &StandingSession,
+        name: &SessionName,
+        options: &KeepOptions,
+        deadline: Deadline,
+    ) -> Result<KeptSession> {
+        let attempt = Attempt {
+            roots: self.roots().clone(),
+            lanes: self.lanes.clone(),
+            session: session.clone(),
+            ask: options.ask.clone(),
+            digests: options.digests,
+            leaves: false,
+        };
+        let mut tries = 0;
+        let outcome = attempt.repeat(&mut tries, deadline)?;
+        Ok(KeptSession {
+            session: session.id(),
+            target: Some(name.target.clone()),
+            portal: Some(name.portal.clone()),
+            outcome,
+            budget_left: None,
+            tries,
+        })
+    }
+}
+
+impl Attempt {
+    fn repeat(&self, tries: &mut u32, deadline: Deadline) -> Result<KeepOutcome> {
+        let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+        loop {
+            match self.session.plight()? {
+                None | Some(Plight::Ending) => return Ok(KeepOutcome::Gone),
+                Some(Plight::Stands) => {
+                    devices::bring_back(&self.roots, &self.lanes, &self.session, deadline);
+                    return Ok(KeepOutcome::Healthy);
+                }
+                Some(Plight::Lost | Plight::GivenUp) => *tries += 1,
+            }
+            let limit = deadline.at_most(ONE_TRY);
+            let failure = match self.run(limit) {
+                Ok(Ended::Recovered) => return Ok(KeepOutcome::Recovered),
+                Ok(Ended::NotOurs) => {
+                    let id = self.session.id();
+                    let message = format!("another process is at a login again of session {id}");
+                    Error::new(ErrorKind::InUse, message).at(Stage::Session)
+                }
+                Err(error) if error.retry() != Retry::Again => {
+                    return Ok(KeepOutcome::Failed(error));
+                }
+                Err(error) => error,
+            };
+            if deadline.has_passed() {
+                return Ok(KeepOutcome::Failed(failure));
+            }
+            deadline.pause(pauses.pause());
+        }
+    }
+}

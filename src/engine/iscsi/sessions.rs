@@ -1,0 +1,335 @@
+//! The iSCSI sessions that the engine made: who uses one, and its end when nobody
+//! does.
+//!
+//! An attach shares the right to a session of ours from before its scan until its
+//! devices are there; who ends it takes that right alone, and looks for devices
+//! under it. So no session goes away under a scan, and of two detaches the one
+//! that deletes the last device sees that there is none.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::lock::device_lock::Lease;
+use crate::error::{Error, Result, Stage};
+use crate::id::{HostNo, Iqn, SessionId};
+#[cfg(feature = "journal")]
+use crate::id::{Portal, Source};
+use crate::iscsi::{self, Plight, SessionName, StandingSession, hold_off_makers, log_out};
+use crate::kernel::{Roots, worker};
+
+fn lease_of(id: SessionId) -> String {
+    format!("iscsi-session-{id}")
+}
+
+/// What the names of the rights to log in begin with.
+pub(in crate::engine) const LOGIN: &str = "iscsi-login-";
+
+/// Of the right to log in under this name, alone.
+pub(super) fn login_lease_of(name: &SessionName) -> String {
+    format!("{LOGIN}{:?}", name.isid())
+}
+
+/// After the right to log in was taken. Where its last holder died with it, that was
+/// in the middle of a login: it may have left a session without its names, which
+/// nobody finds by them, and which is ended first.
+pub(super) fn after_the_dead(roots: &Roots, right: Lease, deadline: Deadline) -> Result<Lease> {
+    if right.was_left()
+        && let Err(error) = iscsi::end_unnamed(roots, deadline)
+    {
+        // The next is to know of it as well.
+        right.leave();
+        return Err(error);
+    }
+    Ok(right)
+}
+
+/// Ends the sessions without their names that logins have left whose processes
+/// died.
+#[cfg(feature = "journal")]
+pub(in crate::engine) fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
+    let left = Lease::take_left(roots, LOGIN)?;
+    if left.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ended = iscsi::end_unnamed(roots, deadline);
+    if ended.is_err() {
+        left.into_iter().for_each(Lease::leave);
+    }
+    ended
+}
+
+/// The right to use a session of ours, with others; `None` where it is not ours,
+/// and so is ended by nobody here.
+pub(in crate::engine) fn share(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> Result<Option<Lease>> {
+    if !session.is_ours()? {
+        return Ok(None);
+    }
+    Lease::share(roots, &lease_of(session.id()), deadline).map(Some)
+}
+
+/// Logs out a session of ours that has no devices and that nobody is about to
+/// use. Says whether it did.
+pub(super) fn end_if_unused(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> Result<bool> {
+    end_unless(roots, session, deadline, deadline, || Ok(false))
+}
+
+/// Ends a session that the caller did not name. It waits for no other process, and only the
+/// log reports a failure.
+pub(super) fn end_if_nobody_uses(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> bool {
+    let at_once = Deadline::after(Duration::ZERO);
+    let ended = end_unless(roots, session, at_once, deadline, || Ok(false));
+    ended.unwrap_or_else(|error| {
+        tracing::warn!(session = %session.id(), %error, "a session is left");
+        false
+    })
+}
+
+/// The same, but of one that serves no I/O: what was at its login when it was looked
+/// at is its maker's, who has no right to it yet.
+pub(super) fn end_if_down(
+    roots: &Roots,
+    session: &StandingSession,
+    deadline: Deadline,
+) -> Result<bool> {
+    let serves = || Ok(session.plight()? == Some(Plight::Stands));
+    end_unless(roots, session, deadline, deadline, serves)
+}
+
+fn end_unless(
+    roots: &Roots,
+    session: &StandingSession,
+    patience: Deadline,
+    deadline: Deadline,
+    stays: impl Fn() -> Result<bool>,
+) -> Result<bool> {
+    // Looked at first without the right to it: on a session that others use
+    // nobody waits for them.
+    let is_used = || Ok::<_, Error>(!session.devices()?.is_empty());
+    if !session.is_there() || !session.is_ours()? || is_used()? {
+        return Ok(false);
+    }
+    let _alone = match Lease::take(roots, &lease_of(session.id()), patience) {
+        // An attach is at work on it all the time.
+        Err(error) if error.kind().is_out_of_time() => {
+            tracing::info!(session = %session.id(), %error, "it stays");
+            return Ok(false);
+        }
+        lease => lease?,
+    };
+    // A login may be about to start it.
+    let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
+    let _nobody_makes = if is_free()? {
+        let nobody = hold_off_makers(roots, patience).map_err(|error| error.at(Stage::Logout))?;
+        if !is_free()? {
+            return Ok(false);
+        }
+        Some(nobody)
+    } else {
+        None
+    };
+    if !session.is_there() || is_used()? || stays()? {
+        return Ok(false);
+    }
+    log_out(roots, session, deadline)?;
+    tracing::info!(session = %session.id(), "logged out");
+    Ok(true)
+}
+
+impl Engine {
+    /// Whether one of our sessions is behind these SCSI hosts.
+    pub(in crate::engine) fn has_own_session(&self, hosts: &BTreeSet<HostNo>) -> Result<bool> {
+        for host in hosts {
+            for session in StandingSession::of_host(self.roots(), *host)? {
+                if session.is_ours()? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The hosts of those of our sessions with this target whose logout was begun and
+    /// not finished: who was at it may have died before the last step.
+    pub(in crate::engine) fn hosts_of_ended(&self, target: &Iqn) -> Result<BTreeSet<HostNo>> {
+        let mut hosts = BTreeSet::new();
+        for session in StandingSession::all(self.roots())? {
+            let with = match session.name()? {
+                Some(name) => Some(name.target),
+                None => session.parties_of_ended()?.map(|(_, target)| target),
+            };
+            let is_ending = session.plight()? == Some(Plight::Ending);
+            if is_ending && with.as_ref() == Some(target) && session.is_ours()? {
+                hosts.extend(session.host()?);
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Logs out those of our sessions through which these sources were to be
+    /// reached, where nothing is on them: who made one may have died before there
+    /// was a device, or after the last one went. Ends those as well that died
+    /// before they had names. Says which.
+    ///
+    /// # Errors
+    /// The first failure, at stage `logout`.
+    #[cfg(feature = "journal")]
+    pub(in crate::engine) fn end_sessions_of(
+        &self,
+        sources: &[Source],
+        initiator: &Iqn,
+        deadline: Deadline,
+    ) -> Result<Vec<SessionId>> {
+        let roots = self.roots();
+        let mut ended = end_unnamed(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
+        for session in StandingSession::all(roots)? {
+            let leads_to = |target: &Iqn, portal: Option<&Portal>| {
+                sources.iter().any(|source| match source {
+                    Source::Iscsi(uri) => {
+                        *uri.target() == *target
+                            && portal.is_none_or(|portal| uri.portals().contains(portal))
+                    }
+                    _ => false,
+                })
+            };
+            let was_for_it = match session.name()? {
+                Some(name) => {
+                    name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
+                }
+                // Who was at its logout may have died before the last step.
+                None => session
+                    .parties_of_ended()?
+                    .is_some_and(|(who, target)| who == *initiator && leads_to(&target, None)),
+            };
+            if was_for_it
+                && end_if_unused(roots, &session, deadline)
+                    .map_err(|error| error.at(Stage::Logout))?
+            {
+                ended.push(session.id());
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Those of our sessions that are not behind these SCSI hosts and are of the same
+    /// initiator with the same target as one that is: other ways to the same units.
+    fn beside(&self, behind: &[StandingSession]) -> Result<Vec<StandingSession>> {
+        let parties = |session: &StandingSession| {
+            let of_whole = session.name()?.map(|name| (name.initiator, name.target));
+            Ok::<_, Error>(of_whole.or(session.parties_of_ended()?))
+        };
+        let mut known = BTreeSet::new();
+        for session in behind {
+            if session.is_ours()? {
+                known.extend(parties(session)?);
+            }
+        }
+        let mut beside = Vec::new();
+        for session in StandingSession::all(self.roots())? {
+            let leads_there = parties(&session)?.is_some_and(|names| known.contains(&names));
+            if leads_there && !behind.contains(&session) && session.is_ours()? {
+                beside.push(session);
+            }
+        }
+        Ok(beside)
+    }
+
+    /// Logs out those of our sessions behind these SCSI hosts that are not used
+    /// any more, all at once, and those that lead to the same targets, which an attach
+    /// may have made for nothing. Says which.
+    ///
+    /// # Errors
+    /// The first failure, at stage `logout`, when all are done.
+    pub(in crate::engine) fn end_unused_sessions(
+        &self,
+        hosts: &BTreeSet<HostNo>,
+        deadline: Deadline,
+    ) -> Result<Vec<SessionId>> {
+        let roots = self.roots();
+        let mut sessions = Vec::new();
+        for host in hosts {
+            sessions.extend(StandingSession::of_host(roots, *host)?);
+        }
+        let beside = self
+            .beside(&sessions)
+            .map_err(|error| error.at(Stage::Logout))?;
+        sessions.extend(beside.iter().cloned());
+        let end = |session: &StandingSession| {
+            if beside.contains(session) {
+                return Ok(end_if_nobody_uses(roots, session, deadline));
+            }
+            end_if_unused(roots, session, deadline)
+        };
+        let done: Vec<Result<bool>> = match sessions.as_slice() {
+            [] => return Ok(Vec::new()),
+            [one] => vec![end(one)],
+            several => worker::each(Stage::Logout, several, end)
+                .into_iter()
+                .map(|ended| ended.and_then(|done| done))
+                .collect(),
+        };
+        let mut ended = Vec::new();
+        for (session, done) in sessions.iter().zip(done) {
+            match done {
+                Ok(true) => ended.push(session.id()),
+                Ok(false) => {}
+                Err(error) => return Err(error.at(Stage::Logout)),
+            }
+        }
+        Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_session_that_serves_by_now_is_left_to_the_login_that_made_it() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        // No kernel has counted so far.
+        let id = u32::MAX.to_string();
+        let host = roots.sysfs.join("devices/platform/host9/session");
+        let session = host.join("iscsi_session").join(&id);
+        let connection = host.join("iscsi_connection").join(&id);
+        let classes = [("session", "", &session), ("connection", ":0", &connection)];
+        for (kind, suffix, dir) in classes {
+            fs::create_dir_all(dir).unwrap();
+            let class = roots.sysfs.join(format!("class/iscsi_{kind}"));
+            fs::create_dir_all(&class).unwrap();
+            symlink(dir, class.join(format!("{kind}{id}{suffix}"))).unwrap();
+        }
+        let attributes = [
+            ("state", "LOGGED_IN"),
+            ("creator", "-1"),
+            ("ifacename", "lunbd"),
+            ("target_id", "0"),
+        ];
+        for (name, value) in attributes {
+            fs::write(session.join(name), value).unwrap();
+        }
+        fs::write(connection.join("state"), "up").unwrap();
+        fs::create_dir_all(&roots.run).unwrap();
+        let session = StandingSession::new(&roots, id.parse().unwrap());
+        assert!(session.is_ours().unwrap() && session.devices().unwrap().is_empty());
+        let deadline = Deadline::after(Duration::from_secs(20));
+        assert!(!end_if_down(&roots, &session, deadline).unwrap());
+    }
+}

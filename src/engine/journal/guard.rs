@@ -1,0 +1,232 @@
+//! The right to work on one volume of a journal, and to write its record.
+
+use std::sync::{Arc, PoisonError};
+
+use super::conflict::{self, Claimant};
+use super::record::{Record, VolumeSpec};
+use super::{Busy, Journal, Shared, Table, file};
+use crate::deadline::Deadline;
+use crate::engine::unit::place::PathPlace;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Hctl, VolumeId};
+use crate::kernel::worker;
+use crate::scsi::Identity;
+
+/// One caller's turn at a volume. A write that the file system does not come
+/// back from keeps it, so that nothing older can come after something newer.
+#[derive(Debug)]
+pub(in crate::engine) struct Turn {
+    shared: Arc<Shared>,
+    volume: VolumeId,
+}
+
+impl Journal {
+    /// Waits until nobody works on the volume, and takes the turn. With `wanted`
+    /// it is to be attached so: what stands against that is refused here.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `lock`; the refusals of `conflict`.
+    pub(in crate::engine) fn turn(
+        &self,
+        volume: &VolumeId,
+        wanted: Option<&VolumeSpec>,
+        deadline: Deadline,
+    ) -> Result<Arc<Turn>> {
+        let mut table = self.shared.table();
+        while table.busy.contains_key(volume) {
+            if deadline.has_passed() {
+                let what = format!("another thread to be done with volume {volume}");
+                return Err(Error::timed_out(Stage::Lock, deadline, &what));
+            }
+            let woken = self.shared.freed.wait_timeout(table, deadline.turn());
+            table = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if let Some(wanted) = wanted {
+            if let Some(known) = table.records.get(volume) {
+                conflict::with_itself(known, wanted)?;
+            }
+            for other in table.others(volume) {
+                conflict::with_another(volume, wanted, other)?;
+            }
+        }
+        let busy = Busy {
+            spec: wanted.cloned(),
+            names: Vec::new(),
+        };
+        table.busy.insert(volume.clone(), busy);
+        drop(table);
+        Ok(Arc::new(Turn {
+            shared: Arc::clone(&self.shared),
+            volume: volume.clone(),
+        }))
+    }
+
+    /// The volume that a unit is, or that is meant to be at its address.
+    pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
+        Claimant::owner(self.shared.table().claimants(), identity, hctl)
+    }
+}
+
+impl Table {
+    /// What all volumes lay claim to.
+    fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
+        let busy = self.busy.iter().filter_map(|(volume, busy)| {
+            // Who was not told how it is wanted goes on with what its record says.
+            let known = || self.records.get(volume).map(|record| &record.spec);
+            let (spec, names) = (busy.spec.as_ref().or_else(known)?, &*busy.names);
+            Some(Claimant {
+                volume,
+                spec,
+                names,
+            })
+        });
+        let known = self.records.values().map(Claimant::of);
+        known.chain(busy)
+    }
+
+    /// What the other volumes lay claim to.
+    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
+        let claimants = self.claimants();
+        claimants.filter(move |other| other.volume != volume)
+    }
+}
+
+impl Turn {
+    /// The volume's record.
+    pub(in crate::engine) fn record(&self) -> Option<Record> {
+        self.shared.table().records.get(&self.volume).cloned()
+    }
+
+    /// Claims the unit that the volume's source was found to lead to.
+    ///
+    /// # Errors
+    /// `InUse` where it is another volume's; `IdentityMismatch` where the volume
+    /// was another unit.
+    pub(in crate::engine) fn claim_unit(
+        &self,
+        identity: &Identity,
+        places: &[PathPlace],
+    ) -> Result<()> {
+        let mut table = self.shared.table();
+        if let Some(known) = table.records.get(&self.volume) {
+            conflict::with_own_unit(known, identity)?;
+        }
+        for other in table.others(&self.volume) {
+            conflict::with_unit(&self.volume, (identity, places), other)?;
+        }
+        if let Some(busy) = table.busy.get_mut(&self.volume) {
+            busy.names.clone_from(&identity.names);
+        }
+        Ok(())
+    }
+
+    /// Whether the unit at this place is another volume's.
+    pub(in crate::engine) fn is_anothers(&self, identity: &Identity, place: &PathPlace) -> bool {
+        let table = self.shared.table();
+        let mut others = table.others(&self.volume);
+        others.any(|other| other.owns(identity, place))
+    }
+
+    /// Writes the record; one that says of no boot is of this one.
+    ///
+    /// # Errors
+    /// `Io` where the disk is full; `InUse` where something is at its place that
+    /// could not be set aside; `TimedOut` at stage `journal`, and then it may
+    /// still be written.
+    pub(in crate::engine) fn write(
+        self: &Arc<Self>,
+        mut record: Record,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if record.boot.is_none() {
+            record.boot.clone_from(&self.shared.boot);
+        }
+        let bytes = record.to_bytes()?;
+        self.run(deadline, move |turn, name| {
+            let directory = &turn.shared.directory;
+            let path = directory.join(name);
+            let known = turn.shared.table().records.contains_key(&turn.volume);
+            if !known && path.symlink_metadata().is_ok() {
+                let message = "what is there could not be read as its record, or not be set aside";
+                return Err(Error::new(ErrorKind::InUse, message).with_path(path));
+            }
+            file::replace(directory, name, &bytes)?;
+            // It is there, whatever becomes of the rest.
+            let volume = turn.volume.clone();
+            turn.shared.table().records.insert(volume, record);
+            file::keep(directory)
+        })
+    }
+
+    /// Removes the record: nothing of the volume is left on this machine.
+    pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+        self.run(deadline, |turn, name| {
+            file::remove(&turn.shared.directory, name)?;
+            turn.shared.table().records.remove(&turn.volume);
+            Ok(())
+        })
+    }
+
+    fn run(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let turn = Arc::clone(self);
+        let name = file::name_of(&self.volume);
+        worker::run(
+            Stage::Journal,
+            &format!("the record of volume {} to be written", self.volume),
+            deadline,
+            || "the journal's file system has not returned".to_owned(),
+            move || act(&turn, &name),
+        )
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.table().busy.remove(&self.volume);
+        self.shared.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{AttachRequest, Engine};
+    use crate::id::Source;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_unit_is_claimed_once_also_by_those_who_go_on_with_what_their_records_say() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let turns = [1, 2].map(|lun| {
+            let volume: VolumeId = format!("pvc-{lun}").parse().unwrap();
+            let source: Source = format!("scsi:{lun}:0:0:1").parse().unwrap();
+            let record = Record {
+                volume: volume.clone(),
+                spec: VolumeSpec::of(&AttachRequest::new(source)),
+                intent: None,
+                outcome: None,
+                boot: None,
+            };
+            let turn = journal.turn(&volume, None, deadline).unwrap();
+            turn.write(record, deadline).unwrap();
+            turn
+        });
+        let identity = Identity {
+            names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
+            ..Identity::default()
+        };
+        turns[0].claim_unit(&identity, &[]).unwrap();
+        let error = turns[1].claim_unit(&identity, &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains("pvc-1"), "{error}");
+    }
+}

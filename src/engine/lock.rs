@@ -1,0 +1,5 @@
+//! The locks that processes of one machine respect.
+
+pub(super) mod device_lock;
+pub(super) mod run_dir;
+pub(super) mod udev_lock;

@@ -1,0 +1,160 @@
+//! The directory of locks and marks, `run/lunbd`.
+//!
+//! Whoever can open a file there can lock it, and a lock of another user's would hold up
+//! attaches or make a detach leave its session. So the directory is its owner's alone.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::kernel::{Roots, process};
+
+/// What its owner may do, and nobody else.
+const DIRECTORY: u32 = 0o700;
+const FILE: u32 = 0o600;
+/// The bits of a mode that are not its owner's.
+const OTHERS: u32 = 0o077;
+
+/// Where it is.
+pub(in crate::engine) fn path(roots: &Roots) -> PathBuf {
+    roots.run.join("lunbd")
+}
+
+/// Whether the directory, or where it would be made, is that of the machine's first
+/// process; `None` where that process is not to be seen.
+pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
+    if !process::shows_all_namespaces(roots).unwrap_or(false) {
+        return None;
+    }
+    let root = roots.proc.join("1/root");
+    let is_there = |path: &Path| match fs::metadata(path) {
+        Ok(found) => Some(Some((found.dev(), found.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(None),
+        Err(_) => None,
+    };
+    is_there(&root)??;
+    // The machine may be mounted elsewhere here than where it is itself.
+    let places = [roots.run.as_path(), Path::new("/run")].map(|run| {
+        let below_root = run.strip_prefix("/").unwrap_or(run);
+        root.join(below_root)
+    });
+    for run in places {
+        let pairs = [(path(roots), run.join("lunbd")), (roots.run.clone(), run)];
+        for (own, machines) in pairs {
+            match (is_there(&own)?, is_there(&machines)?) {
+                // Looked for one directory above.
+                (None, None) => {}
+                (own, machines) if own == machines => return Some(true),
+                _ => break,
+            }
+        }
+    }
+    Some(false)
+}
+
+/// Takes the directory from others where an earlier version let them in. Who may not
+/// change it, as a process that only lists devices, leaves it.
+pub(in crate::engine) fn make_private(roots: &Roots) {
+    let path = path(roots);
+    let is_open = |metadata: &fs::Metadata| metadata.mode() & OTHERS != 0;
+    if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && is_open(&found)) {
+        return;
+    }
+    if let Err(error) = fs::set_permissions(&path, fs::Permissions::from_mode(DIRECTORY)) {
+        tracing::warn!(path = %path.display(), %error, "other users can take the locks there");
+    }
+}
+
+/// Makes the directory where it is not there.
+///
+/// # Errors
+/// `NotPermitted`; `Io`.
+pub(in crate::engine) fn make(path: &Path) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        let made = fs::create_dir_all(parent);
+        made.map_err(|error| Error::io("cannot make the directory", parent, &error))?;
+    }
+    let made = DirBuilder::new().mode(DIRECTORY).create(path);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::io(
+            "cannot make the directory of locks",
+            path,
+            &error,
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Opens the file of a lock, which it makes where it is not there.
+pub(in crate::engine) fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.create(true).truncate(false).write(true);
+    options.mode(FILE).open(path)
+}
+
+/// Whether the path leads to this open file: another process may have removed it before
+/// it was locked, and locks the next one at the path.
+pub(in crate::engine) fn is_at(path: &Path, file: &File) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    let is_ours = |there: fs::Metadata| (there.dev(), there.ino()) == (ours.dev(), ours.ino());
+    Ok(fs::symlink_metadata(path).is_ok_and(is_ours))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn the_directory_of_locks_and_its_files_are_their_owners_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let directory = path(&roots);
+        make(&directory).unwrap();
+        make(&directory).unwrap();
+        assert_eq!(mode(&directory), DIRECTORY);
+        let lock = directory.join("a.lock");
+        let file = open_lock(&lock).unwrap();
+        assert_eq!(mode(&lock), FILE);
+        assert!(is_at(&lock, &file).unwrap());
+        fs::remove_file(&lock).unwrap();
+        open_lock(&lock).unwrap();
+        assert!(!is_at(&lock, &file).unwrap());
+    }
+
+    #[test]
+    fn the_directory_is_compared_with_that_of_the_machines_first_process_where_that_is_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        fs::create_dir_all(&roots.run).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), None);
+        let first = roots.proc.join("1");
+        fs::create_dir_all(&first).unwrap();
+        std::os::unix::fs::symlink("/", first.join("root")).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        make(&path(&roots)).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        // The first process has another root.
+        fs::remove_file(first.join("root")).unwrap();
+        fs::create_dir_all(first.join("root/run/lunbd")).unwrap();
+        assert_eq!(is_that_of_the_machine(&roots), Some(false));
+    }
+
+    #[test]
+    fn a_directory_that_an_earlier_version_left_open_is_closed() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        make_private(&roots);
+        assert!(!path(&roots).exists());
+        fs::create_dir_all(path(&roots)).unwrap();
+        fs::set_permissions(path(&roots), fs::Permissions::from_mode(0o755)).unwrap();
+        make_private(&roots);
+        assert_eq!(mode(&path(&roots)), DIRECTORY);
+    }
+}

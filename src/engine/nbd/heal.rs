@@ -1,0 +1,295 @@
+//! NBD devices whose server went away and came back.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::{Duration, Instant};
+
+use crate::deadline::Deadline;
+use crate::engine::HealOutcome;
+use crate::engine::Healing;
+use crate::engine::nbd::reconnect::Patient;
+use crate::engine::telemetry::{self, Call};
+use crate::engine::{Engine, NbdOptions};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::kernel::worker;
+use crate::nbd::{DeadLinks, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
+
+impl Engine {
+    /// Looks at every NBD device that was attached by its URI, by this process
+    /// or by one before it, and heals those whose server went away and is back: the
+    /// export is compared, and the kernel is given a new connection for each that is
+    /// dead, each once. Connections that live stay. The socket itself shows that the
+    /// kernel took it, and a read that the device serves. Servers are dialled again
+    /// until `deadline`, in parallel, with growing pauses.
+    ///
+    /// Of a device with several connections that another process has made nobody here sees
+    /// which are dead: one connection is dialled and offered, and closed if none is.
+    ///
+    /// A server that hangs without an end of its connection is left to the kernel, which
+    /// takes the connection for dead when a request has timed out
+    /// ([`NbdOptions::io_timeout`]). A device that was disconnected and is still open is
+    /// not healed: `Failed` with `Vanished`.
+    ///
+    /// A process that starts does this once: devices outlive it. Devices of
+    /// other backend ids are not touched; see [`heal_source`](Self::heal_source)
+    /// for ids that the caller gave. Linux 5.14, for backend ids.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read; what goes wrong with one device is its
+    /// [`HealOutcome::Failed`].
+    pub fn heal(&self, deadline: Deadline) -> Result<Vec<Healing>> {
+        telemetry::measured(Call::Heal, || {
+            let mut patients = self.patients()?;
+            Ok(self.treat(patients.values_mut(), deadline))
+        })
+    }
+
+    /// Heals the device of one source, attached with these options. Of the timeouts
+    /// it gets those that they say, and keeps the others.
+    ///
+    /// # Errors
+    /// `NotFound` where no device has its backend id; `InvalidInput` where it is
+    /// no NBD source.
+    pub fn heal_source(
+        &self,
+        source: &Source,
+        options: &NbdOptions,
+        deadline: Deadline,
+    ) -> Result<Healing> {
+        telemetry::measured(Call::Heal, || {
+            Ok(self.treatment(source, options)?.go_on(self, deadline))
+        })
+    }
+
+    /// The healing of one device in several turns: what one turn has found out,
+    /// and a read that the kernel holds until the device has a server, stay for
+    /// the next.
+    ///
+    /// # Errors
+    /// As [`heal_source`](Self::heal_source).
+    pub fn treatment(&self, source: &Source, options: &NbdOptions) -> Result<Treatment> {
+        let Source::Nbd(uri) = source else {
+            let message = format!("{source} is no NBD source: only those are healed");
+            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+        };
+        let backend = options.backend_of(source);
+        let Some(device) = self.nbd_of(&backend)? else {
+            let message = format!("no NBD device has backend id {backend}");
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        };
+        let patient = Patient::new(device, uri.clone(), backend, options.timeouts);
+        Ok(Treatment(patient.with_content(options.content_rule())))
+    }
+
+    /// The same of a volume of the journal.
+    ///
+    /// # Errors
+    /// As [`heal_source`](Self::heal_source).
+    #[cfg(feature = "journal")]
+    pub fn treatment_of(&self, spec: &crate::engine::journal::VolumeSpec) -> Result<Treatment> {
+        let Some(source) = spec.sources.first() else {
+            let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");
+            return Err(error.at(Stage::Resolve));
+        };
+        self.treatment(source, &spec.nbd_options())
+    }
+
+    /// Heals links as they die, until it is dropped.
+    ///
+    /// # Errors
+    /// `Io` where the kernel's multicasts cannot be listened to; `TimedOut`.
+    pub fn healer(&self, deadline: Deadline) -> Result<Healer<'_>> {
+        let dead_links = DeadLinks::listen(deadline)?;
+        Ok(Healer {
+            engine: self,
+            deaths: dead_links.watch(None),
+            sick: self.patients()?,
+            look_at: Instant::now() + LOOK_AGAIN,
+        })
+    }
+
+    /// Every device whose server is known: by our own link, or by a backend id
+    /// that is a URI.
+    fn patients(&self) -> Result<BTreeMap<NbdIndex, Patient>> {
+        let mut patients = BTreeMap::new();
+        for device in NbdDevice::all(self.roots())? {
+            patients.extend(
+                self.patient(device)?
+                    .map(|patient| (patient.index(), patient)),
+            );
+        }
+        Ok(patients)
+    }
+
+    fn patient(&self, device: NbdDevice) -> Result<Option<Patient>> {
+        let Some(backend) = device.backend()?.filter(|_| device.disk().dir().exists()) else {
+            return Ok(None);
+        };
+        let Ok(backend) = backend.parse::<BackendId>() else {
+            return Ok(None);
+        };
+        if let Some(link) = self.links_beside(&device).get(&device.index())
+            && link.backend == backend
+        {
+            let (uri, timeouts) = (link.uri.clone(), link.timeouts);
+            return Ok(Some(Patient::new(device, uri, backend, timeouts)));
+        }
+        // Another process has connected it: it keeps what that has said.
+        let unknown = NewTimeouts::default();
+        let uri = backend.as_str().parse::<NbdUri>().ok();
+        Ok(uri.map(|uri| Patient::new(device, uri, backend, unknown)))
+    }
+
+    /// Treats all at once, each on a thread of its own.
+    fn treat<'a>(
+        &self,
+        patients: impl Iterator<Item = &'a mut Patient>,
+        deadline: Deadline,
+    ) -> Vec<Healing> {
+        let mut patients: Vec<&mut Patient> = patients.collect();
+        let each = patients.iter_mut().map(|patient| &mut **patient);
+        let one = |patient: &mut Patient| patient.treat(self, deadline);
+        let treated = worker::each(Stage::Resolve, each, one);
+        let failed = |patient: &Patient, error| patient.healing(HealOutcome::Failed(error));
+        patients
+            .iter()
+            .zip(treated)
+            .map(|(patient, treated)| treated.unwrap_or_else(|error| failed(patient, error)))
+            .inspect(|healing| telemetry::healing(healing.outcome.as_str()))
+            .collect()
+    }
+}
+
+/// One NBD device under treatment: see [`Engine::treatment`].
+#[derive(Debug)]
+pub struct Treatment(Patient);
+
+impl Treatment {
+    /// Heals it, or says what stands in the way by `deadline`. Its server is
+    /// dialled until then, with growing pauses.
+    pub fn go_on(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+        let healing = self.0.treat(engine, deadline);
+        telemetry::healing(healing.outcome.as_str());
+        healing
+    }
+}
+
+/// The kernel may have no memory for its notice of a death.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Heals links as they die.
+#[derive(Debug)]
+pub struct Healer<'a> {
+    engine: &'a Engine,
+    deaths: LinkWatch,
+    /// Those to look at, and those whose server is not back.
+    sick: BTreeMap<NbdIndex, Patient>,
+    /// When our own ends of the links are looked at next.
+    look_at: Instant,
+}
+
+impl Healer<'_> {
+    /// Waits for the next news and returns it: at first of every device, then of those
+    /// of which a connection dies, and again of each that still lacks one, until it has
+    /// all or is detached: with growing pauses of up to 2 s where a server answers and
+    /// refuses, or serves another export. Empty when the deadline passes without any.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<Healing>> {
+        /// A link that dies meanwhile waits no longer than this.
+        const TURN: Duration = Duration::from_secs(5);
+        loop {
+            let rests = self.sick.values().map(Patient::rests_until);
+            let wakes = match rests.min() {
+                // One is to be treated now.
+                Some(None) => break,
+                Some(Some(until)) => until.min(self.look_at),
+                None => self.look_at,
+            };
+            // The kernel may have no memory for its notice, and sends none to
+            // other network namespaces: our own ends of the links are the net
+            // below.
+            let turn = wakes.saturating_duration_since(Instant::now());
+            let turn = deadline.at_most(turn);
+            match self.deaths.next(turn) {
+                Some(notice) => self.admit(notice)?,
+                None if deadline.has_passed() => return Ok(Vec::new()),
+                None if self.look_at <= Instant::now() => {
+                    self.look_at = Instant::now() + LOOK_AGAIN;
+                    self.admit_dead_links()?;
+                }
+                None => {}
+            }
+        }
+        while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
+            self.admit(notice)?;
+        }
+        let turn = deadline.at_most(TURN);
+        let due = self.sick.values_mut();
+        let due = due.filter(|patient| patient.rests_until().is_none());
+        let news = self.engine.treat(due, turn);
+        for healing in &news {
+            let is_over = match &healing.outcome {
+                HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,
+                HealOutcome::Degraded(_) => false,
+                outcome => outcome.serves(),
+            };
+            if is_over {
+                self.sick.remove(&healing.index);
+            } else if !turn.has_passed()
+                && let Some(patient) = self.sick.get_mut(&healing.index)
+            {
+                patient.rest();
+            }
+        }
+        Ok(news)
+    }
+
+    fn admit_dead_links(&mut self) -> Result<()> {
+        let links = self.engine.links();
+        let dead: Vec<_> = links
+            .iter()
+            .filter(|(_, link)| link.state().dead > 0)
+            .map(|(index, _)| *index)
+            .collect();
+        drop(links);
+        dead.into_iter()
+            .try_for_each(|index| self.admit(LinkNotice::Dead(index)))
+    }
+
+    fn admit(&mut self, notice: LinkNotice) -> Result<()> {
+        match notice {
+            LinkNotice::Dead(index) => {
+                let device = NbdDevice::find(self.engine.roots(), index)?;
+                let patient = device
+                    .map(|device| self.engine.patient(device))
+                    .transpose()?;
+                if let Some(mut patient) = patient.flatten() {
+                    patient.link_died();
+                    self.admit_patient(index, patient);
+                }
+            }
+            LinkNotice::LookAgain => {
+                for (index, patient) in self.engine.patients()? {
+                    self.admit_patient(index, patient);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One that is known stays known, unless the device has another id now.
+    fn admit_patient(&mut self, index: NbdIndex, patient: Patient) {
+        match self.sick.entry(index) {
+            Entry::Occupied(mut known) if !known.get().has_id_of(&patient) => {
+                known.insert(patient);
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(place) => {
+                place.insert(patient);
+            }
+        }
+    }
+}

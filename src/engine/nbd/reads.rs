@@ -1,0 +1,156 @@
+//! The reads that ask NBD devices whether they serve: one of each device at a time. The
+//! kernel keeps the thread of a read until the device answers, and a device without a
+//! server may answer never.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+use crate::id::NbdIndex;
+use crate::kernel::Roots;
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker::{self, Pending};
+use crate::nbd::NbdDevice;
+
+/// Which devices are being read.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct NbdReads(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    under_way: Mutex<UnderWay>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    next: u64,
+    /// The number of each device's read.
+    reads: BTreeMap<NbdIndex, u64>,
+}
+
+impl Shared {
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        // No code under this lock can leave it half changed.
+        self.under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NbdReads {
+    /// The right to read a device; `None` where an earlier read has not returned by
+    /// `deadline`.
+    fn turn(&self, index: NbdIndex, deadline: Deadline) -> Option<Turn> {
+        let mut under_way = self.0.under_way();
+        while under_way.reads.contains_key(&index) {
+            if deadline.has_passed() {
+                return None;
+            }
+            let woken = self.0.ended.wait_timeout(under_way, deadline.turn());
+            under_way = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.reads.insert(index, number);
+        let shared = Arc::clone(&self.0);
+        Some(Turn {
+            shared,
+            index,
+            number,
+        })
+    }
+
+    /// Starts a read of a device, when an earlier one has returned; `None` where that has
+    /// not by `deadline`.
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub(in crate::engine) fn start<T: Send + 'static>(
+        &self,
+        device: &NbdDevice,
+        roots: &Roots,
+        deadline: Deadline,
+        read: impl FnOnce(&BlockDevice, &Roots) -> Result<T> + Send + 'static,
+    ) -> Result<Option<Pending<T>>> {
+        let Some(turn) = self.turn(device.index(), deadline) else {
+            return Ok(None);
+        };
+        let (disk, roots) = (device.disk().clone(), roots.clone());
+        let call = move || {
+            let _until_it_returns = turn;
+            read(&disk, &roots)
+        };
+        worker::start_apart(Stage::Probe, call).map(Some)
+    }
+
+    /// The kernel took a new connection of the device. A read that went out over an old
+    /// one waits for its own timeout, and the next has not to wait for it.
+    pub(in crate::engine) fn has_new_connection(&self, index: NbdIndex) {
+        self.0.under_way().reads.remove(&index);
+        self.0.ended.notify_all();
+    }
+}
+
+/// Held by the thread that reads.
+struct Turn {
+    shared: Arc<Shared>,
+    index: NbdIndex,
+    number: u64,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut under_way = self.shared.under_way();
+        if under_way.reads.get(&self.index) == Some(&self.number) {
+            under_way.reads.remove(&self.index);
+        }
+        drop(under_way);
+        self.shared.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn index(number: u32) -> NbdIndex {
+        NbdIndex::new(number).unwrap()
+    }
+
+    fn now() -> Deadline {
+        Deadline::after(Duration::ZERO)
+    }
+
+    #[test]
+    fn a_device_is_read_again_when_its_read_has_returned_and_others_do_not_wait_for_it() {
+        let reads = NbdReads::default();
+        let first = reads.turn(index(0), now()).expect("nobody reads it");
+        assert!(reads.turn(index(0), now()).is_none());
+        assert!(reads.turn(index(1), now()).is_some());
+        let soon = Deadline::after(Duration::from_secs(60));
+        let later = std::thread::scope(|scope| {
+            let later = scope.spawn(|| reads.turn(index(0), soon));
+            drop(first);
+            later.join().unwrap()
+        });
+        assert!(later.is_some());
+    }
+
+    #[test]
+    fn a_read_over_an_old_connection_does_not_hold_up_one_over_the_new_nor_end_its_turn() {
+        let reads = NbdReads::default();
+        let old = reads.turn(index(0), now()).unwrap();
+        reads.has_new_connection(index(0));
+        let new = reads
+            .turn(index(0), now())
+            .expect("it has a new connection");
+        drop(old);
+        assert!(reads.turn(index(0), now()).is_none());
+        drop(new);
+        assert!(reads.turn(index(0), now()).is_some());
+    }
+}

@@ -1,0 +1,350 @@
+//! The healing of one NBD device.
+
+mod content;
+mod replace;
+mod server;
+
+use std::time::{Duration, Instant};
+
+use crate::deadline::{Backoff, Deadline, jittered};
+use crate::engine::Engine;
+use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::outcome::{HealOutcome, Healing};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker::Pending;
+use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+use server::{ONE_TRY, Server};
+
+/// A device, and what is known of its link.
+#[derive(Debug)]
+pub(in crate::engine) struct Patient {
+    device: NbdDevice,
+    uri: NbdUri,
+    backend: BackendId,
+    /// What it is to have, and has where it was attached here.
+    timeouts: NewTimeouts,
+    rule: ContentRule,
+    /// A read that is under way: on a dead link it waits for the next, and its
+    /// return is the proof that there is one.
+    pulse: Option<Pending<()>>,
+    /// Every connection of ours had ended when that read began: what answers it is
+    /// another's.
+    own_link_had_ended: bool,
+    /// What the kernel took connections of, until it is told.
+    adopted: Option<Vec<Difference>>,
+    /// The kernel did not take the connection that it was offered last.
+    no_slot_is_dead: bool,
+    died: Option<Instant>,
+    /// Requests fail already, so nothing that waits can be lost any more.
+    spent: bool,
+    pauses: Backoff,
+    dials: u32,
+    /// It is not treated before.
+    rests_until: Option<Instant>,
+}
+
+impl Patient {
+    pub(in crate::engine) fn new(
+        device: NbdDevice,
+        uri: NbdUri,
+        backend: BackendId,
+        timeouts: NewTimeouts,
+    ) -> Self {
+        Self {
+            device,
+            uri,
+            backend,
+            timeouts,
+            rule: ContentRule::default(),
+            pulse: None,
+            own_link_had_ended: false,
+            adopted: None,
+            no_slot_is_dead: false,
+            died: None,
+            spent: false,
+            pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
+            dials: 0,
+            rests_until: None,
+        }
+    }
+
+    /// What its content is to be.
+    pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
+        self.rule = rule;
+        self
+    }
+
+    pub(in crate::engine) fn index(&self) -> NbdIndex {
+        self.device.index()
+    }
+
+    /// Leaves it alone for a moment: it failed at once, and would again.
+    pub(in crate::engine) fn rest(&mut self) {
+        self.rests_until = Some(Instant::now() + jittered(self.pauses.pause()));
+    }
+
+    /// Until when it is left alone.
+    pub(super) fn rests_until(&self) -> Option<Instant> {
+        self.rests_until.filter(|until| *until > Instant::now())
+    }
+
+    /// The kernel said that a link of it has died.
+    pub(super) fn link_died(&mut self) {
+        self.died.get_or_insert_with(Instant::now);
+    }
+
+    /// Heals it, or says what stands in the way, by `deadline`.
+    #[tracing::instrument(skip_all, fields(index = %self.index(), uri = %self.uri))]
+    pub(in crate::engine) fn treat(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+        let outcome = self
+            .try_treat(engine, deadline)
+            .unwrap_or_else(HealOutcome::Failed);
+        tracing::info!(?outcome, "treated");
+        if outcome.serves() {
+            self.died = None;
+            self.spent = false;
+        }
+        self.healing(outcome)
+    }
+
+    /// Whether both are of a device with the same id.
+    pub(super) fn has_id_of(&self, other: &Self) -> bool {
+        self.backend == other.backend
+    }
+
+    /// What is to be told of it.
+    pub(in crate::engine) fn healing(&self, outcome: HealOutcome) -> Healing {
+        let budget = self.died.zip(self.timeouts.dead_connection);
+        Healing {
+            index: self.index(),
+            source: Source::Nbd(self.uri.clone()),
+            backend: self.backend.clone(),
+            budget_left: budget.map(|(died, budget)| budget.saturating_sub(died.elapsed())),
+            outcome,
+            dials: self.dials,
+        }
+    }
+
+    fn try_treat(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        /// Longer than a server that works takes for one block.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        self.no_slot_is_dead = false;
+        let state = self.link_state(engine)?;
+        let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
+        let patience = if is_dead { Duration::ZERO } else { PATIENCE };
+        match self.feel_pulse(engine, deadline.at_most(patience))? {
+            Pulse::Beats => return self.restore(engine, deadline),
+            Pulse::Fails => {
+                self.require_configured(engine, deadline)?;
+                self.spent = true;
+            }
+            Pulse::Waits => {}
+        }
+        self.revive(engine, deadline)
+    }
+
+    /// Gives a device that serves I/O the connections that it lacks.
+    fn restore(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        if self.own_link_had_ended && self.adopted.is_none() {
+            // It serves over connections of another process.
+            self.forget_dead_connections(engine);
+        }
+        let state = self.link_state(engine)?;
+        let may_lack_some = (state.is_redundant() || state.more) && !state.is_whole();
+        if state.dead > 0 || may_lack_some {
+            let failure = self.fill(engine, deadline)?;
+            let dead = self.link_state(engine)?.dead;
+            if let Some(failure) = failure.filter(|_| dead > 0) {
+                return Ok(HealOutcome::Degraded(failure));
+            }
+        }
+        let adopted = self.adopted.take();
+        Ok(adopted.map_or(HealOutcome::Healthy, HealOutcome::Adopted))
+    }
+
+    /// Gives a device whose I/O waits or fails new connections until a read comes back.
+    fn revive(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        self.link_died();
+        let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+        let mut unseen = None;
+        let mut offered = false;
+        loop {
+            let state = self.link_state(engine)?;
+            if state.live == 0 {
+                let server = match self.dial(engine, deadline)? {
+                    Dialled::Server(server) => server,
+                    Dialled::NotNeeded(outcome) => return Ok(outcome),
+                };
+                if server.differs() {
+                    return Ok(HealOutcome::GeometryChanged(server.differences));
+                }
+                offered = true;
+                unseen = self.offer(engine, server, deadline)?;
+            }
+            if self.link_state(engine)?.live > 0 {
+                // The read that waits may need no more than the first.
+                self.fill(engine, deadline)?;
+            }
+            let turn = deadline.at_most(pauses.pause());
+            match self.feel_pulse(engine, turn)? {
+                Pulse::Beats => break,
+                Pulse::Fails => self.pause(engine, turn),
+                Pulse::Waits => {}
+            }
+            if deadline.has_passed() {
+                let what = format!("a read of nbd{} over its connections", self.index());
+                let error = Error::timed_out(Stage::Reconfigure, deadline, &what);
+                return Err(error.with_last_seen(self.device.disk().describe()));
+            }
+        }
+        if let Some(unseen) = unseen {
+            self.keep_if_it_answered(engine, unseen)?;
+        }
+        if offered && self.adopted.is_none() {
+            if self.own_link_had_ended {
+                self.forget_dead_connections(engine);
+            }
+            return Ok(HealOutcome::DiscardedByKernel);
+        }
+        self.restore(engine, deadline)
+    }
+
+    /// A device that was disconnected while somebody has it open stays configured until
+    /// the last close, and the kernel takes no connection for it any more
+    /// (`drivers/block/nbd.c`, `nbd_disconnect_and_put`; older ones than 6.14, and those
+    /// of a stable series without that fix, would).
+    fn require_configured(&self, engine: &Engine, deadline: Deadline) -> Result<()> {
+        let asked = Reconfigure::new(self.index(), NewTimeouts::default())
+            .backend(self.backend.clone())
+            .send(engine.roots(), deadline);
+        match asked {
+            Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
+                let message = format!(
+                    "nbd{} was disconnected, and goes when the last process closes it: it is \
+                     not healed",
+                    self.index()
+                );
+                let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);
+                Err(going.caused_by(error))
+            }
+            asked => asked,
+        }
+    }
+
+    fn feel_pulse(&mut self, engine: &Engine, deadline: Deadline) -> Result<Pulse> {
+        let pulse = if let Some(pulse) = self.pulse.take() {
+            pulse
+        } else {
+            self.own_link_had_ended = self.link_state(engine)?.is_dead();
+            let begun = engine.nbd_reads.start(
+                &self.device,
+                engine.roots(),
+                deadline,
+                BlockDevice::read_first_block,
+            )?;
+            // That of another caller waits as this one would.
+            let Some(begun) = begun else {
+                return Ok(Pulse::Waits);
+            };
+            begun
+        };
+        match pulse.wait(deadline) {
+            Some(Ok(())) => Ok(Pulse::Beats),
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a read failed");
+                self.still_there()?;
+                Ok(Pulse::Fails)
+            }
+            None => {
+                self.pulse = Some(pulse);
+                Ok(Pulse::Waits)
+            }
+        }
+    }
+
+    /// Dials until a server answers, the old link comes back, or the kernel's
+    /// patience ends.
+    fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
+        let mut last: Option<Error> = None;
+        loop {
+            self.dials += 1;
+            let one = deadline.at_most(ONE_TRY);
+            let failure = match self.dial_once(engine, one) {
+                Ok(server) => return Ok(Dialled::Server(server)),
+                Err(error) => error,
+            };
+            let may_come = matches!(
+                failure.kind(),
+                ErrorKind::Unreachable
+                    | ErrorKind::TimedOut
+                    | ErrorKind::NotFound
+                    | ErrorKind::NotReady
+                    | ErrorKind::Io
+            );
+            if !may_come {
+                return Err(failure);
+            }
+            if deadline.has_passed() {
+                // A try that the deadline cut short says less than one before.
+                let cut_short = failure.kind().is_out_of_time();
+                return Err(last.filter(|_| cut_short).unwrap_or(failure));
+            }
+            last = Some(failure);
+            let pause = jittered(self.pauses.pause());
+            let turn = deadline.at_most(pause);
+            if self.spent {
+                // Reads fail at once: only the server is worth waiting for.
+                self.pause(engine, turn);
+                self.still_there()?;
+                continue;
+            }
+            match self.feel_pulse(engine, turn)? {
+                Pulse::Beats => {
+                    let outcome = self.restore(engine, deadline)?;
+                    return Ok(Dialled::NotNeeded(outcome));
+                }
+                Pulse::Fails => {
+                    self.spent = true;
+                    return Ok(Dialled::NotNeeded(HealOutcome::BudgetSpent));
+                }
+                Pulse::Waits => self.still_there()?,
+            }
+        }
+    }
+
+    /// Lets time pass in which the device may go away.
+    fn pause(&self, engine: &Engine, deadline: Deadline) {
+        let mut watch = engine.hub().watch(&self.index().name());
+        while watch.next(deadline).is_some() {}
+    }
+
+    /// The device is connected, and with its own id: not detached meanwhile.
+    fn still_there(&self) -> Result<()> {
+        let there = self.device.pid()?.is_some()
+            && self.device.backend()?.as_deref() == Some(self.backend.as_str());
+        if there {
+            return Ok(());
+        }
+        let message = format!(
+            "nbd{} is no longer connected under backend id {}",
+            self.index(),
+            self.backend
+        );
+        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure))
+    }
+}
+
+/// What became of the read.
+enum Pulse {
+    Beats,
+    Waits,
+    Fails,
+}
+
+/// What the dialling came to.
+enum Dialled {
+    Server(Server),
+    NotNeeded(HealOutcome),
+}

@@ -1,0 +1,197 @@
+//! Whether a server that came back serves the volume that the device had.
+//!
+//! The device itself cannot be read: its reads wait for the server. Two others have read it.
+//! This library did, before the kernel had the connection, and what it has read is true
+//! as long as the kernel has ended no write since. udev did, when the last process that had
+//! the device open for writing closed it. Another content than theirs is another volume for
+//! certain where nobody can have written it through the device: no process has it open for
+//! writing, no other device hands writes through to it, and udev is not at it. In doubt the
+//! server is taken: whoever formats a volume never has its heal refused.
+
+use super::Patient;
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::usage::{Extent, Holder};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::ContentName;
+use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content};
+use crate::uevent::Mode;
+
+/// What the device held when it was read last.
+#[derive(Debug, PartialEq, Eq)]
+struct LastHeld<'a> {
+    names: &'a [ContentName],
+    /// Whose word it is; `None` where something was written since and nobody has read it.
+    by: Option<Witness>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Witness {
+    /// Nothing was written since this library read it.
+    Us,
+    Udev,
+}
+
+impl LastHeld<'_> {
+    fn of<'a>(
+        by_us: Option<&'a KnownContent>,
+        written: u64,
+        by_udev: Option<&'a [ContentName]>,
+    ) -> LastHeld<'a> {
+        let (names, by) = match (by_us, by_udev) {
+            (Some(known), _) if known.written == written => (&*known.names, Some(Witness::Us)),
+            (_, Some(names)) => (names, Some(Witness::Udev)),
+            (Some(known), None) => (&*known.names, None),
+            (None, None) => (&[][..], None),
+        };
+        LastHeld { names, by }
+    }
+}
+
+impl Patient {
+    /// In what the content that a server serves is not that of the volume.
+    ///
+    /// # Errors
+    /// `NotReady` at stage `identify` where the server answers the read with an error, and
+    /// the volume has a name; where sysfs or `/proc` cannot be read.
+    pub(super) fn other_content(
+        &self,
+        engine: &Engine,
+        now: &Content,
+        deadline: Deadline,
+    ) -> Result<Option<Difference>> {
+        if self.rule.accepts_any {
+            return Ok(None);
+        }
+        let by_us = self.known_content(engine);
+        let by_udev = match engine.hub().mode() {
+            Mode::Udev => self.device.content_by_udev(engine.roots())?,
+            _ => None,
+        };
+        let held = LastHeld::of(by_us.as_ref(), self.device.written()?, by_udev.as_deref());
+        let now = match now {
+            Content::Named(names) => names,
+            Content::Unread(_) if held.names.is_empty() && self.rule.expected.is_none() => {
+                return Ok(None);
+            }
+            Content::Unread(error) => return Err(self.unread(*error)),
+        };
+        let difference = |from: &[ContentName], is_proven| Difference::Content {
+            from: from.to_vec(),
+            to: now.clone(),
+            is_proven,
+        };
+        if let Some(expected) = self
+            .rule
+            .expected
+            .as_ref()
+            .filter(|name| !now.contains(name))
+        {
+            return Ok(Some(difference(std::slice::from_ref(expected), true)));
+        }
+        // A write that udev has seen may not have come to the server.
+        let by_us = by_us.iter().flat_map(|known| &known.names);
+        let had_once = by_us.into_iter().any(|name| now.contains(name));
+        if had_once || !is_other_content(now, held.names) {
+            return Ok(None);
+        }
+        let is_proven = match held.by {
+            Some(witness) => self.nobody_writes(engine, witness, held.names, deadline)?,
+            None => false,
+        };
+        Ok(Some(difference(held.names, is_proven)))
+    }
+
+    fn known_content(&self, engine: &Engine) -> Option<KnownContent> {
+        let own = |link: &&Link| link.backend == self.backend;
+        let links = engine.links_beside(&self.device);
+        let by_link = links.get(&self.index()).filter(own);
+        by_link.and_then(|link| link.content.clone())
+    }
+
+    /// Nobody can have written these names through the device since they were read.
+    fn nobody_writes(
+        &self,
+        engine: &Engine,
+        witness: Witness,
+        names: &[ContentName],
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let disk = self.device.disk();
+        let users = engine.users_of(disk, Extent::All, deadline)?;
+        let may_write = |user: &Holder| {
+            // What udev reads now is not in its record yet.
+            (witness == Witness::Udev && user.is_udevs())
+                || matches!(
+                    user,
+                    Holder::Open { writes: true, .. } | Holder::Loop { .. } | Holder::Export { .. }
+                )
+        };
+        if users.found.iter().any(may_write) {
+            return Ok(false);
+        }
+        // What is stacked on LUKS or LVM never writes its header. Of another the names are
+        // within reach of whoever writes to what is stacked.
+        if !disk.holders()?.is_empty() && !names.iter().any(ContentName::is_below_maps) {
+            return Ok(false);
+        }
+        let claims = |user: &Holder| {
+            matches!(
+                user,
+                Holder::Mount { .. } | Holder::Stacked { .. } | Holder::Swap { .. }
+            )
+        };
+        // While it is claimed no tool that formats opens it.
+        if users.found.iter().any(claims) {
+            return Ok(true);
+        }
+        Ok(users.not_looked_at.is_empty() && !self.device.has_writes_in_flight()?)
+    }
+
+    fn unread(&self, error: u32) -> Error {
+        let message = format!(
+            "the server of nbd{} answers a read of the first bytes with error {error}: it is not \
+             known to serve the volume that the device had",
+            self.index()
+        );
+        Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Vec<ContentName> {
+        let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+        let names = text.split_whitespace();
+        names.map(|kind| name(kind).parse().unwrap()).collect()
+    }
+
+    fn known(text: &str, written: u64) -> KnownContent {
+        let content = Content::Named(names(text));
+        content.known(written).unwrap()
+    }
+
+    #[test]
+    fn our_own_word_counts_until_something_is_written_and_then_udevs() {
+        let by_us = known("fs", 7);
+        let by_udev = names("luks");
+        let held = |known, written, udev| {
+            let held = LastHeld::of(known, written, udev);
+            (held.names.to_vec(), held.by)
+        };
+        let udev = Some(&*by_udev);
+        assert_eq!(
+            held(Some(&by_us), 7, udev),
+            (names("fs"), Some(Witness::Us))
+        );
+        assert_eq!(
+            held(Some(&by_us), 8, udev),
+            (names("luks"), Some(Witness::Udev))
+        );
+        assert_eq!(held(None, 8, udev), (names("luks"), Some(Witness::Udev)));
+        assert_eq!(held(Some(&by_us), 8, None), (names("fs"), None));
+        assert_eq!(held(None, 8, None), (names(""), None));
+    }
+}

@@ -1,0 +1,251 @@
+//! New connections for those of a device that are dead, and for no others.
+//!
+//! The kernel puts an offered socket into the first slot whose connection is dead, and
+//! does not look whether another slot has it (`drivers/block/nbd.c`,
+//! `nbd_reconnect_socket`). In two slots it would have two receivers, and a read could
+//! return bytes of another. So every connection that is dialled is offered once.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use super::Patient;
+use super::server::{ONE_TRY, Server};
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::lock::device_lock::Lease;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::NbdServer;
+use crate::nbd::{self, Adoption, Difference, KnownContent, Link, LinkState, Reconfigure};
+
+/// A connection that shows nothing of whether the kernel took it.
+pub(super) struct Unseen {
+    stream: OwnedFd,
+    /// What it had brought before it was offered; `None` where it does not count.
+    received: Option<u64>,
+    content: Option<KnownContent>,
+    differences: Vec<Difference>,
+}
+
+impl Patient {
+    /// What is known of the kernel's connections.
+    pub(super) fn link_state(&self, engine: &Engine) -> Result<LinkState> {
+        let own = |link: &&Link| link.backend == self.backend;
+        let state = engine
+            .links_beside(&self.device)
+            .get(&self.index())
+            .filter(own)
+            .map(Link::state);
+        match state {
+            Some(state) => Ok(state),
+            None => Ok(LinkState::of_another(self.device.slots(engine.roots())?)),
+        }
+    }
+
+    /// Dials once, and compares what is served with what the kernel was told, and with
+    /// what the volume held.
+    pub(super) fn dial_once(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
+        let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
+        let export = connection.export.clone();
+        let allows_several = export.can_multi_conn();
+        let mut differences = self.device.differences_of(export, deadline)?;
+        let mut content = None;
+        if !differences.iter().any(Difference::prevents_reattach) {
+            // Before it is read: what is written meanwhile has not been read.
+            let written = self.device.written()?;
+            let read = connection.content(deadline)?;
+            differences.extend(self.other_content(engine, &read, deadline)?);
+            content = read.known(written);
+        }
+        Ok(Server {
+            stream: connection.stream,
+            allows_several,
+            content,
+            differences,
+        })
+    }
+
+    /// Offers the kernel a connection, for good: it is kept here where the kernel took it,
+    /// returned where that cannot be seen, and else closed.
+    pub(super) fn offer(
+        &mut self,
+        engine: &Engine,
+        server: Server,
+        deadline: Deadline,
+    ) -> Result<Option<Unseen>> {
+        let _lease = Lease::take(engine.roots(), &Lease::of_backend(&self.backend), deadline)?;
+        self.still_there()?;
+        let Server {
+            stream,
+            content,
+            differences,
+            ..
+        } = server;
+        let received = lunbd_sys::socket::tcp_bytes_received(&stream).ok();
+        let streams = [stream];
+        let marking = nbd::timeouts_that_mark(self.timeouts);
+        let reconfigure =
+            |timeouts| Reconfigure::new(self.index(), timeouts).backend(self.backend.clone());
+        let offered = reconfigure(marking)
+            .sockets(nbd::duplicate(&streams)?)
+            .send(engine.roots(), deadline);
+        let [stream] = streams;
+        let adoption = nbd::adoption(&stream, marking);
+        if marking != self.timeouts {
+            let unmarked = nbd::unmark(&stream);
+            reconfigure(self.timeouts).send(engine.roots(), deadline)?;
+            unmarked?;
+        }
+        offered?;
+        tracing::debug!(?adoption, "offered a connection");
+        self.no_slot_is_dead = adoption != Adoption::Taken;
+        match adoption {
+            Adoption::Taken => self.keep(engine, stream, content, differences)?,
+            Adoption::NotTaken => {}
+            Adoption::Unseen => {
+                return Ok(Some(Unseen {
+                    stream,
+                    received,
+                    content,
+                    differences,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keeps it if it has brought an answer since it was offered. Only TCP counts what it
+    /// brought: of a unix socket the read that came back is taken for the proof.
+    pub(super) fn keep_if_it_answered(&mut self, engine: &Engine, unseen: Unseen) -> Result<()> {
+        /// A simple reply without data (`proto.md`): magic, error, cookie.
+        const SHORTEST_REPLY: u64 = 16;
+        /// What TLS puts around it at least: header and tag. An alert is shorter than both.
+        const OF_TLS: u64 = 5 + 16;
+        let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
+        let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
+        let now = lunbd_sys::socket::tcp_bytes_received(&unseen.stream).ok();
+        let brought = now.zip(unseen.received);
+        if brought.is_some_and(|(now, before)| now < before + shortest) {
+            return Ok(());
+        }
+        self.keep(engine, unseen.stream, unseen.content, unseen.differences)
+    }
+
+    /// The kernel has the connection.
+    fn keep(
+        &mut self,
+        engine: &Engine,
+        stream: OwnedFd,
+        content: Option<KnownContent>,
+        differences: Vec<Difference>,
+    ) -> Result<()> {
+        let slots = self.device.slots(engine.roots())?;
+        let mut links = engine.links_beside(&self.device);
+        let link = links
+            .entry(self.index())
+            .or_insert_with(|| self.link(slots));
+        if link.backend != self.backend {
+            *link = self.link(slots);
+        }
+        link.replace_a_dead_one(stream);
+        if content.is_some() {
+            link.content = content;
+        }
+        engine.nbd_reads.has_new_connection(self.index());
+        self.adopted = Some(differences);
+        Ok(())
+    }
+
+    fn link(&self, slots: nbd::Slots) -> Link {
+        let (uri, backend) = (self.uri.clone(), self.backend.clone());
+        let connected_by = self.device.pid().ok().flatten();
+        Link::of_another(uri, backend, slots, self.timeouts, connected_by)
+    }
+
+    /// The connections of ours that have ended are no longer the device's.
+    pub(super) fn forget_dead_connections(&self, engine: &Engine) {
+        if let Some(link) = engine.links().get_mut(&self.index())
+            && link.backend == self.backend
+        {
+            link.forget_dead();
+        }
+    }
+
+    /// Dials and offers one connection after the other, until every slot has one, as far
+    /// as it can be known. Returns what stood in the way.
+    pub(super) fn fill(&mut self, engine: &Engine, deadline: Deadline) -> Result<Option<Error>> {
+        /// For a connection that may not be needed.
+        const SHORT_TRY: Duration = Duration::from_secs(2);
+        /// How often the kernel is asked to replace a connection that has ended here: it
+        /// may be about to see that, or another process may have replaced it.
+        const MOST_TRIES: u32 = 5;
+        let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_millis(800));
+        let mut tries = 0;
+        loop {
+            let state = self.link_state(engine)?;
+            if state.is_whole() || (state.dead == 0 && self.no_slot_is_dead) {
+                return Ok(None);
+            }
+            let patience = if state.dead > 0 { ONE_TRY } else { SHORT_TRY };
+            self.dials += 1;
+            let server = match self.dial_once(engine, deadline.at_most(patience)) {
+                Ok(server) => server,
+                Err(error) => return Ok(Some(error)),
+            };
+            if let Some(refusal) = refused(&server) {
+                return Ok(Some(refusal));
+            }
+            if let Some(unseen) = self.offer(engine, server, deadline)?
+                && state.dead > 0
+            {
+                // The connection that it replaces has ended, so the kernel has room for it.
+                self.keep(engine, unseen.stream, unseen.content, unseen.differences)?;
+            }
+            let now = self.link_state(engine)?;
+            if now.live > state.live {
+                continue;
+            }
+            if now.dead == 0 {
+                self.note_that_no_slot_is_dead(engine, now);
+                return Ok(None);
+            }
+            tries += 1;
+            if tries == MOST_TRIES {
+                if self.no_slot_is_dead {
+                    self.forget_dead_connections(engine);
+                }
+                return Ok(None);
+            }
+            self.pause(engine, deadline.at_most(pauses.pause()));
+        }
+    }
+
+    fn note_that_no_slot_is_dead(&self, engine: &Engine, state: LinkState) {
+        if state.unknown == 0
+            && let Some(link) = engine.links().get_mut(&self.index())
+            && link.backend == self.backend
+        {
+            link.has_no_more_slots();
+        }
+    }
+}
+
+/// Why no further connection to it is given to a device that has one.
+fn refused(server: &Server) -> Option<Error> {
+    let refused = |kind, message: &str| {
+        let error = Error::new(
+            kind,
+            format!("a dead connection is not replaced: {message}"),
+        );
+        Some(error.at(Stage::Handshake))
+    };
+    if server.differs() {
+        let told: Vec<String> = server.differences.iter().map(ToString::to_string).collect();
+        let message = format!("the server has another export now: {}", told.join("; "));
+        return refused(ErrorKind::IdentityMismatch, &message);
+    }
+    if !server.allows_several {
+        let message = "the server allows one connection alone now (no CAN_MULTI_CONN)";
+        return refused(ErrorKind::NotSupported, message);
+    }
+    None
+}

@@ -1,0 +1,124 @@
+//! What a container may lack of the machine.
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::lock::run_dir;
+use crate::engine::preflight::Check;
+use crate::error::Result;
+use crate::kernel::{blockdev, machine, mounts};
+use crate::multipath::{Daemon, Map};
+use crate::uevent;
+
+impl Engine {
+    /// Whether the directory of locks is that of the machine's other processes.
+    pub(super) fn check_locks(&self, _: Deadline) -> Result<Check> {
+        let run = &self.roots().run;
+        let seen = run.display().to_string();
+        if machine::is_read_only(run)? {
+            let remedy = "mount it read-write: locks between processes are made there";
+            let seen = format!("{seen} is read-only");
+            return Ok(Check::missing("locks", seen, remedy));
+        }
+        let remedy = "mount the machine's /run/lunbd at the same place, and share its PID \
+                      namespace, in which that is seen";
+        let seen = format!("{seen}/lunbd");
+        Ok(match run_dir::is_that_of_the_machine(self.roots()) {
+            Some(true) => Check::good("locks", seen),
+            Some(false) => Check::limited(
+                "locks",
+                format!(
+                    "{seen} is not that of the machine's first process: one outside of this \
+                     container may work on the same device"
+                ),
+                remedy,
+            ),
+            None => Check::limited(
+                "locks",
+                format!("whether {seen} is shared with the machine is not to be seen from here"),
+                remedy,
+            ),
+        })
+    }
+
+    /// Whether all that may use a disk is to be seen.
+    pub(super) fn check_users(&self, deadline: Deadline) -> Result<Check> {
+        let places = self.places_not_looked_at(deadline)?;
+        if places.is_empty() {
+            let seen = "processes, loop devices and targets of the kernel are all seen";
+            return Ok(Check::good("users", seen));
+        }
+        let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+        let seen = format!(
+            "not to be seen: {}; a detach goes on without, and nothing is replaced or reaped",
+            places.join(", ")
+        );
+        let remedy = "run in the host's PID namespace with CAP_SYS_PTRACE, the host's /dev, and \
+                      configfs mounted on /sys/kernel/config";
+        Ok(Check::limited("users", seen, remedy))
+    }
+
+    pub(super) fn check_network_namespace(&self) -> Check {
+        if uevent::is_in_machines_network_namespace(self.roots()) {
+            return Check::good("network namespace", "the machine's");
+        }
+        Check::limited(
+            "network namespace",
+            "another than the machine's: no iSCSI login and no NBD, whose netlink is the \
+             machine's, and nothing of udev and multipathd comes here",
+            "run in the host's network namespace",
+        )
+    }
+
+    pub(super) fn check_multipath(&self, _: Deadline) -> Result<Check> {
+        let maps = Map::all(self.roots())?.len();
+        if Daemon::find(self.roots())?.is_some() {
+            return Ok(Check::good(
+                "multipath",
+                format!("multipathd runs, {maps} maps"),
+            ));
+        }
+        let is_in_sight = uevent::is_in_machines_network_namespace(self.roots());
+        if maps == 0 && is_in_sight {
+            return Ok(Check::good("multipath", "no multipathd and no maps"));
+        }
+        let seen = if is_in_sight {
+            format!("{maps} maps and no multipathd: none brings a path back")
+        } else {
+            format!(
+                "{maps} maps and no multipathd in this network namespace: one in another is not \
+                 told of paths, and may make a map again that is being taken down"
+            )
+        };
+        let remedy = "run in the host's network namespace, or start multipathd";
+        Ok(Check::limited("multipath", seen, remedy))
+    }
+
+    /// Whether each device has its node, and the kernel makes those of devices that come.
+    pub(super) fn check_nodes(&self, _: Deadline) -> Result<Check> {
+        let remedy = "mount the machine's devtmpfs: a container needs the host's /dev";
+        let dev = &self.roots().dev;
+        let kind = mounts::read_type(self.roots(), dev)?;
+        if kind != "devtmpfs" {
+            let seen = format!(
+                "{} is no devtmpfs: a new device gets no node",
+                dev.display()
+            );
+            return Ok(Check::missing("device nodes", seen, remedy));
+        }
+        let devices = self.block_devices()?;
+        let astray = devices.iter().find(|device| {
+            let found = blockdev::devno_at(self.roots(), &device.node(self.roots()));
+            !found.is_ok_and(|devno| devno == device.devno())
+        });
+        Ok(match astray {
+            Some(device) => {
+                let seen = format!("{} has no node of its number", device.name());
+                Check::missing("device nodes", seen, remedy)
+            }
+            None => Check::good(
+                "device nodes",
+                format!("each of {} block devices has its node", devices.len()),
+            ),
+        })
+    }
+}

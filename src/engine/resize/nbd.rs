@@ -1,0 +1,360 @@
+//! The way of one resize of an NBD device, from top to bottom.
+
+use nix::libc;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::detach::DetachTarget;
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::nbd::outcome::HealOutcome;
+use crate::engine::nbd::reconnect::Patient;
+use crate::engine::resize::{ResizeRequest, Resized};
+use crate::engine::timing::Phases;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::kernel::blockdev::BlockDevice;
+use crate::nbd::{self, Difference, NbdDevice, NewTimeouts};
+use crate::uevent;
+
+impl Engine {
+    /// Takes in the size that the server of this backend id's device says.
+    pub(super) fn resize_nbd_backend(
+        &self,
+        backend: &BackendId,
+        request: &ResizeRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        phases.enter(Stage::Lock);
+        let lease = Lease::take(self.roots(), &Lease::of_backend(backend), deadline)?;
+        let Some(device) = self.nbd_of(backend)? else {
+            let message = format!("no NBD device has backend id {backend}");
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        };
+        self.grow_nbd(&device, backend, lease, request, phases, deadline)
+    }
+
+    /// The same of the device that was named.
+    pub(super) fn resize_nbd_device(
+        &self,
+        device: &NbdDevice,
+        request: &ResizeRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let index = device.index();
+        if device.pid()?.is_none() {
+            let message = format!("nbd{index} is not connected");
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        }
+        let id = device.backend()?.and_then(|id| id.parse().ok());
+        let Some(backend) = id else {
+            let message = format!(
+                "nbd{index} has no backend id by which its server is found: an attach gives one, \
+                 on Linux 5.14 or later"
+            );
+            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+        };
+        phases.enter(Stage::Lock);
+        let lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
+        self.grow_nbd(device, &backend, lease, request, phases, deadline)
+    }
+
+    fn grow_nbd(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        lease: Lease,
+        request: &ResizeRequest,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let (roots, index, disk) = (self.roots(), device.index(), device.disk());
+        let uri = self.server_of(device, backend, request)?;
+        // The kernel holds I/O while it changes the size: none is to wait for a server.
+        phases.enter(Stage::Probe);
+        self.require_answer(device, backend, deadline)?;
+        let connections = self.connections_of(device, backend)?;
+
+        phases.enter(Stage::Dial);
+        let server = nbd::dial(&uri, deadline)?;
+        let differences = device.differences_of(server.export, deadline)?;
+        let old_size = disk.size()?;
+        let size = size_on_server(index, old_size, &differences)?;
+        if let Some(least) = request.at_least.filter(|&least| size < least) {
+            let message = format!("its server says {size} bytes and {least} are expected");
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake));
+        }
+
+        let changed = size != old_size;
+        if changed && connections.are_several && connections.own.is_none() {
+            return Err(several_of_another(index));
+        }
+        let mut watch = self.hub().watch(&index.name());
+        if changed {
+            phases.enter(Stage::Reconfigure);
+            self.set_nbd_size(device, backend, size, deadline)?;
+        }
+        // Also where the kernel has the size: an earlier resize may have been ended before
+        // its proof. One read proves one connection.
+        phases.enter(Stage::Probe);
+        let is_served = if changed && connections.are_several {
+            None
+        } else {
+            Some(self.require_last_block(device, deadline))
+        };
+        match (is_served, connections.own) {
+            (Some(Ok(())), _) => {}
+            (Some(Err(error)), _) if error.errno() != Some(libc::EIO) => return Err(error),
+            (Some(Err(error)), None) => {
+                if changed {
+                    self.set_nbd_size(device, backend, old_size, deadline)?;
+                }
+                return Err(serves_others_only(index, old_size).caused_by(error));
+            }
+            (_, Some(timeouts)) => {
+                self.end_connections(device);
+                // The heal takes it.
+                drop(lease);
+                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts);
+                require_renewed(patient.treat(self, deadline).outcome)?;
+                self.require_last_block(device, deadline)?;
+            }
+            (None, None) => return Err(several_of_another(index)),
+        }
+        if changed {
+            phases.enter(Stage::Settle);
+            uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
+        }
+        Ok(Resized {
+            node: disk.node(roots),
+            old_size,
+            size,
+            names: Vec::new(),
+            paths: Vec::new(),
+            map: None,
+            phases: Vec::new(),
+            changed,
+        })
+    }
+
+    /// Tells the kernel the size, and reads it back.
+    fn set_nbd_size(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        size: u64,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let index = device.index();
+        nbd::set_size(self.roots(), index, backend, size, deadline)?;
+        let shown = device.disk().size()?;
+        if shown == size {
+            return Ok(());
+        }
+        let message = format!("the kernel took {size} bytes for nbd{index} and shows {shown}");
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
+    }
+
+    /// Its connections serve what the kernel was told.
+    fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
+        let read =
+            self.nbd_reads
+                .start(device, self.roots(), deadline, BlockDevice::read_last_block)?;
+        let answer = read.and_then(|read| read.wait(deadline));
+        answer.unwrap_or_else(|| {
+            let what = format!("a read of the last block of nbd{}", device.index());
+            let error = Error::timed_out(Stage::Probe, deadline, &what);
+            Err(error.with_last_seen(device.disk().describe()))
+        })
+    }
+
+    /// # Errors
+    /// `NotReady` where one of this process's connections is dead.
+    fn connections_of(&self, device: &NbdDevice, backend: &BackendId) -> Result<Connections> {
+        let index = device.index();
+        let links = self.links_beside(device);
+        let Some(link) = links.get(&index).filter(|link| link.backend == *backend) else {
+            let slots = device.slots(self.roots())?;
+            return Ok(Connections {
+                are_several: slots.count > 1,
+                own: None,
+            });
+        };
+        let state = link.state();
+        if state.dead > 0 {
+            let message = format!("a connection of nbd{index} is dead: heal the device first");
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Probe));
+        }
+        // Where requests do not wait for new connections, they fail when these are ended.
+        let waits = link.timeouts.dead_connection;
+        let can_be_replaced = state.is_whole() && waits.is_some_and(|limit| !limit.is_zero());
+        Ok(Connections {
+            are_several: state.is_redundant(),
+            own: can_be_replaced.then_some(link.timeouts),
+        })
+    }
+
+    /// Ends this process's connections, to have others in their place.
+    fn end_connections(&self, device: &NbdDevice) {
+        if let Some(link) = self.links_beside(device).get(&device.index()) {
+            link.shut_down();
+        }
+    }
+
+    /// Where its server is: by the source that was named, by this process's connections,
+    /// or by an id that is a URI.
+    fn server_of(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        request: &ResizeRequest,
+    ) -> Result<NbdUri> {
+        if let DetachTarget::Source(Source::Nbd(uri)) = &request.target {
+            self.require_source(device, uri, backend)?;
+            return Ok(uri.clone());
+        }
+        self.known_source(device, backend).ok_or_else(|| {
+            let message = format!(
+                "nbd{} was attached by another process under backend id {backend}, which says no \
+                 server: name its source, and the id",
+                device.index()
+            );
+            Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve)
+        })
+    }
+}
+
+/// The connections of a device.
+struct Connections {
+    are_several: bool,
+    /// The device's timeouts, where all connections are of this process and can be
+    /// replaced.
+    own: Option<NewTimeouts>,
+}
+
+/// A read proves the new size of one connection alone.
+fn several_of_another(index: NbdIndex) -> Error {
+    let message = format!(
+        "nbd{index} has several connections that this process cannot replace, and a read shows \
+         the size of one of them alone: have the process that attached it resize it, with a \
+         dead-connection timeout above zero"
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+}
+
+/// A server may serve a connection no more than the export had when it was made, as nbdkit
+/// does, and nobody can end the connections of another process.
+fn serves_others_only(index: NbdIndex, before: u64) -> Error {
+    let message = format!(
+        "the server of nbd{index} serves the new size on new connections only, and the device \
+         has connections of another process, or ones that nothing can replace: have the process \
+         that attached it resize it, or restart the server, heal the device and resize it then; \
+         it has {before} bytes"
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+}
+
+fn require_renewed(outcome: HealOutcome) -> Result<()> {
+    match outcome {
+        HealOutcome::Failed(error) => Err(error),
+        outcome if outcome.serves() => Ok(()),
+        outcome => {
+            let message = format!(
+                "its connections were ended, to be replaced by such as serve its new size, and \
+                 were not replaced: {outcome:?}; heal it"
+            );
+            Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
+        }
+    }
+}
+
+/// # Errors
+/// `IdentityMismatch` where the export is smaller than the device, or is another in
+/// something that the kernel cannot be told.
+fn size_on_server(index: NbdIndex, shown: u64, differences: &[Difference]) -> Result<u64> {
+    let mut size = shown;
+    for difference in differences {
+        let message = match difference {
+            Difference::Grown { to, .. } => {
+                size = *to;
+                continue;
+            }
+            Difference::Shrunk { from, to } => format!(
+                "its server says {to} bytes and nbd{index} has {from}: an NBD device is never \
+                 shrunk"
+            ),
+            other if other.prevents_reattach() => {
+                format!("the server of nbd{index} has another export now: {other}")
+            }
+            _ => continue,
+        };
+        return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Handshake));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::telemetry::Call;
+    use crate::kernel::Roots;
+    use crate::nbd::ExportFlags;
+
+    #[test]
+    fn a_server_that_grew_is_followed_and_one_that_shrank_is_refused_with_both_sizes() {
+        let index = NbdIndex::new(3).unwrap();
+        let said = |differences: &[Difference]| size_on_server(index, 4096, differences);
+        assert_eq!(said(&[]).unwrap(), 4096);
+        let (from, to) = (4096, 8192);
+        let grown = [Difference::BecameWritable, Difference::Grown { from, to }];
+        assert_eq!(said(&grown).unwrap(), 8192);
+        let lost = ExportFlags::SEND_FLUSH;
+        let gained = ExportFlags::empty();
+        for (difference, expected) in [
+            (
+                Difference::Shrunk { from, to: 512 },
+                "512 bytes and nbd3 has 4096",
+            ),
+            (
+                Difference::BecameReadOnly,
+                "nbd3 has another export now: read-only",
+            ),
+            (Difference::Flags { lost, gained }, "flags lost: SEND_FLUSH"),
+        ] {
+            let error = said(&[Difference::Grown { from, to }, difference]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_whose_server_nobody_knows_is_not_resized() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd0");
+        for dir in [&dir, &roots.run] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(dir.join("dev"), "43:0\n").unwrap();
+        let engine = Engine::start(roots).unwrap();
+        let index = NbdIndex::new(0).unwrap();
+        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        let target = DetachTarget::Device("/dev/nbd0".into());
+        let request = ResizeRequest::new(target);
+        let refused = || {
+            let mut phases = Phases::new(Call::Resize, None);
+            let soon = Deadline::after(Duration::from_secs(10));
+            let resized = engine.resize_nbd_device(&device, &request, &mut phases, soon);
+            resized.unwrap_err().kind()
+        };
+        assert_eq!(refused(), ErrorKind::NotFound);
+        fs::write(dir.join("pid"), "1\n").unwrap();
+        assert_eq!(refused(), ErrorKind::NotSupported);
+        fs::write(dir.join("backend"), "volume\n").unwrap();
+        assert_eq!(refused(), ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,277 @@
+//! What proves that a device's unit is gone.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::id::{DiskSeq, Hctl, Lun};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::sg::Presence;
+use crate::scsi::{self, Comparison, Identity, ScsiDevice, State};
+
+/// How long one device may take for an answer: the others wait for it.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// The target's own word that a LUN is not what the kernel scanned there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Evidence {
+    /// It refused a command for the LUN with LOGICAL UNIT NOT SUPPORTED (sense
+    /// key ILLEGAL REQUEST, 25h/00h).
+    NotSupported {
+        /// The command.
+        command: &'static str,
+    },
+    /// Its INQUIRY data for the LUN say that no unit is there: peripheral
+    /// qualifier 011b, or 001b with no device type. 001b with a type is no
+    /// proof: a path in the ALUA state offline says that of a unit that stands.
+    NoUnit {
+        /// The peripheral qualifier.
+        qualifier: u8,
+        /// The peripheral device type.
+        device_type: u8,
+    },
+    /// Its list of LUNs has others and not this one, under neither of its
+    /// addresses. It is asked for through another device of the target, and
+    /// counts where that one is in it, and where all of it are plain LUNs.
+    NotListed {
+        /// That other device.
+        through: Hctl,
+        /// How many LUNs are in the list.
+        listed: usize,
+    },
+    /// Another unit answers at the LUN: [unique](crate::id::Wwid::is_unique) names of
+    /// both contradict each other.
+    Replaced {
+        /// Who answers.
+        now: Identity,
+    },
+}
+
+impl Evidence {
+    /// The name of its kind, as in `--json`.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::NotSupported { .. } => "not_supported",
+            Self::NoUnit { .. } => "no_unit",
+            Self::NotListed { .. } => "not_listed",
+            Self::Replaced { .. } => "replaced",
+        }
+    }
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSupported { command } => write!(
+                f,
+                "its target refuses {command} for it: LOGICAL UNIT NOT SUPPORTED"
+            ),
+            Self::NoUnit {
+                qualifier,
+                device_type,
+            } => write!(
+                f,
+                "its target answers INQUIRY for it with peripheral qualifier {qualifier:03b}b and \
+                 device type {device_type:02x}h: no unit is there"
+            ),
+            Self::NotListed { through, listed } => write!(
+                f,
+                "its target, asked through {through}, reports {listed} LUNs and not this one"
+            ),
+            Self::Replaced { now } => write!(f, "another unit answers there now: {now}"),
+        }
+    }
+}
+
+/// What can be said of one device.
+pub(in crate::engine) enum Verdict {
+    /// A unit answers, and nothing says that it is another one.
+    Stands,
+    /// It went away while it was looked at.
+    Left,
+    Gone(Box<Case>),
+    Unproven {
+        disk: Option<BlockDevice>,
+        why: String,
+    },
+}
+
+/// A phantom.
+pub(super) struct Case {
+    pub(in crate::engine) disk: BlockDevice,
+    pub(in crate::engine) diskseq: Option<DiskSeq>,
+    /// What it was scanned as.
+    pub(in crate::engine) was: Identity,
+    pub(in crate::engine) evidence: Evidence,
+}
+
+impl Engine {
+    /// Asks the device itself, and its target through another one where that
+    /// brought nothing.
+    pub(super) fn is_phantom(&self, device: &ScsiDevice, deadline: Deadline) -> Verdict {
+        let disk = device.disk().ok().flatten();
+        let verdict = match disk.clone() {
+            Some(disk) => self.look_for_proof(device, disk, deadline),
+            None => device.qualifier().map(|qualifier| Verdict::Unproven {
+                disk: None,
+                why: why_no_disk(qualifier),
+            }),
+        };
+        match verdict {
+            _ if !device.is_there() => Verdict::Left,
+            Ok(verdict) => verdict,
+            Err(error) => Verdict::Unproven {
+                disk,
+                why: error.to_string(),
+            },
+        }
+    }
+
+    fn look_for_proof(
+        &self,
+        device: &ScsiDevice,
+        disk: BlockDevice,
+        deadline: Deadline,
+    ) -> Result<Verdict> {
+        let (roots, lanes) = (self.roots(), &self.lanes);
+        let mut was = device.cached_identity()?;
+        let answer = match device.state()? {
+            Some(State::Running) => {
+                scsi::ask_presence(roots, lanes, device, &disk, answer_limit(deadline))
+                    .map_err(|error| error.to_string())
+            }
+            Some(state) => Err(format!("it is in state {state}")),
+            None => return Ok(Verdict::Left),
+        };
+        let evidence = match answer {
+            Ok(Presence::Present) => {
+                let limit = answer_limit(deadline);
+                let now = scsi::read_identity(roots, lanes, device, &disk, limit)?;
+                let Some(earlier) = self.scanned_as_other(&was, &disk, &now)? else {
+                    return Ok(match was.compare(&now) {
+                        Comparison::Different(why) => Verdict::Unproven {
+                            disk: Some(disk),
+                            why: format!("it says another name now, and none is unique: {why}"),
+                        },
+                        _ => Verdict::Stands,
+                    });
+                };
+                was = earlier;
+                Evidence::Replaced { now }
+            }
+            Ok(Presence::NotSupported(command)) => Evidence::NotSupported { command },
+            Ok(Presence::NoUnit(first)) => Evidence::NoUnit {
+                qualifier: first >> 5,
+                device_type: first & 0x1f,
+            },
+            Err(why) => {
+                let Some(evidence) = self.ask_the_target(device, deadline) else {
+                    let disk = Some(disk);
+                    return Ok(Verdict::Unproven { disk, why });
+                };
+                evidence
+            }
+        };
+        Ok(Verdict::Gone(Box::new(Case {
+            diskseq: disk.diskseq()?,
+            disk,
+            was,
+            evidence,
+        })))
+    }
+
+    /// What the device was scanned as, where `now` is certainly another unit: by
+    /// the kernel's copy, or, where somebody had the kernel read that again, by
+    /// udev's record of the disk's birth.
+    fn scanned_as_other(
+        &self,
+        cached: &Identity,
+        disk: &BlockDevice,
+        now: &Identity,
+    ) -> Result<Option<Identity>> {
+        if cached.compare(now).is_proven_different() {
+            return Ok(Some(cached.clone()));
+        }
+        let born = Identity::of(self.born_as(disk)?);
+        Ok(born.compare(now).is_proven_different().then_some(born))
+    }
+
+    /// Asks the other devices of the target for its list, until one gives it.
+    fn ask_the_target(&self, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
+        for sibling in device.siblings().unwrap_or_default() {
+            let runs = matches!(sibling.state(), Ok(Some(State::Running)));
+            let Some(disk) = sibling.disk().ok().flatten().filter(|_| runs) else {
+                continue;
+            };
+            let limit = answer_limit(deadline);
+            let list = scsi::report_luns(self.roots(), &self.lanes, &sibling, &disk, limit);
+            let through = sibling.hctl();
+            match list {
+                Ok(list) => {
+                    let gone = is_missing(device.hctl().lun, through.lun, &list);
+                    let listed = list.len();
+                    return gone.then_some(Evidence::NotListed { through, listed });
+                }
+                Err(error) => tracing::debug!(%through, %error, "no list of LUNs"),
+            }
+        }
+        None
+    }
+}
+
+fn why_no_disk(qualifier: u8) -> String {
+    let without = "it has no disk, through which it could be asked and claimed";
+    if qualifier == 0 {
+        return without.to_owned();
+    }
+    let said = scsi::describe_qualifier(qualifier);
+    format!(
+        "{without}: at its scan the target said that no unit is connected there ({said}); an \
+         attach scans it again, and a detach of its address deletes it"
+    )
+}
+
+fn answer_limit(deadline: Deadline) -> Deadline {
+    deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4))
+}
+
+/// Whether a target's list proves that it does not have `lun`: all of it are plain
+/// addresses, that of the device that was asked among them. A unit below 256 may
+/// be listed under its other address (1 and 16385).
+fn is_missing(lun: Lun, asked: Lun, list: &[Lun]) -> bool {
+    let listed: Option<Vec<u16>> = list.iter().map(|lun| lun.plain_number()).collect();
+    match (lun.plain_number(), asked.plain_number(), listed) {
+        (Some(lun), Some(asked), Some(listed)) => listed.contains(&asked) && !listed.contains(&lun),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lun_is_missing_only_from_a_list_that_could_name_it() {
+        let plain = |number| Lun::from_kernel(number);
+        let flat = |number| Lun::flat(number).unwrap();
+        let list = [plain(0), plain(3), flat(300)];
+        assert!(is_missing(plain(7), plain(3), &list));
+        assert!(is_missing(flat(301), plain(3), &list));
+        assert!(!is_missing(flat(3), plain(0), &list), "its other address");
+        assert!(!is_missing(plain(3), plain(0), &list));
+        assert!(!is_missing(plain(7), plain(8), &list), "who was asked");
+        assert!(!is_missing(plain(7), plain(3), &[]));
+        // On a bus behind the unit, of two levels, and well-known.
+        for odd in [plain(300), plain(7 << 16), plain(0xc101)] {
+            assert!(!is_missing(odd, plain(3), &list), "{odd}");
+            let list = [plain(3), odd];
+            assert!(!is_missing(plain(7), plain(3), &list), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Whether a device is a path of a unit, where names do not prove it.
+//!
+//! Names that are not unique are equal on targets that have nothing to do with each
+//! other ([`Comparison`]). So a device whose names agree with a unit's only weakly is a
+//! path of that unit where something else says so too: the caller named both, or both
+//! are the same LUN of the same target port. A target that the transport names
+//! otherwise is another unit, also where the caller named both.
+
+use crate::engine::Engine;
+use crate::engine::unit::goes;
+use crate::error::{Error, ErrorKind, Result, Stage};
+#[cfg(any(feature = "journal", test))]
+use crate::id::Source;
+use crate::id::{Hctl, Lun, Wwid};
+use crate::kernel::Roots;
+use crate::multipath::Map;
+use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
+use crate::transport::TargetPort;
+
+/// Where a device is: its address, and the target port behind that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) struct PathPlace {
+    pub(in crate::engine) hctl: Hctl,
+    port: Option<TargetPort>,
+}
+
+/// Whether one unit is at two places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum PlaceComparison {
+    /// The same LUN of the same target port.
+    Same,
+    /// Two LUNs of one target port, or two iSCSI targets.
+    Different,
+    /// Two ports of Fibre Channel may be one target's, other transports name no target,
+    /// and a target may have a unit at both plain addresses of its number.
+    Unknown,
+}
+
+/// Whether one unit of one target port is at two LUNs.
+fn compare_luns(ours: Lun, theirs: Lun) -> PlaceComparison {
+    if ours == theirs {
+        PlaceComparison::Same
+    } else if are_addresses_of_one_number(ours, theirs) {
+        PlaceComparison::Unknown
+    } else {
+        PlaceComparison::Different
+    }
+}
+
+/// Whether two LUNs are one number in the two plain addressings, as 1 and 16385 are.
+pub(in crate::engine) fn are_addresses_of_one_number(ours: Lun, theirs: Lun) -> bool {
+    let number = ours.plain_number();
+    number.is_some() && number == theirs.plain_number()
+}
+
+impl PathPlace {
+    pub(in crate::engine) fn of(roots: &Roots, device: &ScsiDevice) -> Self {
+        let hctl = device.hctl();
+        let port = TargetPort::of(roots, hctl, device.dir());
+        Self { hctl, port }
+    }
+
+    pub(in crate::engine) fn compare(&self, other: &Self) -> PlaceComparison {
+        let (ours, theirs) = (self.hctl, other.hctl);
+        let by_lun = compare_luns(ours.lun, theirs.lun);
+        let without_lun = |hctl: Hctl| (hctl.host, hctl.channel, hctl.target);
+        if without_lun(ours) == without_lun(theirs) {
+            return by_lun;
+        }
+        match (&self.port, &other.port) {
+            (
+                Some(TargetPort::Iscsi { target, group }),
+                Some(TargetPort::Iscsi {
+                    target: their_target,
+                    group: their_group,
+                }),
+            ) => {
+                if target != their_target {
+                    PlaceComparison::Different
+                } else if group == their_group {
+                    by_lun
+                } else {
+                    PlaceComparison::Unknown
+                }
+            }
+            (Some(TargetPort::Fc(port)), Some(TargetPort::Fc(theirs))) if port == theirs => by_lun,
+            _ => PlaceComparison::Unknown,
+        }
+    }
+
+    /// Whether a source leads to this place, by whatever portal.
+    #[cfg(any(feature = "journal", test))]
+    pub(in crate::engine) fn compare_source(&self, source: &Source) -> PlaceComparison {
+        let by_lun = |lun| compare_luns(lun, self.hctl.lun);
+        match (source, &self.port) {
+            (Source::Scsi(hctl), _) => {
+                let hctl = *hctl;
+                Self { hctl, port: None }.compare(self)
+            }
+            (Source::Iscsi(uri), Some(TargetPort::Iscsi { target, .. })) => {
+                if uri.target() == target {
+                    by_lun(uri.lun())
+                } else {
+                    PlaceComparison::Different
+                }
+            }
+            (Source::Fc(uri), Some(TargetPort::Fc(port))) if uri.ports().contains(port) => {
+                by_lun(uri.lun())
+            }
+            _ => PlaceComparison::Unknown,
+        }
+    }
+}
+
+impl Engine {
+    /// Whether two devices that the caller named may be paths of one unit, by what each
+    /// says that it is.
+    pub(in crate::engine) fn may_be_one_unit(
+        &self,
+        (one, identity): (&ScsiDevice, &Identity),
+        (other, their_identity): (&ScsiDevice, &Identity),
+    ) -> bool {
+        match identity.compare(their_identity) {
+            Comparison::Same(Strength::Strong) => true,
+            Comparison::Same(Strength::Weak) => {
+                let places =
+                    PathPlace::of(self.roots(), one).compare(&PathPlace::of(self.roots(), other));
+                places != PlaceComparison::Different
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a device that nobody named is a path of this unit, at one of whose paths
+    /// each of `seeds` is.
+    pub(in crate::engine) fn is_path_of(
+        &self,
+        device: &ScsiDevice,
+        identity: &Identity,
+        unit: &Identity,
+        seeds: &[ScsiDevice],
+    ) -> bool {
+        match unit.compare(identity) {
+            Comparison::Same(Strength::Strong) => true,
+            Comparison::Same(Strength::Weak) => {
+                let place = PathPlace::of(self.roots(), device);
+                let is_there = |seed| {
+                    PathPlace::of(self.roots(), seed).compare(&place) == PlaceComparison::Same
+                };
+                seeds.iter().any(is_there)
+            }
+            _ => false,
+        }
+    }
+
+    /// What may be left of a unit whose names do not prove whose a device is: devices, and
+    /// of a unit whose names are all weak maps, that have these names and are at no other
+    /// target than its paths were. None is touched.
+    pub(in crate::engine) fn lookalikes(
+        &self,
+        unit: &Identity,
+        seeds: &[ScsiDevice],
+    ) -> Result<Vec<String>> {
+        let places = seeds.iter().map(|seed| PathPlace::of(self.roots(), seed));
+        let places: Vec<PathPlace> = places.collect();
+        let is_elsewhere = |device: &ScsiDevice| {
+            let place = PathPlace::of(self.roots(), device);
+            let mut places = places.iter().peekable();
+            places.peek().is_some()
+                && places.all(|it| it.compare(&place) == PlaceComparison::Different)
+        };
+        let mut doubts = Vec::new();
+        for device in self
+            .units()
+            .that_may_be(self.roots(), |name| unit.is(name))?
+        {
+            let identity = match device.cached_identity() {
+                Err(error) if goes(&device, &error) => continue,
+                identity => identity?,
+            };
+            let why = match unit.compare(&identity) {
+                Comparison::Same(_) if unit.is_weak() => "which is no unique name",
+                Comparison::Unknown if unit.differs_beside_its_names(&identity) => {
+                    "with another T10 text and serial number than this unit's"
+                }
+                _ => continue,
+            };
+            if !is_elsewhere(&device) {
+                let hctl = device.hctl();
+                doubts.push(format!(
+                    "{hctl} says that it is {identity}, {why}: it may be a path of this unit, and \
+                     was left"
+                ));
+            }
+        }
+        if unit.is_weak()
+            && let Some(map) = Map::of_unit(self.roots(), |name| unit.is(name))?
+            && map.paths()?.is_empty()
+        {
+            let map = map.name();
+            doubts.push(format!(
+                "the map {map} has no path and a name that other units may have: it was left"
+            ));
+        }
+        Ok(doubts)
+    }
+}
+
+/// The refusal of a unit that was named by a name that others may have too.
+pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -> Error {
+    let addresses: Vec<String> = devices.iter().map(|it| it.hctl().to_string()).collect();
+    let addresses = addresses.join(" and ");
+    let message = format!(
+        "{name} is no unique name, and another unit than the one that is meant may have it; it is \
+         a name of {addresses}: name the unit by its source, its address or its node"
+    );
+    Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(hctl: &str, port: Option<TargetPort>) -> PathPlace {
+        let hctl = hctl.parse().unwrap();
+        PathPlace { hctl, port }
+    }
+
+    fn at_iscsi(hctl: &str, target: &str, group: u16) -> PathPlace {
+        let target = format!("iqn.2026-01.example:{target}").parse().unwrap();
+        let group = Some(group);
+        at(hctl, Some(TargetPort::Iscsi { target, group }))
+    }
+
+    #[test]
+    fn only_the_same_lun_of_the_same_target_port_supports_equal_names() {
+        let here = at_iscsi("1:0:0:4", "a", 1);
+        assert_eq!(
+            here.compare(&at_iscsi("2:0:0:4", "a", 1)),
+            PlaceComparison::Same
+        );
+        assert_eq!(
+            here.compare(&at_iscsi("2:0:0:5", "a", 1)),
+            PlaceComparison::Different
+        );
+        assert_eq!(
+            here.compare(&at_iscsi("2:0:0:4", "b", 1)),
+            PlaceComparison::Different
+        );
+        // The flat address of 4, and another number's.
+        assert_eq!(
+            here.compare(&at_iscsi("1:0:0:16388", "a", 1)),
+            PlaceComparison::Unknown
+        );
+        assert_eq!(
+            here.compare(&at_iscsi("1:0:0:16389", "a", 1)),
+            PlaceComparison::Different
+        );
+        assert_eq!(
+            here.compare(&at_iscsi("2:0:0:4", "a", 2)),
+            PlaceComparison::Unknown
+        );
+        assert_eq!(here.compare(&at("2:0:0:4", None)), PlaceComparison::Unknown);
+        let port = |name: &str| Some(TargetPort::Fc(name.parse().unwrap()));
+        let [one, other] = ["0x5000c500a1b2c3d4", "0x5000c500a1b2c3d5"];
+        let here = at("1:0:0:4", port(one));
+        assert_eq!(
+            here.compare(&at("2:0:0:4", port(one))),
+            PlaceComparison::Same
+        );
+        assert_eq!(
+            here.compare(&at("2:0:0:5", port(one))),
+            PlaceComparison::Different
+        );
+        assert_eq!(
+            here.compare(&at("2:0:0:4", port(other))),
+            PlaceComparison::Unknown
+        );
+        let bare = at("1:0:0:4", None);
+        assert_eq!(
+            bare.compare(&at("1:0:0:5", None)),
+            PlaceComparison::Different
+        );
+        assert_eq!(bare.compare(&at("2:0:0:4", None)), PlaceComparison::Unknown);
+    }
+
+    #[test]
+    fn a_source_names_a_place_by_its_target_whatever_the_portal() {
+        let here = at_iscsi("1:0:0:4", "a", 1);
+        for (source, expected) in [
+            (
+                "iscsi://192.0.2.9/iqn.2026-01.example:a/4",
+                PlaceComparison::Same,
+            ),
+            (
+                "iscsi://192.0.2.9/iqn.2026-01.example:a/5",
+                PlaceComparison::Different,
+            ),
+            (
+                "iscsi://192.0.2.9/iqn.2026-01.example:b/4",
+                PlaceComparison::Different,
+            ),
+            ("scsi:1:0:0:4", PlaceComparison::Same),
+            ("scsi:1:0:0:5", PlaceComparison::Different),
+            ("scsi:1:0:0:16388", PlaceComparison::Unknown),
+            ("scsi:2:0:0:4", PlaceComparison::Unknown),
+        ] {
+            let found = here.compare_source(&source.parse().unwrap());
+            assert_eq!(found, expected, "{source}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The proof that nobody uses a disk and that nobody begins to, and the flush
+//! under it.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::crash::point;
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::detach::receipt::Flush;
+use crate::engine::timing::Phases;
+use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::usage::{self, Act, Extent, Looked, NotLookedAt};
+use crate::error::{ErrorKind, Result, Stage};
+use crate::id::{Hctl, NbdIndex};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, worker};
+use crate::scsi::{self, Lanes, ScsiDevice};
+use crate::uevent::{self, Mode, Watch};
+
+/// What became of a claim.
+#[derive(Debug)]
+pub(in crate::engine) enum Claim {
+    /// The disk is ours alone until the file is closed.
+    Held(Arc<File>),
+    /// The device serves no opens any more (offline, path lost), and nobody
+    /// mounts, stacks on, swaps on or has it open: there is nothing to flush.
+    Unreachable(String),
+    /// A flush of our own that never returned has it still.
+    Stuck(String),
+}
+
+/// A disk that is claimed and flushed.
+#[derive(Debug)]
+pub(in crate::engine) struct Claimed {
+    pub(in crate::engine) claim: Claim,
+    pub(in crate::engine) flush: Flush,
+    /// Where somebody may write to it unseen.
+    pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
+}
+
+impl Engine {
+    /// Claims the disk, makes sure that nobody writes to it beside the claim, and
+    /// writes it back. The claim holds until it is dropped.
+    ///
+    /// # Errors
+    /// Those of [`claim`](Self::claim) and [`write_back`](Self::write_back).
+    pub(in crate::engine) fn claim_and_flush(
+        &self,
+        disk: &BlockDevice,
+        abandon: bool,
+        watch: &mut Watch,
+        phases: &mut Phases,
+        deadline: Deadline,
+    ) -> Result<Claimed> {
+        phases.enter(Stage::Claim);
+        let claim = self.claim(disk, abandon, watch, deadline)?;
+        let looked = Looked::at(self, &[disk], Extent::BesideClaim, deadline)?;
+        looked.refuse_writers(self)?;
+        phases.enter(Stage::Flush);
+        let flush = self.write_back(&claim, disk, abandon, deadline)?;
+        looked.again_if_old(self, deadline)?;
+        Ok(Claimed {
+            claim,
+            flush,
+            not_looked_at: looked.not_looked_at(),
+        })
+    }
+
+    /// Claims the disk exclusively.
+    ///
+    /// A claim that is refused while udevd alone has the disk open may be udevd's,
+    /// which rereads a partition table: then udev is waited for and the claim
+    /// tried once more.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users; `TimedOut` at stage `claim` or `settle`;
+    /// `Quarantined`; `NotPermitted`.
+    pub(in crate::engine) fn claim(
+        &self,
+        disk: &BlockDevice,
+        abandon: bool,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<Claim> {
+        let (roots, mode) = (self.roots(), self.hub().mode());
+        // A flush that hangs has the claim, so the kernel refuses another at once;
+        // whoever abandons what it would write goes on from that refusal.
+        let beside_flush = |(lanes, hctl): &(&Lanes, Hctl)| lanes.is_stuck_at(*hctl, Stage::Flush);
+        let lane = self.lane_of(disk);
+        let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
+        let refused = match try_claim(lane, disk, roots, deadline) {
+            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+            Err(error) => error,
+        };
+        // The kernel's own refusal (EBUSY; ENXIO, ENODEV, ENOENT), not a node that is
+        // another's.
+        let busy = refused.kind() == ErrorKind::InUse;
+        if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
+            return Err(refused);
+        }
+        let users = self.users_of(disk, Extent::All, deadline)?;
+        if !busy && users.found.is_empty() {
+            return Ok(Claim::Unreachable(refused.to_string()));
+        }
+        if abandon && users.is_a_flush_of_ours_alone() {
+            return Ok(Claim::Stuck(refused.to_string()));
+        }
+        if mode != Mode::Udev || !users.has_none_but_udevs() {
+            return Err(usage::refuse(disk, &users.found).caused_by(refused));
+        }
+        uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
+        let refused = match try_claim(lane, disk, roots, deadline) {
+            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+            Err(error) => error,
+        };
+        let users = self.users_of(disk, Extent::All, deadline)?;
+        // udevd had it open from before it served no opens any more.
+        if !busy && users.found.is_empty() {
+            return Ok(Claim::Unreachable(refused.to_string()));
+        }
+        if refused.kind() == ErrorKind::InUse {
+            return Err(usage::refuse(disk, &users.found).caused_by(refused));
+        }
+        Err(refused)
+    }
+
+    /// Writes the disk back under its claim.
+    ///
+    /// # Errors
+    /// `Io` where a write failed, and then its pages are lost: a second flush
+    /// would succeed and prove nothing. [`Flush::PagesWritten`] is no error here. With
+    /// `abandon` that is no error, nor is
+    /// a flush that takes half of the time.
+    pub(in crate::engine) fn write_back(
+        &self,
+        claim: &Claim,
+        disk: &BlockDevice,
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let file = match claim {
+            Claim::Held(file) => Arc::clone(file),
+            Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
+            Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
+        };
+        let limit = if abandon { deadline.half() } else { deadline };
+        let lost = Lost::of(self.roots(), disk)?;
+        let earlier = lost.read()?;
+        if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
+            return Err(failed_flush::refuse(disk, earlier));
+        }
+        let (roots, own) = (self.roots().clone(), disk.clone());
+        let flushed = run(
+            self.lane_of(disk),
+            Stage::Flush,
+            &format!("{} to write back", disk.name()),
+            limit,
+            || disk.describe(),
+            move || flush(&roots, file, &own, &lost),
+        );
+        match (flushed, earlier) {
+            (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
+            (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
+            (Ok(flush), None) => Ok(flush),
+            (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Writes back a path all of which went through its map. What fails is no loss and
+    /// is not written down as one; an earlier loss of the path's own is none of the map's.
+    ///
+    /// # Errors
+    /// `Io` where there was such a loss, without `abandon`.
+    pub(in crate::engine) fn write_back_below_map(
+        &self,
+        claim: &Claim,
+        disk: &BlockDevice,
+        abandon: bool,
+        deadline: Deadline,
+    ) -> Result<Flush> {
+        let Claim::Held(file) = claim else {
+            return self.write_back(claim, disk, abandon, deadline);
+        };
+        match Lost::read_of(self.roots(), disk)? {
+            Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
+            Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
+            None => {}
+        }
+        let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
+        let flushed = run(
+            self.lane_of(disk),
+            Stage::Flush,
+            &format!("{} to write back", disk.name()),
+            deadline,
+            || disk.describe(),
+            move || worker::apart_with(file, |file| own.flush(&roots, file)),
+        );
+        Ok(flushed.map_or_else(
+            |error| Flush::ThroughMap(error.to_string()),
+            |()| Flush::Done,
+        ))
+    }
+
+    fn lane_of(&self, disk: &BlockDevice) -> Lane<'_> {
+        if NbdIndex::of_name(disk.name()).is_some() {
+            return None;
+        }
+        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+        Some((&self.lanes, device.hctl()))
+    }
+
+    /// Claims a disk at whose address another unit answers now. Nothing may be
+    /// written there, so nobody may have it open either: an open file could hold
+    /// pages that were never written.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users; `NotPermitted` where the users cannot be seen.
+    pub(in crate::engine) fn claim_replaced(
+        &self,
+        disk: &BlockDevice,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<Claim> {
+        let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
+        users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
+        users.refuse_blind(disk)?;
+        self.claim(disk, false, watch, deadline)
+    }
+}
+
+/// Flushes, and writes down a failure: also one that comes after its caller has
+/// gone, and that it may have failed where its process dies under it.
+///
+/// The kernel may hold the thread for as long as a link is dead: so it has none of
+/// the process's other files, whose locks a process that is killed lets go of then.
+pub(in crate::engine) fn flush(
+    roots: &Roots,
+    file: Arc<File>,
+    disk: &BlockDevice,
+    lost: &Lost,
+) -> Result<Flush> {
+    let begun = lost.begin();
+    let flushed = worker::apart_with(file, |file| flush_in_its_state(roots, disk, file));
+    match &flushed {
+        // To who may not drop the pages nothing was lost: they were written.
+        Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
+        _ if begun => lost.clear(),
+        _ => {}
+    }
+    flushed
+}
+
+/// Where all pages are written, a flush of the unit's cache that the path's ALUA access
+/// state does not take has lost nothing.
+fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+    let all_written = disk.write_pages(roots, file)?;
+    let Err(error) = disk.flush(roots, file) else {
+        return Ok(Flush::Done);
+    };
+    if !all_written || !matches!(ScsiDevice::of_disk(disk), Ok(Some(_))) {
+        return Err(error);
+    }
+    match scsi::access_state_of_open(roots, file) {
+        Ok(Some(state)) if !state.serves_io() => Ok(Flush::PagesWritten(format!(
+            "its ALUA access state is {state}: {error}"
+        ))),
+        _ => Err(error),
+    }
+}
+
+/// Where the calls for a SCSI disk run; other disks have no lane.
+type Lane<'a> = Option<(&'a Lanes, Hctl)>;
+
+fn run<T: Send + 'static>(
+    lane: Lane<'_>,
+    stage: Stage,
+    what: &str,
+    deadline: Deadline,
+    last_seen: impl FnOnce() -> String,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match lane {
+        Some((lanes, hctl)) => lanes.on_device(hctl, stage, what, deadline, last_seen, call),
+        None => worker::run(stage, what, deadline, last_seen, call),
+    }
+}
+
+fn try_claim(
+    lane: Lane<'_>,
+    disk: &BlockDevice,
+    roots: &Roots,
+    deadline: Deadline,
+) -> Result<File> {
+    let what = format!("the kernel to open {}", disk.name());
+    let (disk, roots) = (disk.clone(), roots.clone());
+    point!(ClaimToTake);
+    let claimed = run(
+        lane,
+        Stage::Claim,
+        &what,
+        deadline,
+        || "not returned".to_owned(),
+        move || disk.open(&roots, true),
+    )?;
+    point!(ClaimTaken);
+    Ok(claimed)
+}

@@ -1,0 +1,282 @@
+//! The memory of a flush that failed.
+//!
+//! The kernel tells of a failed write once. After that its pages count as clean,
+//! and the next `fsync` succeeds over data that is lost. So the failure is
+//! written down for as long as this life of the disk lasts, and no later flush
+//! of it, of whatever process, is taken for a proof.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::crash::point;
+use crate::engine::lock::run_dir;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+use crate::multipath::Map;
+use crate::scsi::{Identity, ScsiDevice};
+
+/// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct Lost {
+    path: PathBuf,
+    disk: BlockDevice,
+}
+
+impl Lost {
+    pub(in crate::engine) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
+        let life = match disk.diskseq()? {
+            Some(sequence) => sequence.to_string(),
+            // Before 5.15: sysfs gives each directory an inode of its own.
+            None => inode(disk.dir())?.to_string(),
+        };
+        let name = disk.name();
+        let path = run_dir::path(roots).join(format!("lost-{name}-{life}"));
+        let disk = disk.clone();
+        Ok(Self { path, disk })
+    }
+
+    /// Why an earlier flush failed, where one did, or may have: its process died
+    /// while it was under way, and the device has failed commands since.
+    pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
+        let text = sysfs::read_if_there(&self.path)?;
+        let note = text.map(|text| Note::parse(&text));
+        Ok(note.and_then(|note| match note.under_way() {
+            Some(errors) if errors_of(&self.disk) == Some(errors) => None,
+            _ => Some(note.why),
+        }))
+    }
+
+    /// The same of a disk that may have gone: of that nobody can say it any more.
+    pub(in crate::engine) fn read_of(roots: &Roots, disk: &BlockDevice) -> Result<Option<String>> {
+        match Self::of(roots, disk).and_then(|lost| lost.read()) {
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+            read => read.map_err(|error| error.at(Stage::Flush)),
+        }
+    }
+
+    /// Writes down that a flush begins, unless one has failed before: what it
+    /// loses the kernel says to its process alone, which may die with that
+    /// knowledge. Not where the device counts no errors, as NBD does not: there
+    /// nothing would tell a flush that was cut short from one that failed.
+    /// Whether there is something to end.
+    pub(in crate::engine) fn begin(&self) -> bool {
+        let Some(errors) = errors_of(&self.disk) else {
+            return false;
+        };
+        let first = matches!(self.read(), Ok(None));
+        if first {
+            self.write(format!("{UNDER_WAY}{errors} commands had failed before"));
+        }
+        first
+    }
+
+    /// Writes down that a flush failed, unless the disk is gone: then nobody can
+    /// ask any more.
+    pub(in crate::engine) fn set(&self, error: &Error) {
+        self.write(error.to_string().replace('\n', " "));
+    }
+
+    fn write(&self, why: String) {
+        if !self.disk.dir().exists() {
+            return;
+        }
+        let note = Note {
+            why,
+            names: names_of(&self.disk),
+        };
+        let folder = self.path.parent().unwrap_or(Path::new("/"));
+        point!(LostToWrite);
+        let failed = |error| Error::io("cannot write", &self.path, &error);
+        // Written beside and renamed: a process that is killed leaves no mark without its
+        // text, which would be taken for a loss.
+        let beside = folder.join(format!("unwritten-mark-of-{}", self.disk.name()));
+        let replace =
+            || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
+        let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
+        if let Err(failure) = written {
+            tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
+        }
+        point!(LostWritten);
+    }
+
+    /// Forgets it: the flush has come to its end, or this life of the disk.
+    pub(in crate::engine) fn clear(&self) {
+        point!(LostToClear);
+        let _never_written = fs::remove_file(&self.path);
+        point!(LostCleared);
+    }
+}
+
+/// How the mark of a flush that is under way begins, before a number.
+const UNDER_WAY: &str = "its process died while it was under way, when ";
+
+/// How many commands the device has failed, or those below the map; `None` where
+/// nobody counts.
+fn errors_of(disk: &BlockDevice) -> Option<u64> {
+    let below = match Map::of_disk(disk).ok()? {
+        Some(map) => map.paths().ok()?,
+        None => vec![disk.clone()],
+    };
+    let errors = below.iter().map(|disk| {
+        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+        device.failed_commands()
+    });
+    errors.sum()
+}
+
+/// What a mark says: why, and the names of the unit, one a line.
+struct Note {
+    why: String,
+    names: Vec<Wwid>,
+}
+
+impl Note {
+    fn parse(text: &str) -> Self {
+        let mut lines = text.lines();
+        let why = lines.next().unwrap_or_default().to_owned();
+        let names = lines.filter_map(|name| name.parse().ok()).collect();
+        Self { why, names }
+    }
+
+    /// How many commands had failed before, where it is about a flush under way.
+    fn under_way(&self) -> Option<u64> {
+        let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
+        errors.parse().ok()
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.why)?;
+        self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
+    }
+}
+
+/// The unit behind a disk or a map, as far as the kernel can say it.
+fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
+    if let Ok(Some(map)) = Map::of_disk(disk) {
+        return map.wwid().into_iter().collect();
+    }
+    let device = ScsiDevice::of_disk(disk).ok().flatten();
+    let identity = device.and_then(|device| device.cached_identity().ok());
+    identity.unwrap_or_default().names
+}
+
+/// What the marks say on lives of this unit that are over: of disks that the
+/// kernel removed by itself, as after `dev_loss_tmo`. They are taken away when
+/// the loss is `acknowledged`, by an abandoning detach or by a new attach; those
+/// of nobody's unit at once.
+pub(in crate::engine) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<String> {
+    let folder = run_dir::path(roots);
+    let unit = Identity::of(unit.iter().cloned());
+    let mut said = Vec::new();
+    for mark in sysfs::names(&folder).unwrap_or_default() {
+        let named = mark.strip_prefix("lost-");
+        let Some((name, _)) = named.and_then(|named| named.rsplit_once('-')) else {
+            continue;
+        };
+        let path = folder.join(&mark);
+        let disk = BlockDevice::at(&roots.sysfs.join("block").join(name));
+        let lives = match disk {
+            Ok(Some(disk)) => Lost::of(roots, &disk).is_ok_and(|lost| lost.path == path),
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        let note = Note::parse(&sysfs::read(&path).unwrap_or_default());
+        let is_shared = note.names.iter().any(|name| unit.is(name));
+        let is_different = Identity::of(note.names.iter().cloned())
+            .compare(&unit)
+            .is_different();
+        let of_unit = is_shared && !is_different;
+        if lives {
+            continue;
+        }
+        said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
+        if note.names.is_empty() || (of_unit && acknowledged) {
+            point!(LostToSweep);
+            let _swept_by_another = fs::remove_file(path);
+            point!(LostSwept);
+        }
+    }
+    said
+}
+
+/// What is said instead of a flush that would prove nothing.
+pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
+    let message = format!(
+        "an earlier flush of {} failed, and what was written before is lost ({earlier}): a flush \
+         that succeeds now would prove nothing; to take it down all the same, abandon what is \
+         unwritten",
+        disk.name()
+    );
+    Error::new(ErrorKind::Io, message).at(Stage::Flush)
+}
+
+fn inode(dir: &Path) -> Result<u64> {
+    let metadata = fs::metadata(dir);
+    metadata
+        .map(|metadata| metadata.ino())
+        .map_err(|error| Error::io("cannot examine", dir, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_remembered_for_one_life_of_the_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/sda");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(dir.join("diskseq"), "7\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let lost = || Lost::of(&roots, &disk).unwrap();
+        assert_eq!(lost().read().unwrap(), None);
+        lost().set(&Error::new(ErrorKind::Io, "no"));
+        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
+        fs::write(dir.join("diskseq"), "8\n").unwrap();
+        assert_eq!(lost().read().unwrap(), None);
+        fs::write(dir.join("diskseq"), "7\n").unwrap();
+        lost().clear();
+        assert_eq!(lost().read().unwrap(), None);
+        lost().set(&Error::new(ErrorKind::Io, "no"));
+        sweep(&roots, &[], false);
+        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
+        let seventh = lost();
+        fs::write(dir.join("diskseq"), "8\n").unwrap();
+        sweep(&roots, &[], false);
+        assert_eq!(seventh.read().unwrap(), None);
+        seventh.set(&Error::new(ErrorKind::Io, "no"));
+        fs::remove_dir_all(&dir).unwrap();
+        sweep(&roots, &[], false);
+        assert_eq!(seventh.read().unwrap(), None);
+        // A process that dies under its flush takes what it lost with it: what
+        // has failed since tells.
+        let device = roots.sysfs.join("devices/2:0:0:1");
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(dir.join("diskseq"), "9\n").unwrap();
+        std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
+        fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
+        assert!(lost().begin());
+        assert_eq!(lost().read().unwrap(), None);
+        fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
+        assert!(lost().read().unwrap().unwrap().contains("31 commands"));
+        assert!(!lost().begin(), "what may be lost is not forgotten");
+        lost().clear();
+        fs::remove_dir_all(&dir).unwrap();
+        let gone = Lost {
+            path: roots.run.join("lunbd/lost-sda-7"),
+            disk,
+        };
+        gone.set(&Error::new(ErrorKind::Io, "no"));
+        assert_eq!(gone.read().unwrap(), None);
+    }
+}

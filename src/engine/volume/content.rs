@@ -1,0 +1,139 @@
+//! What the journal has of the content of NBD volumes is brought up to date: a volume that
+//! was blank when it was attached has a file system soon after.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::journal::{Journal, Record, Turn};
+use crate::engine::volume::recover::{Condition, Surveyed};
+use crate::error::Result;
+use crate::id::ContentName;
+use crate::uevent::Mode;
+
+impl Engine {
+    /// Writes down what udev has read of those volumes that are attached. What cannot be
+    /// written now is written at the next event, or at the next attach.
+    pub(crate) fn learn_contents(&self, journal: &Journal, found: &[Surveyed]) {
+        /// A write to the file of a journal takes less.
+        const LIMIT: Duration = Duration::from_secs(5);
+        let is_attached = |there: &&Surveyed| {
+            there.spec.nbd.is_some()
+                && there.under_way.is_none()
+                && there.condition == Condition::Complete
+        };
+        for there in found.iter().filter(is_attached) {
+            // Whoever works on it now reads its content, or leaves it as it is.
+            let no_wait = Deadline::after(Duration::ZERO);
+            let Ok(turn) = journal.turn(&there.volume, None, no_wait) else {
+                continue;
+            };
+            if let Err(error) = self.learn_content(&turn, Deadline::after(LIMIT)) {
+                tracing::warn!(%error, volume = %there.volume, "its content is not written down");
+            }
+        }
+    }
+
+    /// The same of one volume.
+    ///
+    /// # Errors
+    /// Where sysfs or udev's record cannot be read, or the journal cannot be written.
+    pub(super) fn learn_content(&self, turn: &Arc<Turn>, deadline: Deadline) -> Result<()> {
+        if let Some(mut record) = turn.record()
+            && record.intent.is_none()
+            && let Some(names) = self.newly_read(&record)?
+            && let Some(outcome) = &mut record.outcome
+        {
+            outcome.content = Some(names);
+            turn.write(record, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// The names that udev has read of the volume's device, where the journal has none of
+    /// them.
+    fn newly_read(&self, record: &Record) -> Result<Option<Vec<ContentName>>> {
+        let (Some(nbd), Some(outcome), Mode::Udev) =
+            (&record.spec.nbd, &record.outcome, self.hub().mode())
+        else {
+            return Ok(None);
+        };
+        let Some(device) = self.nbd_of(&nbd.backend)? else {
+            return Ok(None);
+        };
+        let read = device.content_by_udev(self.roots())?.unwrap_or_default();
+        // It may have been detached, and the record be that of the next volume.
+        let is_its_own = device.backend()?.as_deref() == Some(nbd.backend.as_str());
+        let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
+        Ok(is_news.then_some(read))
+    }
+}
+
+/// That udev has found no name says nothing: its read may have failed.
+fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
+    let known = known.unwrap_or_default();
+    !read.is_empty() && !read.iter().any(|name| known.contains(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::AttachRequest;
+    use crate::engine::journal::{Intent, Operation, VolumeSpec};
+    use crate::id::{Source, VolumeId};
+    use crate::kernel::Roots;
+
+    fn names(kinds: &[&str]) -> Vec<ContentName> {
+        let name = |kind: &&str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+        let names = kinds.iter().map(name);
+        names.map(|name| name.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_name_is_news_where_the_journal_has_none_of_those_that_were_read() {
+        let (fs, both) = (names(&["fs"]), names(&["fs", "luks"]));
+        assert!(is_news(&fs, None));
+        assert!(is_news(&fs, Some(&[])));
+        assert!(is_news(&fs, Some(&names(&["luks"]))));
+        assert!(!is_news(&both, Some(&fs)));
+        assert!(!is_news(&[], Some(&fs)));
+    }
+
+    #[test]
+    fn a_record_keeps_the_names_of_its_volume_and_one_without_says_that_they_are_not_known() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let soon = Deadline::after(Duration::from_secs(30));
+        let volume: VolumeId = "pvc-1".parse().unwrap();
+        let source: Source = "nbd://192.0.2.1/vol-7".parse().unwrap();
+        for content in [None, Some(Vec::new()), Some(names(&["fs", "luks"]))] {
+            let record = serde_json::json!({
+                "volume": volume,
+                "spec": VolumeSpec::of(&AttachRequest::new(source.clone())),
+                "intent": Intent::now(Operation::Attach),
+                "outcome": {
+                    "node": "/dev/nbd0", "devno": "43:0", "diskseq": null, "size": 4096,
+                    "names": [], "map": null, "nbd_index": "0", "at": "2026-11-24T00:00:00Z",
+                },
+                "boot": null,
+            });
+            // As an earlier version wrote it.
+            let mut record: Record = serde_json::from_value(record).unwrap();
+            assert_eq!(record.outcome.as_ref().unwrap().content, None);
+            record
+                .outcome
+                .as_mut()
+                .unwrap()
+                .content
+                .clone_from(&content);
+            let journal = engine.open_journal(soon).unwrap();
+            let turn = journal.turn(&volume, None, soon).unwrap();
+            turn.write(record, soon).unwrap();
+            drop((turn, journal));
+            let journal = engine.open_journal(soon).unwrap();
+            let outcome = journal.record(&volume).unwrap().outcome.unwrap();
+            assert_eq!(outcome.content, content);
+        }
+    }
+}

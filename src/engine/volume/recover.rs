@@ -1,0 +1,315 @@
+//! After a crash: what the journal says against what sysfs shows, and the way
+//! from one to the other.
+
+mod condition;
+mod look;
+mod survey;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::iscsi::sessions::{LOGIN, end_unnamed};
+use crate::engine::journal::{Journal, Operation, Problem, Record, Turn};
+use crate::engine::lock::device_lock::Lease;
+use crate::engine::telemetry::{self, Call};
+use crate::engine::volume::DetachVolume;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Source, VolumeId};
+use crate::kernel::worker;
+use crate::scsi::{self, ScsiDevice};
+pub use condition::{Action, Condition, Foreign};
+use look::Seen;
+pub use survey::Surveyed;
+
+/// What was found of every volume of a journal, and done about it.
+#[derive(Debug, serde::Serialize)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// The volumes, by name.
+    pub volumes: Vec<Recovered>,
+    /// Devices that the journal does not know; none was touched.
+    pub foreign: Vec<Foreign>,
+    /// Files of the journal that are no records; see [`Journal::problems`].
+    pub problems: Vec<Problem>,
+}
+
+impl Recovery {
+    /// Whether every volume is attached or detached, and serves.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.volumes.iter().all(Recovered::is_whole)
+    }
+}
+
+/// What was found of one volume, and done about it.
+#[derive(Debug, serde::Serialize)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The volume.
+    pub volume: VolumeId,
+    /// How it was found.
+    pub condition: Condition,
+    /// The same in words: what sysfs and the device itself said.
+    pub seen: String,
+    /// What was done.
+    #[serde(flatten)]
+    pub action: Action,
+    /// The device that it is, where it is attached and serves.
+    pub node: Option<PathBuf>,
+}
+
+impl Recovered {
+    /// Whether it is attached or detached, and serves.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        match self.action {
+            Action::Nothing => self.condition == Condition::Complete,
+            Action::Finished | Action::Undone | Action::Healed => true,
+            Action::Failed(_) => false,
+        }
+    }
+
+    fn failed(volume: VolumeId, condition: Condition, seen: String, error: Error) -> Self {
+        Self {
+            volume,
+            condition,
+            seen,
+            action: Action::Failed(error),
+            node: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Looks for every volume of the journal, by its identity, finishes or undoes
+    /// what was begun, and reports all of it. A process that starts does this
+    /// once, before it attaches anything.
+    ///
+    /// | the journal says | what stands | condition | what is done |
+    /// |---|---|---|---|
+    /// | attached | the unit answers, as the device that was handed out | `Complete` | nothing |
+    /// | | an NBD device whose server is away | `LinkDead` | healed, if the server is back within seconds; [`Engine::healer`] goes on |
+    /// | | no path answers, or a map without paths | `LinkDead` | nothing: paths come back |
+    /// | | the unit answers, and the kernel takes a path for empty | `Complete` | healed: the kernel reads its size again |
+    /// | | another unit answers there, or the unit is another device now | `Changed` | nothing: a repeated attach hands out the new one |
+    /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
+    /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
+    /// | | nothing | `Gone` | undone: nobody was given a device. Where it was attached before, the record says only that again |
+    /// | | another volume's device | `Gone` | undone, and the device is left alone |
+    /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
+    /// | | nothing | `Gone` | the detach is proven and the record goes |
+    /// | a resize was begun | the unit answers | `HalfAttached` | resized |
+    /// | | no path answers | `LinkDead` | nothing, and it stays begun |
+    ///
+    /// A detach that is finished loses nothing that a detach would not lose, and
+    /// abandons unwritten data only where the caller had said so. An iSCSI session
+    /// that a login of ours made and died before it had named it is ended. Volumes do not
+    /// wait for each other. What goes wrong with one is its
+    /// [`Action::Failed`]. Minimum kernel: 5.10, for NBD 5.14.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub fn recover(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
+        telemetry::measured(Call::Recover, || self.recover_all(journal, deadline))
+    }
+
+    fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
+        let records = journal.records();
+        let one = |record: &Record| self.recover_volume(journal, &record.volume, deadline);
+        let ended = worker::each(Stage::Resolve, &records, one);
+        let without_end = |record: &Record, error| {
+            let seen = "it could not be looked for to the end".to_owned();
+            Recovered::failed(record.volume.clone(), under_way(record), seen, error)
+        };
+        let volumes = records
+            .iter()
+            .zip(ended)
+            .filter_map(|(record, ended)| {
+                ended.unwrap_or_else(|error| Some(without_end(record, error)))
+            })
+            .collect();
+        if let Err(error) = end_unnamed(self.roots(), deadline) {
+            // Its lease stays, and the next recovery finds it.
+            tracing::warn!(%error, "a session that was never named is left");
+        }
+        self.sweep_leases();
+        // A volume that was attached meanwhile is known as well.
+        let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
+        Ok(Recovery {
+            volumes,
+            foreign: self.foreign(&known)?,
+            problems: journal.problems().to_vec(),
+        })
+    }
+
+    /// Takes away the files of leases that processes have left which died with them,
+    /// but for those that say that a login was not finished.
+    pub(crate) fn sweep_leases(&self) {
+        Lease::sweep(self.roots(), LOGIN);
+    }
+
+    /// The same for one volume: looks for it, finishes or undoes what was begun,
+    /// and says so. `None` where the journal does not know it (any more).
+    #[tracing::instrument(skip_all, fields(%volume))]
+    pub fn recover_volume(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        deadline: Deadline,
+    ) -> Option<Recovered> {
+        let failed =
+            |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
+        let turn = match journal.turn(volume, None, deadline) {
+            Ok(turn) => turn,
+            Err(error) => {
+                let seen = "another thread works on it".to_owned();
+                let record = journal.record(volume)?;
+                return Some(failed(under_way(&record), seen, error));
+            }
+        };
+        let record = turn.record()?;
+        let seen = match self.look(&turn, &record, deadline) {
+            Ok(seen) => seen,
+            Err(error) => {
+                let seen = "it could not be looked for".to_owned();
+                return Some(failed(under_way(&record), seen, error));
+            }
+        };
+        let condition = seen.condition(&record);
+        let (condition, action) = match self.act(&turn, &record, &seen, condition, deadline) {
+            Ok(done) => done,
+            Err(error) => (condition, Action::Failed(error)),
+        };
+        if condition == Condition::Complete
+            && let Err(error) = self.learn_content(&turn, deadline)
+        {
+            tracing::warn!(%error, "its content is not written down");
+        }
+        tracing::info!(?condition, ?action, %seen, "recovered");
+        let outcome = turn.record().and_then(|record| record.outcome);
+        let attached = condition == Condition::Complete
+            || !matches!(action, Action::Nothing | Action::Failed(_));
+        Some(Recovered {
+            volume: volume.clone(),
+            condition,
+            seen: seen.to_string(),
+            action,
+            node: outcome.filter(|_| attached).map(|outcome| outcome.node),
+        })
+    }
+
+    fn act(
+        &self,
+        turn: &Arc<Turn>,
+        record: &Record,
+        seen: &Seen,
+        condition: Condition,
+        deadline: Deadline,
+    ) -> Result<(Condition, Action)> {
+        let operation = record.intent.as_ref().map(|intent| intent.operation);
+        let stands = !matches!(seen, Seen::Nothing);
+        let done = |action| Ok((condition, action));
+        match operation {
+            None => self.look_after(record, seen, condition, deadline),
+            Some(Operation::Detach { abandon_unwritten }) => {
+                let how = DetachVolume {
+                    abandon: abandon_unwritten,
+                    ..DetachVolume::default()
+                };
+                // Refused, it is attached, and nobody is to detach it later.
+                let attached = Record {
+                    intent: None,
+                    ..record.clone()
+                };
+                if !abandon_unwritten {
+                    self.wait_for_probe_of(record, deadline)?;
+                }
+                self.detach_in_turn(turn, attached, &how, deadline)?;
+                done(Action::Finished)
+            }
+            Some(Operation::Attach) if stands => {
+                let (_, healed) = self.look_after(record, seen, condition, deadline)?;
+                if matches!(healed, Action::Failed(_)) {
+                    return Ok((Condition::LinkDead, healed));
+                }
+                let request = record.spec.request()?;
+                let before = Some(record.clone());
+                self.attach_in_turn(turn, before, record.clone(), &request, deadline)?;
+                done(Action::Finished)
+            }
+            Some(Operation::Resize { at_least }) if matches!(seen, Seen::Answers { .. }) => {
+                self.resize_in_turn(turn, record.clone(), at_least, deadline)?;
+                done(Action::Finished)
+            }
+            // Its paths come back, and it is as it was begun.
+            Some(Operation::Resize { .. }) if condition == Condition::LinkDead => {
+                done(Action::Nothing)
+            }
+            Some(Operation::Attach) if record.outcome.is_none() => {
+                self.detach_in_turn(turn, record.clone(), &DetachVolume::default(), deadline)?;
+                done(Action::Undone)
+            }
+            Some(Operation::Attach | Operation::Resize { .. }) => {
+                let attached = Record {
+                    intent: None,
+                    ..record.clone()
+                };
+                turn.write(attached, deadline)?;
+                done(Action::Nothing)
+            }
+        }
+    }
+
+    /// The server of an NBD device that stands is asked whether it lives; the size of a
+    /// SCSI path that the kernel takes for empty is read again.
+    fn look_after(
+        &self,
+        record: &Record,
+        seen: &Seen,
+        condition: Condition,
+        deadline: Deadline,
+    ) -> Result<(Condition, Action)> {
+        /// A server that is back answers within this; the healer waits for
+        /// others.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        if let Seen::Answers { without_size, .. } = seen
+            && !without_size.is_empty()
+        {
+            return Ok(match self.have_sizes_read(without_size, deadline) {
+                Ok(()) => (condition, Action::Healed),
+                Err(error) => (Condition::LinkDead, Action::Failed(error)),
+            });
+        }
+        let source = record.spec.sources.first();
+        let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
+        let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
+            return Ok((condition, Action::Nothing));
+        };
+        let limit = deadline.at_most(PATIENCE);
+        let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
+        Ok(look::after_healing(condition, healing))
+    }
+
+    fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+        for device in paths {
+            if !scsi::have_size_read(device, &self.lanes, deadline)? {
+                let hctl = device.hctl();
+                let message = format!("the kernel still takes {hctl} for empty after a rescan");
+                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The condition of a volume that could not be looked for.
+fn under_way(record: &Record) -> Condition {
+    match record.intent.as_ref().map(|intent| intent.operation) {
+        Some(Operation::Detach { .. }) => Condition::HalfDetached,
+        Some(_) => Condition::HalfAttached,
+        None => Condition::LinkDead,
+    }
+}

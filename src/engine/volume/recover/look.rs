@@ -1,0 +1,269 @@
+//! What sysfs shows of a volume, and which devices are nobody's.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::{Action, Condition, Foreign};
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::journal::{Operation, Outcome, Record, Turn};
+use crate::engine::nbd::outcome::{HealOutcome, Healing};
+use crate::engine::unit::place::{PathPlace, PlaceComparison};
+use crate::engine::unit::{KnownPath, Standing};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Source, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+use crate::nbd::NbdDevice;
+use crate::scsi::{self, Identity, ScsiDevice};
+
+/// What stands of a volume.
+#[derive(Debug)]
+pub(super) enum Seen {
+    Nothing,
+    /// It says who it is; of NBD, the kernel has a device of its backend id.
+    Answers {
+        what: String,
+        /// It is the device that was handed out.
+        handed_out: bool,
+        /// The paths that answer and that the kernel takes for empty.
+        without_size: Vec<ScsiDevice>,
+    },
+    /// Nobody answers.
+    Silent(String),
+    /// Another unit answers.
+    Other(String),
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("nothing of it stands"),
+            Self::Answers {
+                what, handed_out, ..
+            } => {
+                f.write_str(what)?;
+                let note = ", not as the device that was handed out";
+                f.write_str(if *handed_out { "" } else { note })
+            }
+            Self::Silent(what) | Self::Other(what) => f.write_str(what),
+        }
+    }
+}
+
+impl Seen {
+    pub(super) fn answers(what: String, handed_out: bool) -> Self {
+        Self::Answers {
+            what,
+            handed_out,
+            without_size: Vec::new(),
+        }
+    }
+
+    pub(super) fn condition(&self, record: &Record) -> Condition {
+        let operation = record.intent.as_ref().map(|intent| intent.operation);
+        match (self, operation) {
+            (Self::Nothing, _) => Condition::Gone,
+            (_, Some(Operation::Detach { .. })) => Condition::HalfDetached,
+            (_, Some(Operation::Attach))
+            | (Self::Answers { .. }, Some(Operation::Resize { .. })) => Condition::HalfAttached,
+            (
+                Self::Answers {
+                    handed_out: true, ..
+                },
+                None,
+            ) => Condition::Complete,
+            (Self::Answers { .. } | Self::Other(_), _) => Condition::Changed,
+            (Self::Silent(_), _) => Condition::LinkDead,
+        }
+    }
+}
+
+/// What the healing of an NBD device says of its volume.
+pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Condition, Action) {
+    match healing.outcome {
+        // What answered late had lost nothing.
+        HealOutcome::Healthy | HealOutcome::DiscardedByKernel | HealOutcome::Degraded(_) => {
+            (condition, Action::Nothing)
+        }
+        outcome if outcome.serves() => (Condition::LinkDead, Action::Healed),
+        HealOutcome::Failed(error) => (Condition::LinkDead, Action::Failed(error)),
+        outcome => {
+            let message = format!("nbd{} has no server: {outcome:?}", healing.index);
+            let error = Error::new(ErrorKind::Unreachable, message).at(Stage::Reconfigure);
+            (Condition::LinkDead, Action::Failed(error))
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn look(&self, turn: &Turn, record: &Record, deadline: Deadline) -> Result<Seen> {
+        if let Some(nbd) = &record.spec.nbd {
+            return Ok(match self.nbd_of(&nbd.backend)? {
+                Some(device) => {
+                    let what = format!("{}: {}", device.index().name(), device.facts()?);
+                    let outcome = record.outcome.as_ref();
+                    let handed_out =
+                        outcome.is_some_and(|outcome| outcome.devno == device.disk().devno());
+                    Seen::answers(what, handed_out)
+                }
+                None => Seen::Nothing,
+            });
+        }
+        let names = record.names();
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut seeds = match unique {
+            Some(name) => self.devices_named(name)?,
+            None => Vec::new(),
+        };
+        if record.outcome.is_none() || unique.is_none() {
+            // Nobody has asked it who it is yet, or it has no unique name: what is at its
+            // address may be it.
+            let own = Identity::of(names.iter().cloned());
+            for device in self.at_sources(record)?.scsi {
+                let identity = device.cached_identity()?;
+                let place = PathPlace::of(self.roots(), &device);
+                let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
+                let is_other = is_other || turn.is_anothers(&identity, &place);
+                if !is_other && !seeds.contains(&device) {
+                    seeds.push(device);
+                }
+            }
+        }
+        let paths = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
+        if paths.is_empty() {
+            return Ok(match self.map_of(&names)? {
+                Some(map) => Seen::Silent(format!("the map {} stands without paths", map.name())),
+                None => Seen::Nothing,
+            });
+        }
+        self.judge(&paths, record.outcome.as_ref())
+    }
+
+    fn map_of(&self, names: &[Wwid]) -> Result<Option<Map>> {
+        for name in names.iter().filter(|name| name.is_unique()) {
+            if let Some(map) = Map::find(self.roots(), name)? {
+                return Ok(Some(map));
+            }
+        }
+        Ok(None)
+    }
+
+    fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Seen> {
+        let mut live = Vec::new();
+        let mut silent = Vec::new();
+        let mut without_size = Vec::new();
+        for path in paths {
+            let hctl = path.device.hctl();
+            match &path.standing {
+                Standing::Replaced { was, now } => {
+                    let what = format!("{now} answers at {hctl}, where {was} was scanned");
+                    return Ok(Seen::Other(what));
+                }
+                Standing::Live(identity) => {
+                    let has_none = scsi::shows_no_size(&path.device)?;
+                    let note = if has_none { ", without a size" } else { "" };
+                    live.push(format!("{hctl} is {identity}{note}"));
+                    without_size.extend(has_none.then(|| path.device.clone()));
+                }
+                Standing::Silent(was) => {
+                    silent.push(format!("{hctl}, scanned as {was}, is silent"));
+                }
+            }
+        }
+        if live.is_empty() {
+            return Ok(Seen::Silent(silent.join("; ")));
+        }
+        live.extend(silent);
+        let handed_out = match outcome {
+            Some(outcome) => {
+                let disks = paths.iter().filter_map(|path| path.disk.clone());
+                let disks: Vec<BlockDevice> = disks.collect();
+                self.handed_out(outcome, &disks)?.is_some()
+            }
+            None => false,
+        };
+        let what = live.join("; ");
+        Ok(Seen::Answers {
+            what,
+            handed_out,
+            without_size,
+        })
+    }
+
+    /// The device that was handed out, where it is there, in the same life, and is
+    /// one of `disks`, a unit's, or a map of one.
+    pub(super) fn handed_out(
+        &self,
+        outcome: &Outcome,
+        disks: &[BlockDevice],
+    ) -> Result<Option<BlockDevice>> {
+        let Some(disk) = BlockDevice::of(self.roots(), outcome.devno)? else {
+            return Ok(None);
+        };
+        if disk.diskseq()? != outcome.diskseq {
+            return Ok(None);
+        }
+        let below = match Map::of_disk(&disk)? {
+            Some(map) => map.paths()?,
+            None => vec![disk.clone()],
+        };
+        let is_one = disks.iter().any(|of_unit| below.contains(of_unit));
+        Ok(is_one.then_some(disk))
+    }
+
+    /// The disks and connected NBD devices that are no volume's.
+    pub(super) fn foreign(&self, known: &[Record]) -> Result<Vec<Foreign>> {
+        let names: BTreeSet<Wwid> = known.iter().flat_map(Record::names).collect();
+        // One without a unique name is known by its place alone.
+        let is_meant_at = |device: &ScsiDevice| {
+            let place = PathPlace::of(self.roots(), device);
+            let mut sources = known.iter().flat_map(|record| &record.spec.sources);
+            sources.any(|source| place.compare_source(source) == PlaceComparison::Same)
+        };
+        let mut foreign = Vec::new();
+        for device in ScsiDevice::all(self.roots())? {
+            match self.describe_foreign(&device) {
+                Ok(Some(found)) => {
+                    let ours = match found.names.first() {
+                        Some(name) if name.is_unique() => names.contains(name),
+                        _ => is_meant_at(&device),
+                    };
+                    foreign.extend((!ours).then_some(found));
+                }
+                Ok(None) => {}
+                // One that goes loses this before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let specs = known.iter().filter_map(|record| record.spec.nbd.as_ref());
+        let ids: BTreeSet<&str> = specs.map(|nbd| nbd.backend.as_str()).collect();
+        for device in NbdDevice::all(self.roots())? {
+            let backend = device.backend()?;
+            let ours = backend.as_deref().is_some_and(|id| ids.contains(id));
+            if device.pid()?.is_some() && !ours {
+                foreign.push(Foreign {
+                    device: device.index().name(),
+                    node: Some(device.disk().node(self.roots())),
+                    names: Vec::new(),
+                    backend,
+                });
+            }
+        }
+        Ok(foreign)
+    }
+
+    fn describe_foreign(&self, device: &ScsiDevice) -> Result<Option<Foreign>> {
+        if !device.is_disk()? {
+            return Ok(None);
+        }
+        let disk = device.disk()?;
+        Ok(Some(Foreign {
+            device: Source::from(device.hctl()).to_string(),
+            node: disk.map(|disk| disk.node(self.roots())),
+            names: device.cached_identity()?.names,
+            backend: None,
+        }))
+    }
+}

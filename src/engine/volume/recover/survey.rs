@@ -1,0 +1,414 @@
+//! Where the volumes of a journal stand, by sysfs alone: nothing is done, and no
+//! device is asked.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+use super::Condition;
+use super::look::Seen;
+use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
+use crate::engine::{Attachment, Engine, MissingPath, Unit};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
+use crate::kernel::Roots;
+use crate::kernel::blockdev::BlockDevice;
+use crate::multipath::Map;
+use crate::nbd::NbdDevice;
+use crate::scsi::{self, Identity, ScsiDevice, State};
+use crate::transport::{MissingReason, Route, Via};
+
+/// Where a volume of a journal stands.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Surveyed {
+    /// The volume.
+    pub volume: VolumeId,
+    /// How it is attached, by the journal.
+    pub spec: VolumeSpec,
+    /// What was begun and has not come to its end.
+    pub under_way: Option<Operation>,
+    /// How it stands.
+    pub condition: Condition,
+    /// The same in words.
+    pub seen: String,
+    /// The names that its unit gave itself when it was attached; none of NBD.
+    pub names: Vec<Wwid>,
+    /// The device that was handed out, where it is there.
+    pub node: Option<PathBuf>,
+    /// The size of that in bytes, as the kernel shows it.
+    pub size: Option<u64>,
+    /// The addresses of the SCSI devices of its unit, sorted.
+    pub paths: Vec<Hctl>,
+    /// Those of them that do not run: blocked or offline, for one.
+    pub silent: Vec<Hctl>,
+    /// The index of the NBD device.
+    pub nbd_index: Option<NbdIndex>,
+    /// Addresses of its sources that can be scanned and where no device is.
+    pub untaken: Vec<Hctl>,
+    /// Portals of its sources through which no session leads, where one is to be
+    /// logged in.
+    pub without_session: Vec<Portal>,
+    /// Paths that its sources name and that lead nowhere now.
+    pub missing: Vec<MissingPath>,
+    /// Why the device itself is to be asked whether this is so. sysfs shows one such
+    /// reason: a path that runs and has no size. Whoever learns of another sets it.
+    pub doubt: Option<String>,
+}
+
+impl Surveyed {
+    /// A volume that stands so: for plans that are made without a machine.
+    #[must_use]
+    pub fn new(volume: VolumeId, spec: VolumeSpec, condition: Condition) -> Self {
+        Self {
+            volume,
+            spec,
+            under_way: None,
+            condition,
+            seen: String::new(),
+            names: Vec::new(),
+            node: None,
+            size: None,
+            paths: Vec::new(),
+            silent: Vec::new(),
+            nbd_index: None,
+            untaken: Vec::new(),
+            without_session: Vec::new(),
+            missing: Vec::new(),
+            doubt: None,
+        }
+    }
+
+    /// Whether a repeated attach may bring a path that is not there.
+    #[must_use]
+    pub fn lacks_a_path(&self) -> bool {
+        !self.untaken.is_empty() || !self.without_session.is_empty()
+    }
+
+    /// A volume that was attached just now.
+    #[must_use]
+    pub fn attached(volume: VolumeId, spec: VolumeSpec, attachment: &Attachment) -> Self {
+        let mut new = Self::new(volume, spec, Condition::Complete);
+        new.seen = format!("attached as {}", attachment.node.display());
+        let identity = attachment.identity();
+        new.names = identity.map_or_else(Vec::new, |identity| identity.names.clone());
+        new.node = Some(attachment.node.clone());
+        new.size = Some(attachment.size);
+        new.paths = attachment.paths().iter().map(|path| path.hctl).collect();
+        new.paths.sort_unstable();
+        new.nbd_index = attachment.nbd_index();
+        if let Unit::Scsi { missing, .. } = &attachment.unit {
+            new.missing.clone_from(missing);
+        }
+        new
+    }
+
+    fn of(record: &Record) -> Self {
+        let (volume, spec) = (record.volume.clone(), record.spec.clone());
+        let mut new = Self::new(volume, spec, Condition::Gone);
+        new.under_way = record.intent.as_ref().map(|intent| intent.operation);
+        let names = record.outcome.as_ref().map(|outcome| &outcome.names);
+        new.names = names.cloned().unwrap_or_default();
+        new
+    }
+}
+
+impl Engine {
+    /// Looks where every volume of the journal stands. Nothing is done, nothing
+    /// waits, and no device is asked: a SCSI unit is known by the names that the
+    /// kernel read when it scanned, an NBD device by its backend id. That an
+    /// array has given an address to another unit since, or that an NBD server is
+    /// away, is therefore not seen here, but by [`recover`](Self::recover), by a
+    /// repeated attach and by a heal. What is changing meanwhile may be seen as
+    /// it was or as it will be.
+    ///
+    /// One pass over the machine, however many volumes there are. Minimum kernel:
+    /// 5.10, for NBD 5.14.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub fn survey(&self, journal: &Journal) -> Result<Vec<Surveyed>> {
+        self.survey_where(&journal.records(), |_| true)
+    }
+
+    /// The same of a journal that somebody else holds.
+    ///
+    /// # Errors
+    /// As [`survey`](Self::survey).
+    pub fn survey_read(&self, journal: &JournalView) -> Result<Vec<Surveyed>> {
+        self.survey_where(&journal.records, |_| true)
+    }
+
+    /// The same of some volumes; those of which the journal knows nothing are
+    /// left out.
+    ///
+    /// # Errors
+    /// As [`survey`](Self::survey).
+    pub fn survey_of(
+        &self,
+        journal: &Journal,
+        volumes: &BTreeSet<VolumeId>,
+    ) -> Result<Vec<Surveyed>> {
+        self.survey_where(&journal.records(), |volume| volumes.contains(volume))
+    }
+
+    fn survey_where(
+        &self,
+        records: &[Record],
+        wanted: impl Fn(&VolumeId) -> bool,
+    ) -> Result<Vec<Surveyed>> {
+        let mut ground = Ground::default();
+        // Whose unit it is, where a volume's own is not known yet.
+        for record in records {
+            let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
+            if let Some(name) = names.find(|name| name.is_unique()) {
+                ground.owners.insert(name.clone(), record.volume.clone());
+            }
+        }
+        let wanted: Vec<&Record> = records.iter().filter(|r| wanted(&r.volume)).collect();
+        if wanted.iter().any(|record| record.spec.nbd.is_none()) {
+            ground.read_scsi(self.roots())?;
+        }
+        if wanted.iter().any(|record| record.spec.nbd.is_some()) {
+            ground.read_nbd(self.roots())?;
+        }
+        wanted
+            .into_iter()
+            .map(|record| self.survey_one(&ground, record))
+            .collect()
+    }
+
+    fn survey_one(&self, ground: &Ground, record: &Record) -> Result<Surveyed> {
+        let mut found = Surveyed::of(record);
+        let seen = match &record.spec.nbd {
+            Some(nbd) => {
+                let devices = ground.nbd.get(nbd.backend.as_str());
+                let devices = devices.map_or(&[][..], Vec::as_slice);
+                self.survey_nbd(&mut found, devices, record.outcome.as_ref())?
+            }
+            None => self.survey_scsi(&mut found, ground, record)?,
+        };
+        found.condition = seen.condition(record);
+        found.seen = seen.to_string();
+        Ok(found)
+    }
+
+    fn survey_nbd(
+        &self,
+        found: &mut Surveyed,
+        devices: &[NbdDevice],
+        outcome: Option<&Outcome>,
+    ) -> Result<Seen> {
+        let device = match devices {
+            [] => return Ok(Seen::Nothing),
+            [device] => device,
+            several => {
+                let names: Vec<_> = several.iter().map(|d| d.index().name()).collect();
+                let what = format!("{} all have its backend id", names.join(" and "));
+                return Ok(Seen::Other(what));
+            }
+        };
+        let (index, disk) = (device.index(), device.disk());
+        found.nbd_index = Some(index);
+        let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
+        if handed_out {
+            found.node = Some(disk.node(self.roots()));
+            found.size = size_if_there(disk)?;
+        }
+        let dead = self.links_beside(device).get(&index).is_some_and(|link| {
+            Some(&link.backend) == found.spec.nbd.as_ref().map(|nbd| &nbd.backend) && link.is_dead()
+        });
+        if dead {
+            let what = format!("the connections of {} have ended", index.name());
+            return Ok(Seen::Silent(what));
+        }
+        let what = format!("connected as {}", index.name());
+        Ok(Seen::answers(what, handed_out))
+    }
+
+    fn survey_scsi(&self, found: &mut Surveyed, ground: &Ground, record: &Record) -> Result<Seen> {
+        let names = record.names();
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut there: Vec<&Scanned> = match unique {
+            Some(name) => ground.named(name),
+            None => Vec::new(),
+        };
+        let routes = self.survey_routes(found);
+        if record.outcome.is_none() || unique.is_none() {
+            let unit = Identity::of(names.iter().cloned());
+            let attached = record.outcome.is_some();
+            let own = |scanned: &&Scanned| {
+                let is_other = attached && unit.compare(&scanned.identity).is_different();
+                !is_other && !ground.is_anothers(&scanned.identity, &found.volume)
+            };
+            let is_renumbered = |route: &&Route| match route.via {
+                Via::Address { hctl } => self.is_renumbered(record, &Source::Scsi(hctl)),
+                _ => false,
+            };
+            for route in routes.iter().filter(|route| !is_renumbered(route)) {
+                let place = route.place.as_ref();
+                let Some(hctl) = place.map_or_else(|missing| missing.hctl, |hctl| Some(*hctl))
+                else {
+                    continue;
+                };
+                let at = ground.scsi.iter().find(|s| s.device.hctl() == hctl);
+                there.extend(at.filter(own));
+            }
+        }
+        for route in routes {
+            match route.place {
+                Ok(hctl) if ground.taken.contains(&hctl) => {}
+                Ok(hctl) => found.untaken.push(hctl),
+                Err(why) => {
+                    if let Via::Iscsi { portal, .. } = &route.via
+                        && found.spec.log_in.is_some()
+                        && why.reason == MissingReason::NoSession
+                    {
+                        found.without_session.push(portal.clone());
+                    }
+                    found.missing.push(MissingPath::of_route(route.via, &why));
+                }
+            }
+        }
+        found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
+        found.paths.sort_unstable();
+        let silent = there.iter().filter(|scanned| !scanned.runs);
+        found.silent = silent.map(|scanned| scanned.device.hctl()).collect();
+        if there.is_empty() {
+            for name in names.iter().filter(|name| name.is_unique()) {
+                if let Some(map) = Map::find(self.roots(), name)? {
+                    let what = format!("the map {} stands without paths", map.name());
+                    return Ok(Seen::Silent(what));
+                }
+            }
+            return Ok(Seen::Nothing);
+        }
+        let shown: Vec<String> = there.iter().map(ToString::to_string).collect();
+        let what = shown.join("; ");
+        if !there.iter().any(|scanned| scanned.runs) {
+            return Ok(Seen::Silent(what));
+        }
+        let mut handed_out = false;
+        if let Some(outcome) = &record.outcome {
+            let mut disks = Vec::new();
+            for scanned in &there {
+                disks.extend(scanned.device.disk()?);
+            }
+            if let Some(disk) = self.handed_out(outcome, &disks)? {
+                handed_out = true;
+                found.node = Some(disk.node(self.roots()));
+                found.size = size_if_there(&disk)?;
+            }
+        }
+        for scanned in &there {
+            if scsi::shows_no_size(&scanned.device)? {
+                let hctl = scanned.device.hctl();
+                found.doubt = Some(format!("the kernel takes {hctl} for empty"));
+            }
+        }
+        Ok(Seen::answers(what, handed_out))
+    }
+
+    /// Where the volume's sources lead; what cannot be said is missing.
+    fn survey_routes(&self, found: &mut Surveyed) -> Vec<Route> {
+        let mut routes: Vec<Route> = Vec::new();
+        let log_in = found.spec.log_in.as_ref();
+        let initiator = log_in.map(|log_in| log_in.initiator.clone());
+        for source in &found.spec.sources {
+            match self.routes_as(source, initiator.as_ref()) {
+                Ok(found) => routes.extend(found),
+                Err(error) => {
+                    if let Source::Scsi(hctl) = source {
+                        let via = Via::Address { hctl: *hctl };
+                        found.missing.push(MissingPath::of_error(via, &error));
+                    }
+                }
+            }
+        }
+        routes
+    }
+}
+
+/// A device that goes away while we look has none.
+fn size_if_there(disk: &BlockDevice) -> Result<Option<u64>> {
+    match disk.size() {
+        Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
+        size => size.map(Some),
+    }
+}
+
+/// What sysfs shows of the whole machine.
+#[derive(Default)]
+struct Ground {
+    scsi: Vec<Scanned>,
+    by_name: HashMap<Wwid, Vec<usize>>,
+    taken: BTreeSet<Hctl>,
+    nbd: HashMap<String, Vec<NbdDevice>>,
+    /// The volume that a unit is, by its strongest name.
+    owners: HashMap<Wwid, VolumeId>,
+}
+
+/// A SCSI device, and what the kernel scanned it as.
+struct Scanned {
+    device: ScsiDevice,
+    identity: Identity,
+    state: Option<State>,
+    runs: bool,
+}
+
+impl std::fmt::Display for Scanned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} was scanned as {}", self.device.hctl(), self.identity)?;
+        match &self.state {
+            Some(State::Running) => Ok(()),
+            Some(state) => write!(f, " and is {state}"),
+            None => f.write_str(" and shows no state"),
+        }
+    }
+}
+
+impl Ground {
+    fn read_scsi(&mut self, roots: &Roots) -> Result<()> {
+        for device in ScsiDevice::all(roots)? {
+            let read = || Ok::<_, Error>((device.cached_identity()?, device.state()?));
+            let (identity, state) = match read() {
+                Ok(read) => read,
+                // It goes away while we look, what it shows before its directory.
+                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => continue,
+                Err(error) => return Err(error),
+            };
+            for name in &identity.names {
+                let named = self.by_name.entry(name.clone()).or_default();
+                named.push(self.scsi.len());
+            }
+            self.taken.insert(device.hctl());
+            self.scsi.push(Scanned {
+                device,
+                identity,
+                runs: state == Some(State::Running),
+                state,
+            });
+        }
+        Ok(())
+    }
+
+    fn read_nbd(&mut self, roots: &Roots) -> Result<()> {
+        for device in NbdDevice::all(roots)? {
+            if device.pid()?.is_some()
+                && let Some(backend) = device.backend()?
+            {
+                self.nbd.entry(backend).or_default().push(device);
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self, name: &Wwid) -> Vec<&Scanned> {
+        let places = self.by_name.get(name).into_iter().flatten();
+        places.filter_map(|&at| self.scsi.get(at)).collect()
+    }
+
+    fn is_anothers(&self, identity: &Identity, volume: &VolumeId) -> bool {
+        let owner = identity.wwid().and_then(|name| self.owners.get(name));
+        owner.is_some_and(|owner| owner != volume)
+    }
+}
