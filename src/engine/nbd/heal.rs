@@ -24,6 +24,10 @@ impl Engine {
     /// until `deadline`, with growing pauses: 64 at once, and where there are more
     /// devices, each for two seconds after the other.
     ///
+    /// A device that serves I/O over its other connections is read: a server that serves other
+    /// first bytes on a new connection is refused, and the device is
+    /// [`Degraded`](HealOutcome::Degraded) with `IdentityMismatch`.
+    ///
     /// Of a device with several connections that another process has made nobody here sees
     /// which are dead: one connection is dialled and offered, and closed if none is.
     ///

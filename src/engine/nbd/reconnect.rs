@@ -14,7 +14,9 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
-use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+use crate::nbd::{
+    Connection, Difference, KnownContent, NbdDevice, NewTimeouts, Reconfigure, Refusal,
+};
 use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
@@ -26,6 +28,8 @@ pub(in crate::engine) struct Patient {
     /// What it is to have, and has where it was attached here.
     timeouts: NewTimeouts,
     rule: ContentRule,
+    /// A connection that was proven already, to be offered first.
+    proven: Option<Server>,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
@@ -59,6 +63,7 @@ impl Patient {
             backend,
             timeouts,
             rule: ContentRule::default(),
+            proven: None,
             pulse: None,
             own_link_had_ended: false,
             adopted: None,
@@ -75,6 +80,17 @@ impl Patient {
     /// What its content is to be.
     pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
         self.rule = rule;
+        self
+    }
+
+    /// A connection that is known to lead to its volume is offered first.
+    pub(in crate::engine) fn with_proven(
+        mut self,
+        connection: Connection,
+        content: KnownContent,
+        differences: Vec<Difference>,
+    ) -> Self {
+        self.proven = Some(Server::new(connection, Some(content), differences));
         self
     }
 
@@ -275,6 +291,9 @@ impl Patient {
     /// Dials until a server answers, the old link comes back, or the kernel's
     /// patience ends.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
+        if let Some(server) = self.proven.take() {
+            return Ok(Dialled::Server(server));
+        }
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;

@@ -33,6 +33,7 @@ pub mod own_processes;
 pub mod partition_maps;
 pub mod partitioned;
 pub mod queueing_map;
+pub mod relay;
 pub mod rotation;
 mod scsi_debug;
 mod scsi_disk;
