@@ -16,6 +16,7 @@ mod proven;
 mod recovery;
 mod session;
 pub mod text;
+mod tunables;
 mod wire;
 
 use std::fmt;
@@ -34,8 +35,9 @@ pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, hal
 pub(crate) use session::Proof;
 pub use session::{
     KernelSession, NobodyMakes, Plight, SessionFacts, SessionName, SessionOptions, StandingSession,
-    connect, end_unnamed, hand_over, has_driver, hold_off_makers, log_out,
+    UnmetSetting, connect, end_unnamed, hand_over, has_driver, hold_off_makers, log_out,
 };
+pub use tunables::{Tunable, Tunables};
 
 use crate::error::{Error, ErrorKind, Result};
 

@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::detach::receipt::DetachFailure;
 use crate::error::{Error, ErrorKind, Stage};
 
 /// A call of the engine's, as a label.
@@ -29,12 +28,6 @@ impl Failure for Error {
     }
 }
 
-impl Failure for DetachFailure {
-    fn kind(&self) -> ErrorKind {
-        self.error.kind()
-    }
-}
-
 /// Runs a call and records how long it took and how it ended.
 pub(super) fn measured<T, E: Failure>(
     call: Call,
@@ -52,19 +45,16 @@ pub(super) use record::{healing, keeping, phantom, stage};
 #[cfg(not(feature = "metrics"))]
 mod record {
     use super::{Call, Duration, ErrorKind, Stage};
-    use crate::engine::iscsi::recovery::KeepOutcome;
-    use crate::engine::nbd::heal::HealOutcome;
-    use crate::engine::stale::{Evidence, Fate};
 
     pub(super) fn call(_: Call, _: Result<(), ErrorKind>, _: Duration) {}
 
     pub(in crate::engine) fn stage(_: Call, _: Stage, _: Duration) {}
 
-    pub(in crate::engine) fn phantom(_: &Evidence, _: &Fate) {}
+    pub(in crate::engine) fn phantom(_: &'static str, _: &'static str) {}
 
-    pub(in crate::engine) fn healing(_: &HealOutcome) {}
+    pub(in crate::engine) fn healing(_: &'static str) {}
 
-    pub(in crate::engine) fn keeping(_: &KeepOutcome) {}
+    pub(in crate::engine) fn keeping(_: &'static str) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -73,9 +63,6 @@ mod record {
 
     use super::{Call, Duration, ErrorKind, Stage};
     use crate::engine::Engine;
-    use crate::engine::iscsi::recovery::KeepOutcome;
-    use crate::engine::nbd::heal::HealOutcome;
-    use crate::engine::stale::{Evidence, Fate};
 
     const CALL: &str = "lunbd_call_seconds";
     const CALLS: &str = "lunbd_calls_total";
@@ -118,36 +105,15 @@ mod record {
         histogram!(STAGE, "call" => call.as_str(), "stage" => stage.as_str()).record(took);
     }
 
-    pub(in crate::engine) fn phantom(evidence: &Evidence, fate: &Fate) {
-        let fate = match fate {
-            Fate::Reaped => "reaped",
-            Fate::Reapable => "reapable",
-            Fate::Kept(_) => "kept",
-        };
-        counter!(PHANTOMS, "evidence" => evidence.as_str(), "fate" => fate).increment(1);
+    pub(in crate::engine) fn phantom(evidence: &'static str, fate: &'static str) {
+        counter!(PHANTOMS, "evidence" => evidence, "fate" => fate).increment(1);
     }
 
-    pub(in crate::engine) fn healing(outcome: &HealOutcome) {
-        let outcome = match outcome {
-            HealOutcome::Healthy => "healthy",
-            HealOutcome::Adopted(_) => "adopted",
-            HealOutcome::Degraded(_) => "degraded",
-            HealOutcome::DiscardedByKernel => "discarded_by_kernel",
-            HealOutcome::GeometryChanged(_) => "geometry_changed",
-            HealOutcome::BudgetSpent => "budget_spent",
-            HealOutcome::Failed(_) => "failed",
-        };
+    pub(in crate::engine) fn healing(outcome: &'static str) {
         counter!(HEALS, "outcome" => outcome).increment(1);
     }
 
-    pub(in crate::engine) fn keeping(outcome: &KeepOutcome) {
-        let outcome = match outcome {
-            KeepOutcome::Recovered => "recovered",
-            KeepOutcome::Healthy => "healthy",
-            KeepOutcome::Failed(_) => "failed",
-            KeepOutcome::BudgetSpent => "budget_spent",
-            KeepOutcome::Gone => "gone",
-        };
+    pub(in crate::engine) fn keeping(outcome: &'static str) {
         counter!(KEPT, "outcome" => outcome).increment(1);
     }
 

@@ -205,7 +205,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::engine::detach::scsi::Wanted;
+    use crate::engine::detach::resolve::Wanted;
     use crate::kernel::Roots;
 
     /// A machine with two devices of the same page 83h.

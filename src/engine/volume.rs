@@ -125,7 +125,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         let there = self.at_sources(&intent)?;
-        turn.write(intent.clone(), deadline)?;
+        turn.begin(intent.clone(), deadline)?;
         let mut request = request.clone();
         let claimant = Arc::clone(turn);
         let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
@@ -262,7 +262,7 @@ impl Engine {
             intent: Some(Intent::now(operation)),
             ..record.clone()
         };
-        turn.write(intent, deadline)?;
+        turn.begin(intent, deadline)?;
         let failure = match self.detach_all(turn, &record, how, deadline) {
             Ok(detachment) => {
                 return match turn.remove(deadline.for_rollback()) {
@@ -463,7 +463,7 @@ impl Engine {
         }
         let mut intent = record.clone();
         intent.intent = Some(Intent::now(Operation::Resize { at_least }));
-        turn.write(intent, deadline)?;
+        turn.begin(intent, deadline)?;
         let result = self.resize(&request, deadline);
         let mut after = record;
         after.intent = None;

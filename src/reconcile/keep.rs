@@ -79,17 +79,20 @@ impl Reconciler {
             let back = news.iter().filter(|kept| kept.outcome.serves());
             let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
-            self.shared.tell(events);
             let mut state = self.shared.state();
-            if state.drive == Drive::Over {
-                return Ok(());
-            }
+            let is_over = state.drive == Drive::Over;
             if !back.is_empty() {
                 // No uevent says that its devices run again.
                 state.look.now();
                 for target in back.iter().flatten() {
                     state.see_target_back(target);
                 }
+            }
+            self.shared.tell(state, events);
+            if is_over {
+                return Ok(());
+            }
+            if !back.is_empty() {
                 self.shared.wake.notify_all();
             }
         }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
-use super::failing::Telling;
 use super::look::{Look, Scope};
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use super::queues::Queues;
+use super::telling::Telling;
 use super::tracked::Tracked;
 use super::transports::Transports;
 use super::workers::Workers;
@@ -177,7 +177,9 @@ impl State {
     }
 
     pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        self.workers.lack_one(threads, Instant::now()) && self.has_a_step(threads)
+        let waiting = self.queues.waiting().count();
+        let lacks = self.workers.lack_one(threads, waiting, Instant::now());
+        lacks && self.has_a_step(threads)
     }
 
     pub(super) fn retry_is_due(&self) -> bool {

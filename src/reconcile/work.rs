@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::jobs::{Done, Job};
+use super::job::{Done, Job};
 use super::plan::StepKind;
 use super::reconciler::Reconciler;
 use super::state::Drive;
@@ -24,8 +24,7 @@ impl Reconciler {
             let mut state = self.shared.state();
             let events = state.settle(&mut job, done, &self.options);
             let more = state.replan || state.is_idle() || state.look.due().is_some();
-            drop(state);
-            self.shared.tell(events);
+            self.shared.tell(state, events);
             self.shared.changed.notify_all();
             if more {
                 self.shared.wake.notify_all();

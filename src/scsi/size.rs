@@ -5,7 +5,7 @@ use super::lanes::Lanes;
 use super::rescan::rescan;
 use super::state::State;
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 
 /// Whether the device runs and the kernel shows a size of 0 for its disk.
 ///
@@ -24,7 +24,8 @@ pub(crate) fn shows_no_size(device: &ScsiDevice) -> Result<bool> {
         return Ok(false);
     };
     match disk.size() {
-        Err(_) if !device.is_there() => Ok(false),
+        // A disk loses this before its device goes.
+        Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => Ok(false),
         size => Ok(size? == 0),
     }
 }

@@ -25,6 +25,7 @@ mod resize;
 mod sessions;
 mod status;
 mod table;
+mod threads;
 mod wanted;
 mod watch;
 mod watch_file;

@@ -44,7 +44,7 @@ impl Engine {
 
         phases.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
-        let _lease = Lease::take(roots, &lease_of(&backend), deadline)?;
+        let _lease = Lease::take(roots, &Lease::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             if request.finishing {
                 limit_as_served(&device, uri, phases, deadline);
@@ -421,11 +421,6 @@ impl Offer<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// The name of the lease on a backend id, which may hold what no file name can.
-pub(in crate::engine) fn lease_of(backend: &BackendId) -> String {
-    format!("nbd-id-{:016x}", backend.digest())
 }
 
 #[cfg(test)]

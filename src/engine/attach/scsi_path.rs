@@ -12,7 +12,7 @@ use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{udev_record, worker};
+use crate::kernel::{pool, udev_record};
 use crate::multipath::Daemon;
 use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::Via;
@@ -91,7 +91,7 @@ impl Engine {
         // it from those that can.
         let limit = deadline.half();
         let vias: Vec<Via> = ways.iter().map(|(via, _)| via.clone()).collect();
-        let done = worker::each(Stage::Probe, ways, |way| {
+        let done = pool::each(Stage::Probe, ways, |way| {
             let mut own = fork.clock();
             let brought = bring(way, &mut own, limit);
             (brought, own.part())

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::replaced;
-use crate::engine::detach::paths::{Doomed, Way};
 use crate::engine::detach::receipt::{Flush, PathReceipt};
+use crate::engine::detach::run::{Doomed, Way};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// How long a path may take to write back when all has gone through its map

@@ -2,8 +2,8 @@
 //! has given that to another volume, or below its map.
 
 use crate::deadline::Deadline;
-use crate::engine::detach::paths::Way;
 use crate::engine::detach::receipt::Flush;
+use crate::engine::detach::run::Way;
 use crate::engine::unit::{KnownPath, Standing};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;

@@ -2,7 +2,6 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::lock::device_lock::Lease;
@@ -26,7 +25,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment> {
         phases.enter(Stage::Lock);
-        let _lease = Lease::take(self.roots(), &lease_of(&backend), deadline)?;
+        let _lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             return self.disconnect(&device, Some(&backend), request, phases, deadline);
         }
@@ -70,7 +69,7 @@ impl Engine {
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
-        let lease = |id| Lease::take(self.roots(), &lease_of(id), deadline);
+        let lease = |id| Lease::take(self.roots(), &Lease::of_backend(id), deadline);
         let _lease = id.as_ref().map(lease).transpose()?;
         self.disconnect(device, id.as_ref(), request, phases, deadline)
     }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use crate::engine::telemetry::Failure;
 use crate::engine::usage::NotLookedAt;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::id::{DevNo, DiskSeq, Hctl, Wwid};
 
 /// What was read back of a detach, step by step. A detach that failed has one
@@ -223,6 +224,12 @@ impl DetachFailure {
     pub(in crate::engine) fn after(error: Error, concluded: Option<Receipt>) -> Self {
         let receipt = Box::new(concluded.unwrap_or_default());
         Self { error, receipt }
+    }
+}
+
+impl Failure for DetachFailure {
+    fn kind(&self) -> ErrorKind {
+        self.error.kind()
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::detach::paths::Way;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
+use crate::engine::detach::resolve::Wanted;
+use crate::engine::detach::run::Way;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::timing::Phases;
 use crate::engine::unit::place::refuse_weak_name;
@@ -17,28 +18,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
-
-/// What a detach was told to take down.
-#[derive(Debug, Default)]
-pub(in crate::engine) struct Wanted {
-    /// Where the sources lead.
-    pub(in crate::engine) addresses: BTreeSet<Hctl>,
-    /// The one life of a device that was named by its node.
-    pub(in crate::engine) device: Option<ScsiDevice>,
-    /// The map that was named by its node.
-    pub(in crate::engine) map: Option<Map>,
-    /// A name of the unit.
-    pub(in crate::engine) name: Option<Wwid>,
-}
-
-impl Wanted {
-    /// The addresses that nobody else may work on meanwhile.
-    pub(in crate::engine) fn leased(&self) -> BTreeSet<Hctl> {
-        let mut addresses = self.addresses.clone();
-        addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
-        addresses
-    }
-}
 
 impl Engine {
     /// Detaches the unit with all its paths, and then what scans bring whose callers

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::deadline::Deadline;
 use crate::engine::{Engine, InventoryUnit};
@@ -11,7 +10,6 @@ use crate::id::DevNo;
 use crate::kernel::blockdev;
 use crate::kernel::file_system::{self, Usage};
 use crate::kernel::mounts::{self, Mount};
-use crate::kernel::worker;
 
 /// The capacity of an attached block volume.
 #[derive(Debug)]
@@ -40,76 +38,6 @@ pub struct FileSystem {
     pub usage: Option<Usage>,
     /// Why it does not.
     pub error: Option<Error>,
-}
-
-/// The questions that have not been answered, by what is mounted. A file system
-/// whose device is dead may keep one for ever, and with it a thread; there is
-/// never a second one.
-#[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct Questions(Arc<Mutex<BTreeMap<DevNo, Arc<Question>>>>);
-
-type Answer = Result<(Usage, DevNo), (ErrorKind, String)>;
-
-/// One that is under way; all who want to know wait for it.
-#[derive(Debug, Default)]
-struct Question {
-    answer: Mutex<Option<Answer>>,
-    answered: Condvar,
-}
-
-impl Questions {
-    /// Asks, unless that is under way.
-    fn ask(
-        &self,
-        device: DevNo,
-        read: impl FnOnce() -> Result<(Usage, DevNo)> + Send + 'static,
-    ) -> Result<Arc<Question>> {
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(question) = asked.get(&device) {
-            return Ok(Arc::clone(question));
-        }
-        let question = Arc::new(Question::default());
-        let (ours, questions) = (Arc::clone(&question), self.clone());
-        worker::start(Stage::Measure, move || {
-            let answer = read();
-            let mut asked = questions.0.lock().unwrap_or_else(PoisonError::into_inner);
-            asked.remove(&device);
-            drop(asked);
-            let answer = answer.map_err(|error| (error.kind(), error.to_string()));
-            *ours.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-            ours.answered.notify_all();
-            Ok(())
-        })?;
-        asked.insert(device, Arc::clone(&question));
-        Ok(question)
-    }
-}
-
-impl Question {
-    /// # Errors
-    /// Those of the file system; `TimedOut` at stage `measure`.
-    fn wait(&self, path: &Path, deadline: Deadline) -> Result<(Usage, DevNo)> {
-        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match &*answer {
-                Some(Ok(usage)) => return Ok(*usage),
-                Some(Err((kind, text))) => {
-                    return Err(Error::new(*kind, text.clone()).at(Stage::Measure));
-                }
-                None => {}
-            }
-            if deadline.has_passed() {
-                let what = format!(
-                    "the file system at {} to say how full it is",
-                    path.display()
-                );
-                let error = Error::timed_out(Stage::Measure, deadline, &what);
-                return Err(error.with_last_seen("no answer; it is not asked again before that"));
-            }
-            let woken = self.answered.wait_timeout(answer, deadline.turn());
-            answer = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
 }
 
 impl Engine {
@@ -202,42 +130,5 @@ impl Engine {
         }
         let message = format!("it was unmounted from {} meanwhile", mount.path.display());
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Measure))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use super::*;
-
-    const DEVICE: DevNo = DevNo { major: 8, minor: 0 };
-
-    #[test]
-    fn a_file_system_that_hangs_costs_its_caller_the_deadline_and_one_thread() {
-        let questions = Questions::default();
-        let answer = file_system::read(Path::new("/")).unwrap();
-        let (release, hang) = mpsc::channel::<()>();
-        let question = questions.ask(DEVICE, move || {
-            let _released = hang.recv();
-            Ok(answer)
-        });
-        let path = Path::new("/mnt");
-        let error = question
-            .unwrap()
-            .wait(path, Deadline::after(Duration::from_millis(20)))
-            .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert_eq!(error.stage(), Some(Stage::Measure));
-        let again = questions.ask(DEVICE, || panic!("asked a second time"));
-        let again = again.unwrap();
-        drop(release);
-        let soon = Deadline::after(Duration::from_secs(30));
-        assert_eq!(again.wait(path, soon).unwrap(), answer);
-        // The next caller asks anew.
-        let failing = questions.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
-        let error = failing.unwrap().wait(path, soon).unwrap_err();
-        assert_eq!(error.to_string(), "measure: shut down");
     }
 }

@@ -3,17 +3,15 @@
 mod attempt;
 mod devices;
 mod once;
+mod options;
 mod report;
+mod spawn;
 mod state;
 
-pub use report::{KeepOutcome, KeptSession};
-
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
@@ -21,12 +19,12 @@ use crate::engine::{Engine, telemetry};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
-use crate::iscsi::{
-    Credentials, Plight, SessionName, SessionNotice, SessionWaker, SessionWatch, StandingSession,
-};
+use crate::iscsi::{Plight, SessionNotice, SessionWaker, SessionWatch, StandingSession};
 use crate::kernel::Roots;
 use crate::scsi::Lanes;
 use attempt::{Attempt, Came};
+pub use options::KeepOptions;
+pub use report::{KeepOutcome, KeptSession};
 use state::Loss;
 
 /// Without a word of the kernel's sessions are looked at this often: it may have had
@@ -38,55 +36,6 @@ const LOOK_SOON: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_millis(500);
 /// How long a target may ask us to stay away: it could say 18 hours, and I/O waits.
 const LONGEST_WISH: Duration = Duration::from_secs(60);
-
-type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
-
-/// What is needed to log a session in again that the kernel does not keep.
-#[derive(Clone, Default)]
-pub struct KeepOptions {
-    ask: Option<Arc<Ask>>,
-    digests: (bool, bool),
-}
-
-impl KeepOptions {
-    /// Without credentials and digests.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// With CHAP: `ask` is asked before each login what to prove to the session's
-    /// target. Nothing of it is kept, so a process that takes over the sessions of
-    /// one that died finds the secrets where it reads them:
-    /// [`Credentials::from_file`] and [`Credentials::from_environment`]. Its time is
-    /// the login's: one that takes longer than 10 seconds never logs in.
-    #[must_use]
-    pub fn credentials(
-        mut self,
-        ask: impl Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync + 'static,
-    ) -> Self {
-        self.ask = Some(Arc::new(ask));
-        self
-    }
-
-    /// Offers CRC32C over headers, over data or both where it is not known what a
-    /// session has: the kernel forgets it with the connection, so of one that was
-    /// lost before it was seen here nobody knows it.
-    #[must_use]
-    pub fn digests(mut self, header: bool, data: bool) -> Self {
-        self.digests = (header, data);
-        self
-    }
-}
-
-impl fmt::Debug for KeepOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepOptions")
-            .field("asks_for_credentials", &self.ask.is_some())
-            .field("digests", &self.digests)
-            .finish()
-    }
-}
 
 impl Engine {
     /// Keeps the iSCSI sessions that were made here, by this process or by one before
@@ -118,7 +67,7 @@ impl Engine {
             losses: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
-            is_first_look: true,
+            brings_devices_back: true,
         })
     }
 }
@@ -139,7 +88,8 @@ pub struct SessionKeeper {
     losses: BTreeMap<SessionId, Loss>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    is_first_look: bool,
+    /// The next look also has the devices of sessions that stand run again.
+    brings_devices_back: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -231,6 +181,7 @@ impl SessionKeeper {
     fn look(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
+        let mut devices_are_left = false;
         for session in StandingSession::all(&self.roots)? {
             let id = session.id();
             if !session.is_ours()? {
@@ -247,8 +198,8 @@ impl SessionKeeper {
                     // A rescan that failed meanwhile may end after a recovery.
                     let recovered = known.recovered;
                     let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
-                    if self.is_first_look || is_fresh {
-                        devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+                    if self.brings_devices_back || is_fresh {
+                        devices_are_left |= !self.bring_back(&session);
                     }
                 }
                 Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
@@ -257,8 +208,17 @@ impl SessionKeeper {
             there.insert(id, known);
         }
         self.known = there;
-        self.is_first_look = false;
+        self.brings_devices_back = devices_are_left;
         Ok(())
+    }
+
+    /// `false` where no thread for it could be started.
+    fn bring_back(&self, session: &StandingSession) -> bool {
+        let begun = devices::bring_back_beside(&self.roots, &self.lanes, session);
+        if let Err(error) = &begun {
+            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+        }
+        begun.is_ok()
     }
 
     fn hear(&mut self, notice: SessionNotice) -> Result<()> {
@@ -366,8 +326,8 @@ impl SessionKeeper {
         };
         loss.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            loss.end(Instant::now());
-            return Err(error);
+            let ended = Err(error);
+            return self.take(Came { session: id, ended });
         }
         if plight == Plight::GivenUp && loss.is_first_to_say_spent() {
             return self.news(id, KeepOutcome::BudgetSpent).map(Some);
@@ -440,7 +400,7 @@ impl SessionKeeper {
     ) -> Result<Option<KeptSession>> {
         if matches!(outcome, Some(KeepOutcome::Healthy)) {
             let session = StandingSession::new(&self.roots, id);
-            devices::bring_back_beside(&self.roots, &self.lanes, &session)?;
+            self.brings_devices_back |= !self.bring_back(&session);
         }
         let news = outcome.map(|outcome| self.news(id, outcome)).transpose();
         self.losses.remove(&id);
@@ -461,7 +421,7 @@ impl SessionKeeper {
             _ => None,
         };
         tracing::info!(session = %id, ?outcome, "kept");
-        telemetry::keeping(&outcome);
+        telemetry::keeping(outcome.as_str());
         Ok(KeptSession {
             session: id,
             target,
@@ -478,19 +438,5 @@ fn plight_of(loss: &Loss) -> Result<Plight> {
     Ok(match loss.session().plight()? {
         Some(plight) if loss.session().is_ours()? => plight,
         _ => Plight::Ending,
-    })
-}
-
-/// Runs `work` on a thread that nobody waits for.
-fn beside(work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let span = tracing::Span::current();
-    let run = move || {
-        let _entered = span.entered();
-        work();
-    };
-    let thread = thread::Builder::new().name("lunbd-recovery".to_owned());
-    thread.spawn(run).map(drop).map_err(|error| {
-        let message = format!("cannot start a thread: {error}");
-        Error::new(ErrorKind::Io, message).at(Stage::Session)
     })
 }

@@ -17,7 +17,7 @@ use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Portal, Source};
 use crate::iscsi::{self, Plight, SessionName, StandingSession, hold_off_makers, log_out};
-use crate::kernel::{Roots, worker};
+use crate::kernel::{Roots, pool};
 
 fn lease_of(id: SessionId) -> String {
     format!("iscsi-session-{id}")
@@ -276,7 +276,7 @@ impl Engine {
         let done: Vec<Result<bool>> = match sessions.as_slice() {
             [] => return Ok(Vec::new()),
             [one] => vec![end(one)],
-            several => worker::each(Stage::Logout, several, end)
+            several => pool::each(Stage::Logout, several, end)
                 .into_iter()
                 .map(|ended| ended.and_then(|done| done))
                 .collect(),

@@ -45,7 +45,7 @@ pub(super) fn name_of(volume: &VolumeId) -> String {
 
 /// Puts `bytes` at `name`, whole or not at all, whenever the machine stops: it
 /// is written beside, brought to the disk, and renamed. That it is there after the
-/// machine stops takes a [`keep`] besides. **Blocks** for as long as the file
+/// machine stops takes a [`sync`] besides. **Blocks** for as long as the file
 /// system does.
 pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
@@ -73,15 +73,8 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     Ok(())
 }
 
-/// Brings what was [replaced](replace) to the disk by its name too. **Blocks** as
-/// that does.
-pub(super) fn keep(directory: &Path) -> Result<()> {
-    sync(directory)?;
-    point!(JournalKept);
-    Ok(())
-}
-
-/// Takes `name` away for good. **Blocks** for as long as the file system does.
+/// Takes `name` away. That it stays away after the machine stops takes a [`sync`] besides.
+/// **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
     point!(JournalToRemove);
@@ -92,8 +85,6 @@ pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
         _ => {}
     }
     point!(JournalRemoved);
-    sync(directory)?;
-    point!(JournalForgotten);
     Ok(())
 }
 

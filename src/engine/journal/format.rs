@@ -7,6 +7,7 @@
 //! ```
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
@@ -143,4 +144,16 @@ pub(super) fn digest(bytes: &[u8]) -> String {
         let _ = write!(hex, "{byte:02x}");
     }
     hex
+}
+
+/// A file of the journal's directory that is no record.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Problem {
+    /// Where it is now.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub kind: FaultKind,
+    /// The same in words.
+    pub text: String,
 }

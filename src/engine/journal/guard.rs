@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use super::conflict::{self, Claimant};
 use super::record::{Record, VolumeSpec};
 use super::{Busy, Journal, Shared, Table, file};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::unit::place::PathPlace;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -154,15 +155,52 @@ impl Turn {
             // It is there, whatever becomes of the rest.
             let volume = turn.volume.clone();
             turn.shared.table().records.insert(volume, record);
-            file::keep(directory)
+            (turn.shared.sync)(directory)?;
+            point!(JournalKept);
+            Ok(())
         })
     }
 
+    /// Writes down what is about to be done. Where that fails nothing may be done, and the
+    /// record is as it was before: nobody finishes what its caller was refused. After a
+    /// timeout the intent may still be written, and stays.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(in crate::engine) fn begin(
+        self: &Arc<Self>,
+        intent: Record,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let before = self.record();
+        let Err(error) = self.write(intent, deadline) else {
+            return Ok(());
+        };
+        if !error.kind().is_out_of_time() && self.record() != before {
+            let limit = deadline.for_rollback();
+            let restored = match before {
+                Some(before) => self.write(before, limit),
+                None => self.remove(limit),
+            };
+            if let Err(error) = restored {
+                tracing::warn!(%error, "the record is restored, and may not outlive the machine");
+            }
+        }
+        Err(error)
+    }
+
     /// Removes the record: nothing of the volume is left on this machine.
+    ///
+    /// # Errors
+    /// `Io` where the record stays, or where it went and the disk was not told so;
+    /// `TimedOut` at stage `journal`, and then it may still go.
     pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
         self.run(deadline, |turn, name| {
             file::remove(&turn.shared.directory, name)?;
+            // It is gone, whatever becomes of the rest.
             turn.shared.table().records.remove(&turn.volume);
+            (turn.shared.sync)(&turn.shared.directory)?;
+            point!(JournalForgotten);
             Ok(())
         })
     }

@@ -11,7 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::failing::{self, FAILING};
 use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
-use super::format::{Fault, FaultKind, LONGEST};
+use super::format::{Fault, FaultKind, LONGEST, Problem};
 use super::record::Record;
 use super::view::JournalView;
 use crate::crash::point;
@@ -25,18 +25,6 @@ use crate::kernel::sysfs;
 const LOCK: &str = "journal.lock";
 /// How often its lock may be removed while it is taken.
 const TRIES: u32 = 16;
-
-/// A file of the journal's directory that is no record.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Problem {
-    /// Where it is now.
-    pub file: PathBuf,
-    /// What is wrong with it.
-    pub kind: FaultKind,
-    /// The same in words.
-    pub text: String,
-}
 
 /// What was found in the directory.
 pub(super) struct Found {

@@ -40,7 +40,7 @@ impl Journal {
         let (directory, name) = self.set_aside_file(name)?;
         run(&directory, deadline, {
             let directory = directory.clone();
-            move || file::remove(&directory, &name)
+            move || remove(&directory, &name)
         })
     }
 
@@ -70,7 +70,7 @@ impl Journal {
         turn.write(record.clone(), deadline)?;
         run(&directory, deadline, {
             let directory = directory.clone();
-            move || file::remove(&directory, &name)
+            move || remove(&directory, &name)
         })?;
         Ok(record)
     }
@@ -89,6 +89,11 @@ impl Journal {
             .map_err(|error| Error::io("cannot look at the file", &path, &error))?;
         Ok((directory, plain.to_owned()))
     }
+}
+
+fn remove(directory: &Path, name: &str) -> Result<()> {
+    file::remove(directory, name)?;
+    file::sync(directory)
 }
 
 fn no_record(path: &Path, fault: &Fault) -> Error {

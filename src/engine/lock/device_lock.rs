@@ -12,7 +12,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::lock::lock_file::{self, Locked};
 use crate::engine::lock::run_dir;
 use crate::error::{Error, Result, Stage};
-use crate::id::{Hctl, Wwid};
+use crate::id::{BackendId, Hctl, Wwid};
 use crate::kernel::{Roots, sysfs};
 
 /// The right to work on one device. The kernel takes it back when the process
@@ -69,6 +69,12 @@ impl Lease {
         let name = name.to_string();
         let name: String = name.chars().take(LONGEST).map(plain).collect();
         format!("unit-{name}")
+    }
+
+    /// The name of the right to work on a backend id, which may hold what no file name
+    /// can.
+    pub(in crate::engine) fn of_backend(backend: &BackendId) -> String {
+        format!("nbd-id-{:016x}", backend.digest())
     }
 
     /// What is shared by the scans of an address that the kernel has not ended, those

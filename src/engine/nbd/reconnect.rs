@@ -2,19 +2,22 @@
 
 mod content;
 mod replace;
+mod server;
 
 use std::time::{Duration, Instant};
 
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
-use crate::engine::nbd::heal::{HealOutcome, Healing};
+use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::outcome::{HealOutcome, Healing};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
-use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
-pub(in crate::engine) use content::ContentRule;
-use replace::{ONE_TRY, Server};
+use crate::nbd::{
+    Connection, Difference, KnownContent, NbdDevice, NewTimeouts, Reconfigure, Refusal,
+};
+use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub(in crate::engine) struct Patient {
     /// What it is to have, and has where it was attached here.
     timeouts: NewTimeouts,
     rule: ContentRule,
+    /// A connection that was proven already, to be offered first.
+    proven: Option<Server>,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     pulse: Option<Pending<()>>,
@@ -42,6 +47,7 @@ pub(in crate::engine) struct Patient {
     dials: u32,
     /// It is not treated before.
     rests_until: Option<Instant>,
+    last_turn: Option<Instant>,
 }
 
 impl Patient {
@@ -57,6 +63,7 @@ impl Patient {
             backend,
             timeouts,
             rule: ContentRule::default(),
+            proven: None,
             pulse: None,
             own_link_had_ended: false,
             adopted: None,
@@ -66,12 +73,24 @@ impl Patient {
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             rests_until: None,
+            last_turn: None,
         }
     }
 
     /// What its content is to be.
     pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
         self.rule = rule;
+        self
+    }
+
+    /// A connection that is known to lead to its volume is offered first.
+    pub(in crate::engine) fn with_proven(
+        mut self,
+        connection: Connection,
+        content: KnownContent,
+        differences: Vec<Difference>,
+    ) -> Self {
+        self.proven = Some(Server::new(connection, Some(content), differences));
         self
     }
 
@@ -89,6 +108,11 @@ impl Patient {
         self.rests_until.filter(|until| *until > Instant::now())
     }
 
+    /// When it was treated last.
+    pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
+        self.last_turn
+    }
+
     /// The kernel said that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
@@ -97,6 +121,7 @@ impl Patient {
     /// Heals it, or says what stands in the way, by `deadline`.
     #[tracing::instrument(skip_all, fields(index = %self.index(), uri = %self.uri))]
     pub(in crate::engine) fn treat(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+        self.last_turn = Some(Instant::now());
         let outcome = self
             .try_treat(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);
@@ -237,7 +262,12 @@ impl Patient {
             pulse
         } else {
             self.own_link_had_ended = self.link_state(engine)?.is_dead();
-            let begun = engine.start_read(&self.device, deadline, BlockDevice::read_first_block)?;
+            let begun = engine.nbd_reads.start(
+                &self.device,
+                engine.roots(),
+                deadline,
+                BlockDevice::read_first_block,
+            )?;
             // That of another caller waits as this one would.
             let Some(begun) = begun else {
                 return Ok(Pulse::Waits);
@@ -261,6 +291,9 @@ impl Patient {
     /// Dials until a server answers, the old link comes back, or the kernel's
     /// patience ends.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
+        if let Some(server) = self.proven.take() {
+            return Ok(Dialled::Server(server));
+        }
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;

@@ -4,17 +4,16 @@ use nix::libc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::Lease;
-use crate::engine::nbd::heal::HealOutcome;
+use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::Patient;
 use crate::engine::resize::{ResizeRequest, Resized};
 use crate::engine::timing::Phases;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Difference, NbdDevice, NewTimeouts};
+use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeouts};
 use crate::uevent;
 
 impl Engine {
@@ -27,7 +26,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Resized> {
         phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(backend), deadline)?;
+        let lease = Lease::take(self.roots(), &Lease::of_backend(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
@@ -57,7 +56,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
         phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(&backend), deadline)?;
+        let lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
         self.grow_nbd(device, &backend, lease, request, phases, deadline)
     }
 
@@ -78,8 +77,9 @@ impl Engine {
         let connections = self.connections_of(device, backend)?;
 
         phases.enter(Stage::Dial);
-        let server = nbd::dial(&uri, deadline)?;
-        let differences = device.differences_of(server.export, deadline)?;
+        let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
+        let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
+        let differences = device.differences_of(server.export.clone(), deadline)?;
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
         if let Some(least) = request.at_least.filter(|&least| size < least) {
@@ -91,6 +91,11 @@ impl Engine {
         if changed && connections.are_several && connections.own.is_none() {
             return Err(several_of_another(index));
         }
+        // Nothing of the device is changed before.
+        phases.enter(Stage::Identify);
+        let written = device.written()?;
+        let names = self.require_same_volume(device, &server, deadline)?;
+        require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
             phases.enter(Stage::Reconfigure);
@@ -117,7 +122,9 @@ impl Engine {
                 self.end_connections(device);
                 // The heal takes it.
                 drop(lease);
-                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts);
+                let content = KnownContent { names, written };
+                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts)
+                    .with_proven(server, content, differences);
                 require_renewed(patient.treat(self, deadline).outcome)?;
                 self.require_last_block(device, deadline)?;
             }
@@ -159,7 +166,9 @@ impl Engine {
 
     /// Its connections serve what the kernel was told.
     fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
-        let read = self.start_read(device, deadline, BlockDevice::read_last_block)?;
+        let read =
+            self.nbd_reads
+                .start(device, self.roots(), deadline, BlockDevice::read_last_block)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());
@@ -252,6 +261,20 @@ fn serves_others_only(index: NbdIndex, before: u64) -> Error {
          it has {before} bytes"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+}
+
+/// # Errors
+/// `NotReady` where the server does not serve the last block of the size that it says.
+fn require_end(index: NbdIndex, server: &Connection, deadline: Deadline) -> Result<()> {
+    let Err(error) = server.last_block(deadline)? else {
+        return Ok(());
+    };
+    let message = format!(
+        "the server of nbd{index} says {} bytes and answers a read of the last block on a new \
+         connection with error {error}",
+        server.export.size
+    );
+    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Identify))
 }
 
 fn require_renewed(outcome: HealOutcome) -> Result<()> {

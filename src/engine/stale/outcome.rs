@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Owner;
 use super::evidence::{Case, Verdict};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::timing::Phases;
 use crate::engine::usage::{Act, Extent};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::VolumeId;
+use crate::id::{Hctl, VolumeId};
 use crate::kernel::blockdev::BlockDevice;
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 
 /// How long another process may take with the address: the other phantoms of the
 /// host wait for it.
@@ -36,15 +35,26 @@ pub enum Fate {
     Kept(Error),
 }
 
+impl Fate {
+    /// A word for logs and labels.
+    pub(in crate::engine) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Reaped => "reaped",
+            Self::Reapable => "reapable",
+            Self::Kept(_) => "kept",
+        }
+    }
+}
+
 /// It is a volume of the journal.
-pub(super) fn left_to(volume: &VolumeId) -> Fate {
+pub(in crate::engine) fn left_to(volume: &VolumeId) -> Fate {
     let message = format!("it is volume {volume}, which is left to its detach");
     Fate::Kept(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
 impl Engine {
     /// What would become of it.
-    pub(super) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> Fate {
+    pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> Fate {
         match self.refuse_users(disk, deadline) {
             Ok(()) => Fate::Reapable,
             Err(error) => Fate::Kept(error),
@@ -119,3 +129,6 @@ fn no_proof(why: &str) -> Error {
     let message = format!("the proof did not hold under the claim: {why}");
     Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
 }
+
+/// Whose a unit is.
+pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Option<VolumeId> + Sync);

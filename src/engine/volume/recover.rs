@@ -1,10 +1,9 @@
 //! After a crash: what the journal says against what sysfs shows, and the way
 //! from one to the other.
 
+mod condition;
 mod look;
 mod survey;
-
-pub use survey::Surveyed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,10 +17,12 @@ use crate::engine::lock::device_lock::Lease;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::DetachVolume;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Source, VolumeId, Wwid};
-use crate::kernel::worker;
+use crate::id::{Source, VolumeId};
+use crate::kernel::pool;
 use crate::scsi::{self, ScsiDevice};
+pub use condition::{Action, Condition, Foreign};
 use look::Seen;
+pub use survey::Surveyed;
 
 /// What was found of every volume of a journal, and done about it.
 #[derive(Debug, serde::Serialize)]
@@ -82,59 +83,6 @@ impl Recovered {
     }
 }
 
-/// How a volume was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Condition {
-    /// It is attached, as the device that was handed out, and it answers.
-    Complete,
-    /// Its attach, or its resize, was begun, and something of it stands.
-    HalfAttached,
-    /// Its detach was begun, and something of it stands.
-    HalfDetached,
-    /// Nothing of it stands.
-    Gone,
-    /// Something else stands: another unit answers at its place, or it is
-    /// another device than the one that was handed out.
-    Changed,
-    /// It stands and does not answer: an NBD device whose server went away, a
-    /// SCSI unit none of whose paths works.
-    LinkDead,
-}
-
-/// What was done about a volume.
-#[derive(Debug, serde::Serialize)]
-#[serde(tag = "action", content = "error", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Action {
-    /// Nothing: there was nothing to do, or nothing that was asked for.
-    Nothing,
-    /// What was begun came to its end.
-    Finished,
-    /// Its attach had left nothing, which was proven, and its record is gone.
-    Undone,
-    /// It has its server again, or the size that the kernel had lost.
-    Healed,
-    /// It was tried, and it stands as the error says. A later recovery tries
-    /// again.
-    Failed(Error),
-}
-
-/// A device that the journal does not know.
-#[derive(Debug, Clone, serde::Serialize)]
-#[non_exhaustive]
-pub struct Foreign {
-    /// Its address, `scsi:2:0:0:1`, or its name, `nbd3`.
-    pub device: String,
-    /// Its node; `None` where it has none.
-    pub node: Option<PathBuf>,
-    /// The names that the kernel has read of it.
-    pub names: Vec<Wwid>,
-    /// The backend id of an NBD device.
-    pub backend: Option<String>,
-}
-
 impl Engine {
     /// Looks for every volume of the journal, by its identity, finishes or undoes
     /// what was begun, and reports all of it. A process that starts does this
@@ -158,8 +106,8 @@ impl Engine {
     ///
     /// A detach that is finished loses nothing that a detach would not lose, and
     /// abandons unwritten data only where the caller had said so. An iSCSI session
-    /// that a login of ours made and died before it had named it is ended. Volumes do not
-    /// wait for each other. What goes wrong with one is its
+    /// that a login of ours made and died before it had named it is ended. 64 volumes are
+    /// worked on at once. What goes wrong with one is its
     /// [`Action::Failed`]. Minimum kernel: 5.10, for NBD 5.14.
     ///
     /// # Errors
@@ -170,8 +118,9 @@ impl Engine {
 
     fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
         let records = journal.records();
-        let one = |record: &Record| self.recover_volume(journal, &record.volume, deadline);
-        let ended = worker::each(Stage::Resolve, &records, one);
+        let patience = patience(records.len(), deadline);
+        let one = |record: &Record| self.recover_one(journal, &record.volume, patience, deadline);
+        let ended = pool::each(Stage::Resolve, &records, one);
         let without_end = |record: &Record, error| {
             let seen = "it could not be looked for to the end".to_owned();
             Recovered::failed(record.volume.clone(), under_way(record), seen, error)
@@ -212,6 +161,16 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
+        self.recover_one(journal, volume, PATIENCE, deadline)
+    }
+
+    fn recover_one(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        patience: Duration,
+        deadline: Deadline,
+    ) -> Option<Recovered> {
         let failed =
             |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
         let turn = match journal.turn(volume, None, deadline) {
@@ -231,10 +190,11 @@ impl Engine {
             }
         };
         let condition = seen.condition(&record);
-        let (condition, action) = match self.act(&turn, &record, &seen, condition, deadline) {
-            Ok(done) => done,
-            Err(error) => (condition, Action::Failed(error)),
-        };
+        let (condition, action) =
+            match self.act(&turn, &record, &seen, condition, patience, deadline) {
+                Ok(done) => done,
+                Err(error) => (condition, Action::Failed(error)),
+            };
         if condition == Condition::Complete
             && let Err(error) = self.learn_content(&turn, deadline)
         {
@@ -259,13 +219,14 @@ impl Engine {
         record: &Record,
         seen: &Seen,
         condition: Condition,
+        patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
         let stands = !matches!(seen, Seen::Nothing);
         let done = |action| Ok((condition, action));
         match operation {
-            None => self.look_after(record, seen, condition, deadline),
+            None => self.look_after(record, seen, condition, patience, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
                 let how = DetachVolume {
                     abandon: abandon_unwritten,
@@ -283,7 +244,7 @@ impl Engine {
                 done(Action::Finished)
             }
             Some(Operation::Attach) if stands => {
-                let (_, healed) = self.look_after(record, seen, condition, deadline)?;
+                let (_, healed) = self.look_after(record, seen, condition, patience, deadline)?;
                 if matches!(healed, Action::Failed(_)) {
                     return Ok((Condition::LinkDead, healed));
                 }
@@ -322,11 +283,9 @@ impl Engine {
         record: &Record,
         seen: &Seen,
         condition: Condition,
+        patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
-        /// A server that is back answers within this; the healer waits for
-        /// others.
-        const PATIENCE: Duration = Duration::from_secs(5);
         if let Seen::Answers { without_size, .. } = seen
             && !without_size.is_empty()
         {
@@ -340,7 +299,7 @@ impl Engine {
         let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
             return Ok((condition, Action::Nothing));
         };
-        let limit = deadline.at_most(PATIENCE);
+        let limit = deadline.at_most(patience);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
         Ok(look::after_healing(condition, healing))
     }
@@ -357,11 +316,36 @@ impl Engine {
     }
 }
 
+/// A server that is back answers within this; the healer waits for others.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long one of `count` volumes may wait for its server: where there are more than
+/// threads, not so long that the last have no time.
+fn patience(count: usize, deadline: Deadline) -> Duration {
+    let rounds = u32::try_from(count.div_ceil(pool::MOST)).unwrap_or(u32::MAX);
+    PATIENCE.min(deadline.remaining() / rounds.saturating_mul(2).max(1))
+}
+
 /// The condition of a volume that could not be looked for.
 fn under_way(record: &Record) -> Condition {
     match record.intent.as_ref().map(|intent| intent.operation) {
         Some(Operation::Detach { .. }) => Condition::HalfDetached,
         Some(_) => Condition::HalfAttached,
         None => Condition::LinkDead,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_whose_servers_are_away_leave_time_for_those_behind_them() {
+        let limit = Duration::from_secs(60);
+        let deadline = Deadline::after(limit);
+        assert_eq!(patience(1, deadline), PATIENCE);
+        let many = 1000;
+        let rounds = u32::try_from(many / pool::MOST + 1).unwrap();
+        assert!(patience(many, deadline) * rounds <= limit / 2);
     }
 }

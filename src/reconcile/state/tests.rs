@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::ErrorKind;
-use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 
 fn id(number: u32) -> VolumeId {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use super::{Ask, beside, devices};
+use super::devices;
+use super::options::{Ask, ONE_TRY};
+use super::spawn::beside;
 use crate::deadline::Deadline;
 use crate::engine::iscsi::sessions::{after_the_dead, login_lease_of, share};
 use crate::engine::lock::device_lock::Lease;
@@ -15,8 +17,6 @@ use crate::iscsi::{self, Proven, SessionName, SessionOptions, SessionWaker, Stan
 use crate::kernel::Roots;
 use crate::scsi::Lanes;
 
-/// One target's time to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 /// One that has not ended then hangs.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// Who ends the session is waited for no longer.
@@ -112,7 +112,9 @@ impl Attempt {
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
         let (header, data) = self.digests;
-        let options = SessionOptions::new(name.initiator.clone()).digests(header, data);
+        let options = SessionOptions::new(name.initiator.clone())
+            .digests(header, data)
+            .kept_by(&self.session)?;
         let credentials = match &self.ask {
             Some(ask) => ask(name)?,
             None => None,

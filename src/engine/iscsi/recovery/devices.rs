@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::attempt::ONE_TRY;
-use super::beside;
+use super::options::ONE_TRY;
+use super::spawn::beside;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::Result;

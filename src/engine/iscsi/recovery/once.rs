@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::attempt::{Attempt, Ended, ONE_TRY};
+use super::attempt::{Attempt, Ended};
+use super::options::ONE_TRY;
 use super::{KeepOptions, KeepOutcome, KeptSession, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Retry, Stage};
 use crate::id::IscsiUri;
 use crate::iscsi::{Plight, SessionName, StandingSession};
-use crate::kernel::worker;
+use crate::kernel::pool;
 
 impl Engine {
     /// Logs in again those sessions of ours that lead to this source and are lost, all
@@ -41,7 +42,7 @@ impl Engine {
         let heal = |(session, name): &(StandingSession, SessionName)| {
             self.heal_session(session, name, options, deadline)
         };
-        let healed = worker::each(Stage::Session, &sessions, heal);
+        let healed = pool::each(Stage::Session, &sessions, heal);
         healed.into_iter().map(|healed| healed?).collect()
     }
 

@@ -30,6 +30,17 @@ pub enum KeepOutcome {
 }
 
 impl KeepOutcome {
+    /// A word for logs and labels.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Recovered => "recovered",
+            Self::Healthy => "healthy",
+            Self::Failed(_) => "failed",
+            Self::BudgetSpent => "budget_spent",
+            Self::Gone => "gone",
+        }
+    }
+
     /// Whether the session serves I/O.
     #[must_use]
     pub fn serves(&self) -> bool {

@@ -14,17 +14,8 @@ use crate::engine::Engine;
 use crate::engine::usage::{Extent, Holder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
-use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content};
+use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content, spelt_content};
 use crate::uevent::Mode;
-
-/// What the content of a device is to be.
-#[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct ContentRule {
-    /// Whatever is served.
-    pub(in crate::engine) accepts_any: bool,
-    /// A name that it must have.
-    pub(in crate::engine) expected: Option<ContentName>,
-}
 
 /// What the device held when it was read last.
 #[derive(Debug, PartialEq, Eq)]
@@ -109,6 +100,21 @@ impl Patient {
             None => false,
         };
         Ok(Some(difference(held.names, is_proven)))
+    }
+
+    /// # Errors
+    /// `IdentityMismatch` where these names lack the one that is expected.
+    pub(super) fn require_expected(&self, names: &[ContentName]) -> Result<()> {
+        let expected = self.rule.expected.as_ref();
+        let Some(expected) = expected.filter(|name| !names.contains(name)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "the content of nbd{} has {}, expected {expected}",
+            self.index(),
+            spelt_content(names)
+        );
+        Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
     }
 
     fn known_content(&self, engine: &Engine) -> Option<KnownContent> {

@@ -7,7 +7,7 @@ use super::{Action, Condition, Foreign};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::journal::{Operation, Outcome, Record, Turn};
-use crate::engine::nbd::heal::{HealOutcome, Healing};
+use crate::engine::nbd::outcome::{HealOutcome, Healing};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::engine::unit::{KnownPath, Standing};
 use crate::error::{Error, ErrorKind, Result, Stage};
