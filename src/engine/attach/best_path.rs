@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
-use crate::engine::attach::scsi::Gathered;
-use crate::engine::attach::scsi_path::Brought;
-use crate::engine::timing::Phases;
+use crate::engine::attach::scsi::PathSet;
+use crate::engine::attach::scsi_path::ProbedPath;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, AccessState, ScsiDevice};
@@ -29,7 +29,8 @@ impl Engine {
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
         let mut was_in_transition = false;
         loop {
-            let state = scsi::read_access_state(self.roots(), &self.lanes, device, disk, deadline)?;
+            let state =
+                scsi::read_access_state(self.roots(), &self.scheduler, device, disk, deadline)?;
             match state {
                 Some(AccessState::Transitioning) => was_in_transition = true,
                 // No answer is not the end of a transition.
@@ -50,19 +51,19 @@ impl Engine {
     /// transition are waited for; one of several has half of what is left of the time.
     pub(super) fn read_access_states(
         &self,
-        unit: &mut Gathered,
+        unit: &mut PathSet,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
-        phases.enter(Stage::Identify);
-        let (roots, lanes) = (self.roots(), &self.lanes);
+        timer.enter(Stage::Identify);
+        let (roots, scheduler) = (self.roots(), &self.scheduler);
         unit.keep(request, |path| {
             let (device, disk) = (&path.device, &path.disk);
-            path.access_state = scsi::read_access_state(roots, lanes, device, disk, deadline)?;
+            path.access_state = scsi::read_access_state(roots, scheduler, device, disk, deadline)?;
             Ok(())
         })?;
-        if unit.paths.iter().any(Brought::serves_io) {
+        if unit.paths.iter().any(ProbedPath::serves_io) {
             return Ok(());
         }
         let alone = unit.paths.len() == 1;
@@ -78,7 +79,7 @@ impl Engine {
     /// access state nor where it is read. `scsi_debug` says standby and serves.
     pub(super) fn require_one_that_serves_io(
         &self,
-        unit: &Gathered,
+        unit: &PathSet,
         deadline: Deadline,
     ) -> Result<()> {
         let mut idle = Vec::new();
@@ -93,7 +94,7 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.lanes.on_device(
+        let read = self.scheduler.on_device(
             best.device.hctl(),
             Stage::Identify,
             &what,
@@ -114,18 +115,19 @@ impl Engine {
     }
 }
 
-impl Brought {
+impl ProbedPath {
     /// One that says nothing of its state is taken for one that does.
     fn serves_io(&self) -> bool {
         self.access_state.is_none_or(AccessState::serves_io)
     }
 }
 
-impl Gathered {
+impl PathSet {
     /// The path that serves I/O best: the first of those in the same ALUA access state. One
     /// that says nothing of its state is taken for one that serves I/O.
-    pub(in crate::engine) fn best(&self) -> Result<&Brought> {
-        let state = |path: &&Brought| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
+    pub(in crate::engine) fn best(&self) -> Result<&ProbedPath> {
+        let state =
+            |path: &&ProbedPath| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
         self.paths
             .iter()
             .min_by_key(state)

@@ -18,7 +18,7 @@ const MOST: usize = 4;
 ///
 /// # Errors
 /// `Io` where a thread died.
-pub(crate) fn in_shares<T: Send, R: Send>(
+pub(crate) fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
