@@ -11,7 +11,7 @@ impl State {
     /// What fails, where that is to be told now.
     pub(super) fn take_failing(&mut self) -> Option<Vec<Failing>> {
         let now = Instant::now();
-        if !self.telling.take_due(now) {
+        if !self.publisher.take_due(now) {
             return None;
         }
         let clock = SystemTime::now();

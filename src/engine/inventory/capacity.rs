@@ -75,16 +75,16 @@ impl Engine {
         for mount in &unit.mounts {
             mounted.entry(mount.device).or_insert(mount);
         }
-        let questions: Vec<_> = mounted
+        let file_system_queries: Vec<_> = mounted
             .into_values()
             .map(|mount| {
                 let path = self.seen_from_here(mount);
                 let read = move || file_system::read(&path);
-                (mount, self.questions.ask(mount.device, read))
+                (mount, self.file_system_queries.ask(mount.device, read))
             })
             .collect();
-        let answers = questions.into_iter().map(|(mount, question)| {
-            let answer = question.and_then(|question| question.wait(&mount.path, deadline));
+        let answers = file_system_queries.into_iter().map(|(mount, query)| {
+            let answer = query.and_then(|query| query.wait(&mount.path, deadline));
             let usage = answer.and_then(|answer| self.check(mount, answer, deadline));
             let (usage, error) = match usage {
                 Ok(usage) => (Some(usage), None),

@@ -5,11 +5,11 @@ use nix::libc;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::DetachTarget;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::outcome::HealOutcome;
-use crate::engine::nbd::reconnect::Patient;
+use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -22,16 +22,16 @@ impl Engine {
         &self,
         backend: &BackendId,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &Lease::of_backend(backend), deadline)?;
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.grow_nbd(&device, backend, lease, request, phases, deadline)
+        self.grow_nbd(&device, backend, lock, request, timer, deadline)
     }
 
     /// The same of the device that was named.
@@ -39,7 +39,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let index = device.index();
@@ -55,28 +55,28 @@ impl Engine {
             );
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
-        self.grow_nbd(device, &backend, lease, request, phases, deadline)
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
+        self.grow_nbd(device, &backend, lock, request, timer, deadline)
     }
 
     fn grow_nbd(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
-        lease: Lease,
+        lock: DeviceLock,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let uri = self.server_of(device, backend, request)?;
         // The kernel holds I/O while it changes the size: none is to wait for a server.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
         let connections = self.connections_of(device, backend)?;
 
-        phases.enter(Stage::Dial);
+        timer.enter(Stage::Dial);
         let server = nbd::dial(&uri, deadline)?;
         let differences = device.differences_of(server.export, deadline)?;
         let old_size = disk.size()?;
@@ -92,12 +92,12 @@ impl Engine {
         }
         let mut watch = self.hub().watch(&index.name());
         if changed {
-            phases.enter(Stage::Reconfigure);
+            timer.enter(Stage::Reconfigure);
             self.set_nbd_size(device, backend, size, deadline)?;
         }
         // Also where the kernel has the size: an earlier resize may have been ended before
         // its proof. One read proves one connection.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         let is_served = if changed && connections.are_several {
             None
         } else {
@@ -115,15 +115,16 @@ impl Engine {
             (_, Some(timeouts)) => {
                 self.end_connections(device);
                 // The heal takes it.
-                drop(lease);
-                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts);
-                require_renewed(patient.treat(self, deadline).outcome)?;
+                drop(lock);
+                let mut reconnect =
+                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts);
+                require_renewed(reconnect.reconnect(self, deadline).outcome)?;
                 self.require_last_block(device, deadline)?;
             }
             (None, None) => return Err(several_of_another(index)),
         }
         if changed {
-            phases.enter(Stage::Settle);
+            timer.enter(Stage::Settle);
             uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
         }
         Ok(Resized {
@@ -346,9 +347,9 @@ mod tests {
         let target = DetachTarget::Device("/dev/nbd0".into());
         let request = ResizeRequest::new(target);
         let refused = || {
-            let mut phases = Phases::new(Call::Resize, None);
+            let mut timer = StageTimer::new(Call::Resize, None);
             let soon = Deadline::after(Duration::from_secs(10));
-            let resized = engine.resize_nbd_device(&device, &request, &mut phases, soon);
+            let resized = engine.resize_nbd_device(&device, &request, &mut timer, soon);
             resized.unwrap_err().kind()
         };
         assert_eq!(refused(), ErrorKind::NotFound);
