@@ -9,6 +9,7 @@ mod device;
 mod fc_uri;
 mod hctl;
 mod host;
+mod interface;
 mod iqn;
 mod iscsi_uri;
 mod lun;
@@ -26,6 +27,7 @@ pub use content_name::{ContentName, Expected};
 pub use device::{DevNo, DiskSeq};
 pub use fc_uri::FcUri;
 pub use hctl::{Hctl, HostNo};
+pub use interface::InterfaceName;
 pub use iqn::Iqn;
 pub use iscsi_uri::IscsiUri;
 pub use lun::{Addressing, Lun};
@@ -67,6 +69,7 @@ serde_as_text!(
     FcUri,
     Hctl,
     HostNo,
+    InterfaceName,
     Iqn,
     IscsiUri,
     Lun,

@@ -20,6 +20,7 @@ pub mod mounts;
 pub(crate) mod netlink_port;
 pub(crate) mod parallel;
 pub(crate) mod peer;
+pub(crate) mod pool;
 pub mod process;
 mod roots;
 pub(crate) mod sg;

@@ -4,3 +4,4 @@ pub(super) mod heal;
 pub(super) mod outcome;
 pub(super) mod reads;
 pub(super) mod reconnect;
+mod same_volume;

@@ -119,7 +119,9 @@ impl Engine {
     /// attribute (root) and `CAP_SYS_ADMIN`.
     ///
     /// An NBD device answers a read first, and its last block is read at the end. It is
-    /// never shrunk. Its server must take one client more. Where the server serves the new
+    /// never shrunk. Its server must take one client more: over that connection the first
+    /// bytes of the volume are compared with the device's, and the last block is read, before
+    /// anything of the device is changed. Where the server serves the new
     /// size on new connections only, as nbdkit does, those of this process are replaced: a
     /// request that was in flight on one waits for its
     /// [`io_timeout`](super::NbdOptions::io_timeout). Where another process made them the
@@ -134,7 +136,7 @@ impl Engine {
     /// `NotFound` where nothing is attached; `NotReady` naming each path that
     /// does not show the new size, and where the unit is smaller than
     /// [`at_least`](ResizeRequest::at_least); `IdentityMismatch`, also where the NBD
-    /// export is smaller than the device, with both sizes; `InvalidInput` where the server
+    /// export is smaller than the device, with both sizes, or is another volume; `InvalidInput` where the server
     /// of an NBD device is not known; `NotSupported` for what is neither a SCSI unit nor an
     /// NBD device with a backend id; those of [`dial`](crate::nbd::dial); `TimedOut` at the
     /// stage that it names.

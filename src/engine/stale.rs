@@ -20,7 +20,7 @@ use super::timing::{Phase, StageObserver, StageTimer};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::scsi::{Identity, ScsiDevice};
 pub use evidence::Evidence;
 use evidence::{LunCheck, StaleProof};
@@ -208,7 +208,7 @@ impl Engine {
             let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
             (found, own.part())
         };
-        let parts = worker::each(Stage::Identify, hosts.into_values(), of_host);
+        let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
         let mut whole = Found::default();
         for part in parts {
             let (found, part) = part?;

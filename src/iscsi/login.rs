@@ -16,7 +16,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Portal;
 use crate::kernel::stream::DeadlineStream;
-use crate::kernel::tcp;
+use crate::kernel::tcp::{self, LocalEnd};
 pub(super) use address::target_address;
 pub use agree::Session;
 pub(super) use agree::{CID, Outcome, TAG, agree};
@@ -67,7 +67,8 @@ pub(super) fn log_in_from(
     let mut visited: Vec<Portal> = Vec::new();
     let mut challenges = Vec::new();
     let mut portal = portal.clone();
-    let mut stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
+    let mut stream =
+        dial(&portal, &options.local, deadline).map_err(|error| error.at(Stage::Dial))?;
     let cmd_sn = number()?;
     loop {
         let talk = DeadlineStream::new(stream.as_fd(), deadline);
@@ -87,7 +88,8 @@ pub(super) fn log_in_from(
                 tracing::debug!(%portal, %to, "redirected");
                 visited.push(std::mem::replace(&mut portal, to));
                 refuse_loop(&visited, &portal).map_err(|error| error.at(Stage::Login))?;
-                stream = dial(&portal, deadline).map_err(|error| error.at(Stage::Dial))?;
+                stream = dial(&portal, &options.local, deadline)
+                    .map_err(|error| error.at(Stage::Dial))?;
             }
         }
     }
@@ -103,10 +105,10 @@ impl Connection {
     }
 }
 
-fn dial(portal: &Portal, deadline: Deadline) -> Result<OwnedFd> {
+fn dial(portal: &Portal, local: &LocalEnd, deadline: Deadline) -> Result<OwnedFd> {
     let host = portal.host().to_string();
     point!(IscsiToDial);
-    let stream = tcp::connect(&host, portal.port(), PEER, deadline)?;
+    let stream = tcp::connect_from(local, &host, portal.port(), PEER, deadline)?;
     point!(IscsiDialled);
     Ok(stream)
 }

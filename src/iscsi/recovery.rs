@@ -42,7 +42,8 @@ pub fn connect_again(
     deadline: Deadline,
 ) -> Result<Connection> {
     let login = login_options(name, options, deadline)?;
-    log_in_from(&name.portal, &login, number, deadline)
+    let connection = log_in_from(&name.portal, &login, number, deadline)?;
+    Ok(options.cap(connection))
 }
 
 /// Has the kernel let go of the lost connection of `session`, which must be ours,

@@ -1,4 +1,5 @@
-//! Reads the first bytes of an export over a connection that the kernel does not have yet
+//! Reads the first bytes of an export, and its last, over a connection that the kernel does
+//! not have yet
 //! (`proto.md`, "Transmission phase": requests, and simple replies).
 
 use std::io::{Read, Write};
@@ -28,7 +29,18 @@ pub(crate) enum Content {
     Unread(u32),
 }
 
+/// What a server answers a read with: the bytes, or an error of the protocol.
+pub(crate) type Answer = std::result::Result<Vec<u8>, u32>;
+
 impl Content {
+    /// What is in these first bytes.
+    pub(crate) fn of(first: Answer) -> Self {
+        match first {
+            Ok(bytes) => Self::Named(content::names(&bytes)),
+            Err(error) => Self::Unread(error),
+        }
+    }
+
     /// What is known of a device that it is served for, of which so much was written.
     pub(crate) fn known(self, written: u64) -> Option<KnownContent> {
         match self {
@@ -39,44 +51,63 @@ impl Content {
 }
 
 impl Connection {
-    /// Reads what names the content of the export: by one request, or by as many as the
-    /// server's longest needs, all sent at once. Nothing of a reply is left in the socket.
+    /// Reads what names the content of the export.
+    ///
+    /// # Errors
+    /// As of [`first_bytes`](Self::first_bytes).
+    pub(crate) fn content(&self, deadline: Deadline) -> Result<Content> {
+        Ok(Content::of(self.first_bytes(deadline)?))
+    }
+
+    /// Reads the bytes that hold the names of the content: by one request, or by as many as
+    /// the server's longest needs, all sent at once. Nothing of a reply is left in the
+    /// socket.
     ///
     /// # Errors
     /// `Unreachable`; `Protocol`; `TimedOut` at stage `identify`. The connection is of no
     /// more use then.
-    pub(crate) fn content(&self, deadline: Deadline) -> Result<Content> {
+    pub(crate) fn first_bytes(&self, deadline: Deadline) -> Result<Answer> {
+        let what = "a read of the export's first bytes";
+        self.read(what, 0, &first_lengths(&self.export), deadline)
+    }
+
+    /// Reads the last block of the export.
+    ///
+    /// # Errors
+    /// As of [`first_bytes`](Self::first_bytes).
+    pub(crate) fn last_block(&self, deadline: Deadline) -> Result<Answer> {
+        let (offset, length) = last_request(&self.export);
+        let what = "a read of the export's last block";
+        self.read(what, offset, &[length], deadline)
+    }
+
+    fn read(&self, what: &str, offset: u64, lengths: &[u32], deadline: Deadline) -> Result<Answer> {
         let mut stream = DeadlineStream::new(self.stream.as_fd(), deadline);
-        let read = read_first(&mut stream, &self.export, deadline);
-        let read = read.map_err(|error| error.at(Stage::Identify))?;
-        Ok(match read {
-            Ok(bytes) => Content::Named(content::names(&bytes)),
-            Err(error) => Content::Unread(error),
-        })
+        let read = read_in_parts(&mut stream, what, offset, lengths, deadline);
+        read.map_err(|error| error.at(Stage::Identify))
     }
 }
 
-/// The inner error is the server's own.
-fn read_first(
+/// Reads these lengths, one behind the other.
+fn read_in_parts(
     stream: &mut (impl Read + Write),
-    export: &Export,
+    what: &str,
+    mut offset: u64,
+    lengths: &[u32],
     deadline: Deadline,
-) -> Result<Result<Vec<u8>, u32>> {
-    const WHAT: &str = "a read of the export's first bytes";
-    let lengths = lengths(export);
+) -> Result<Answer> {
     let mut requests = Vec::new();
-    let mut offset = 0_u64;
-    for (cookie, length) in (0_u64..).zip(&lengths) {
+    for (cookie, length) in (0_u64..).zip(lengths) {
         requests.extend(request(cookie, offset, *length));
         offset += u64::from(*length);
     }
     let mut peer = Peer::new(stream, "the NBD server", Stage::Identify, deadline);
-    peer.write(WHAT, &requests)?;
+    peer.write(what, &requests)?;
     let mut answers: Vec<Option<Vec<u8>>> = vec![None; lengths.len()];
     let mut refused = None;
-    for _ in &lengths {
+    for _ in lengths {
         let mut reply = [0; 16];
-        peer.fill(WHAT, &mut reply)?;
+        peer.fill(what, &mut reply)?;
         let (error, cookie) = reply_of(reply)?;
         let place = usize::try_from(cookie).ok();
         let asked = place.and_then(|place| Some((lengths.get(place)?, answers.get_mut(place)?)));
@@ -86,7 +117,7 @@ fn read_first(
         let mut bytes = Vec::new();
         if error == 0 {
             bytes.resize(usize::try_from(*length).unwrap_or(0), 0);
-            peer.fill(WHAT, &mut bytes)?;
+            peer.fill(what, &mut bytes)?;
         } else {
             refused = Some(error);
         }
@@ -96,15 +127,21 @@ fn read_first(
     Ok(refused.map_or_else(|| Ok(answers.concat()), Err))
 }
 
-/// How long each request is: all together as much as the names need, in whole blocks of
-/// the server, and no more than the export has.
-fn lengths(export: &Export) -> Vec<u32> {
+/// The sizes by which the requests to an export go: its block, the longest request, and
+/// how many bytes it has in whole blocks.
+fn sizes(export: &Export) -> (u32, u32, u64) {
     let sizes = export.block_sizes.unwrap_or_default();
     let block = sizes.minimum.max(1);
-    let wanted = u64::from(content::LENGTH.next_multiple_of(block));
-    let there = export.size - export.size % u64::from(block);
-    let mut left = u32::try_from(wanted.min(there)).unwrap_or(0);
     let longest = (sizes.maximum - sizes.maximum % block).max(block);
+    (block, longest, export.size - export.size % u64::from(block))
+}
+
+/// How long each request for the first bytes is: all together as much as the names need, in
+/// whole blocks of the server, and no more than the export has.
+fn first_lengths(export: &Export) -> Vec<u32> {
+    let (block, longest, there) = sizes(export);
+    let wanted = u64::from(content::LENGTH.next_multiple_of(block));
+    let mut left = u32::try_from(wanted.min(there)).unwrap_or(0);
     let mut lengths = Vec::new();
     while left > 0 {
         let next = left.min(longest);
@@ -112,6 +149,13 @@ fn lengths(export: &Export) -> Vec<u32> {
         left -= next;
     }
     lengths
+}
+
+/// Where the last block begins, and how long it is.
+fn last_request(export: &Export) -> (u64, u32) {
+    let (block, _, there) = sizes(export);
+    let length = u32::try_from(there.min(u64::from(block.max(512)))).unwrap_or(block);
+    (there - u64::from(length), length)
 }
 
 fn request(cookie: u64, offset: u64, length: u32) -> Vec<u8> {
@@ -198,6 +242,23 @@ mod tests {
         Deadline::after(Duration::from_secs(20))
     }
 
+    fn read_first(stream: &mut UnixStream, export: &Export) -> Result<Answer> {
+        read_in_parts(stream, "a read", 0, &first_lengths(export), soon())
+    }
+
+    #[test]
+    fn the_last_block_is_one_of_the_server_and_of_the_kernel_at_least() {
+        for (size, minimum, expected) in [
+            (1 << 30, 1, ((1 << 30) - 512, 512)),
+            (1 << 30, 4096, ((1 << 30) - 4096, 4096)),
+            (1 << 30, 65_536, ((1 << 30) - 65_536, 65_536)),
+            (10_000, 4096, (4096, 4096)),
+            (300, 1, (0, 300)),
+        ] {
+            assert_eq!(last_request(&export(size, minimum, 32 << 20)), expected);
+        }
+    }
+
     #[test]
     fn the_requests_are_whole_blocks_within_the_export_and_what_the_server_takes() {
         let all = 68 * 1024;
@@ -210,7 +271,7 @@ mod tests {
             (100_000, 65_536, 100_000, vec![65_536]),
             (1300, 512, 32 << 20, vec![1024]),
         ] {
-            let lengths = lengths(&export(size, minimum, maximum));
+            let lengths = first_lengths(&export(size, minimum, maximum));
             assert_eq!(lengths, expected, "{size} {minimum} {maximum}");
         }
     }
@@ -226,7 +287,7 @@ mod tests {
             }
             stream.write_all(b"kernel").unwrap();
         });
-        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10), soon());
+        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10));
         let bytes = read.unwrap().unwrap();
         assert_eq!(bytes.len(), 68 * 1024);
         assert_eq!([bytes[0], bytes[32_768], bytes[65_536]], [1, 2, 3]);
@@ -248,7 +309,7 @@ mod tests {
             stream.write_all(&reply(0, third, &[0; 4096])).unwrap();
             stream.write_all(b"kernel").unwrap();
         });
-        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10), soon());
+        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10));
         assert_eq!(read.unwrap(), Err(5));
         let mut rest = [0; 6];
         stream.read_exact(&mut rest).unwrap();
@@ -266,7 +327,7 @@ mod tests {
                 take_request(stream);
                 stream.write_all(&answer).unwrap();
             });
-            let read = read_first(&mut stream, &export(4096, 512, 32 << 20), soon());
+            let read = read_first(&mut stream, &export(4096, 512, 32 << 20));
             let error = read.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
             assert!(error.to_string().contains(field), "{error}");
@@ -286,7 +347,7 @@ mod tests {
             // Until the client closes.
             let _ = stream.read_to_end(&mut rest);
         });
-        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10), soon());
+        let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10));
         assert_eq!(read.unwrap_err().kind(), ErrorKind::Protocol);
         drop(stream);
         server.join().unwrap();

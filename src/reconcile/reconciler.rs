@@ -14,7 +14,7 @@ use super::options::Options;
 use super::plan::{self, Plan};
 use super::refresh::Scope;
 use super::state::{AtWork, Counters, RunState, State};
-use super::workers::{RESERVED, Workers};
+use super::workers::Workers;
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -261,15 +261,15 @@ impl Reconciler {
                 Ok(())
             };
             self.shared.state().workers = Workers::default();
-            for _ in 0..self.options.threads.get() + RESERVED {
-                start_worker()?;
-            }
-            if driving.until.is_none() {
+            let start_keeper = || {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
                 let started = keeper.spawn_scoped(scope, || self.recover_sessions());
-                started.map_err(|error| not_started(&error))?;
+                started.map(drop).map_err(|error| not_started(&error))
+            };
+            if driving.until.is_none() {
+                self.shared.state().workers.want_keeper();
             }
-            let result = self.turn(driving.until, start_worker);
+            let result = self.turn(driving.until, start_worker, start_keeper);
             drop(end);
             // Nobody tries them again.
             self.tell_failing(Vec::new());
@@ -277,7 +277,12 @@ impl Reconciler {
         })
     }
 
-    fn turn(&self, until: Option<Deadline>, start_worker: impl Fn() -> Result<()>) -> Result<()> {
+    fn turn(
+        &self,
+        until: Option<Deadline>,
+        start_worker: impl Fn() -> Result<()>,
+        start_keeper: impl Fn() -> Result<()>,
+    ) -> Result<()> {
         /// What fails is tried again in this time after a look at everything.
         const SPREAD: Duration = Duration::from_secs(30);
         let mut resync = Deadline::after(self.options.resync);
@@ -335,12 +340,18 @@ impl Reconciler {
             }
             if state.lacks_a_worker(self.options.threads.get()) {
                 drop(state);
-                let started = start_worker();
+                self.started(start_worker(), until.is_some())?;
                 state = self.shared.state();
-                if let Err(error) = started {
-                    tracing::warn!(%error, "a step waits for another to end");
-                    state.workers.fail_to_start(Instant::now());
+                continue;
+            }
+            if state.workers.lack_keeper(Instant::now()) {
+                drop(state);
+                let started = start_keeper();
+                if started.is_ok() {
+                    self.shared.state().workers.start_keeper();
                 }
+                self.started(started, false)?;
+                state = self.shared.state();
                 continue;
             }
             if state.has_a_step(self.options.threads.get()) {
@@ -354,7 +365,8 @@ impl Reconciler {
                 continue;
             }
             let mut wait = resync.remaining();
-            for timer in [state.next_timer(), state.next_slow_step()] {
+            let next_start = state.workers.next_keeper();
+            for timer in [state.next_timer(), state.next_slow_step(), next_start] {
                 let left = timer.map(|at| at.saturating_duration_since(Instant::now()));
                 wait = wait.min(left.unwrap_or(wait));
             }
@@ -365,6 +377,21 @@ impl Reconciler {
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
             state.counters.wakeups += 1;
         }
+    }
+
+    /// A thread that could not be started is tried for again in a while, unless there is
+    /// none at all and the caller waits.
+    fn started(&self, started: Result<()>, is_waited_for: bool) -> Result<()> {
+        let Err(error) = started else {
+            return Ok(());
+        };
+        let mut state = self.shared.state();
+        if is_waited_for && state.workers.are_none() {
+            return Err(error);
+        }
+        tracing::warn!(%error, "the loop waits for a thread");
+        state.workers.fail_to_start(Instant::now());
+        Ok(())
     }
 
     fn look(&self, scope: &Scope, epoch: u64) -> Result<()> {

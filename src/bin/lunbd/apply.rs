@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::thread;
 use std::time::Duration;
 
 use lunbd::id::VolumeId;
@@ -16,7 +15,7 @@ use serde::Serialize;
 use crate::detach_limit::{self, DetachLimit};
 use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
-use crate::{arguments, desired_file, exit, recover, table};
+use crate::{arguments, desired_file, exit, recover, table, threads};
 
 /// A plan: of what is to be done, or of what is left, and why.
 #[derive(Serialize)]
@@ -69,9 +68,9 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let reconciler = Arc::new(Reconciler::new(Arc::new(engine), journal, options));
     let count = desired.len();
     reconciler.set(desired.clone());
-    let display = ProgressDisplay::of(&reconciler, !what.watch, json);
+    let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
     if let Some(changes) = changes {
-        let deaf = follow(&reconciler, what, changes, desired);
+        let deaf = follow(&reconciler, what, changes, desired)?;
         reconciler.run()?;
         display.end(reconciler);
         // It ends by itself only where the file cannot be followed any more.
@@ -113,11 +112,11 @@ fn follow(
     what: &arguments::Apply,
     mut changes: FileWatch,
     mut wanted: Desired,
-) -> Receiver<Error> {
+) -> Result<Receiver<Error>> {
     let reconciler = Arc::downgrade(reconciler);
     let (file, limit) = (what.file.clone(), what.allow_detach);
     let (ended, deaf) = mpsc::channel();
-    thread::spawn(move || {
+    threads::start("lunbd-follow", move || {
         let (mut again_after, mut told) = (None, Told::default());
         loop {
             let followed = changes.wait(again_after.take());
@@ -146,8 +145,8 @@ fn follow(
                 }
             }
         }
-    });
-    deaf
+    })?;
+    Ok(deaf)
 }
 
 /// Sets what the file says, unless it says what is wanted already.

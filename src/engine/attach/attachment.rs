@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::engine::timing::Phase;
 use crate::error::Error;
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
+use crate::iscsi::UnmetSetting;
 use crate::scsi::{AccessState, Identity};
 use crate::transport::{RouteKind, RouteUnavailable};
 use crate::uevent::Settled;
@@ -96,6 +97,10 @@ pub struct UnitPath {
     /// In which ALUA access state the target serves the unit over it; `None` where the unit
     /// says nothing of that, and where it was not asked, since there is a map.
     pub access_state: Option<AccessState>,
+    /// Of the settings that [`AttachRequest::log_in`](crate::AttachRequest::log_in) chooses,
+    /// those that its session or the disk does not have, whoever made the session; none of a
+    /// path without a session.
+    pub unmet_settings: Vec<UnmetSetting>,
     /// Whether this call brought it.
     pub changed: bool,
 }

@@ -12,7 +12,7 @@ use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{udev_record, worker};
+use crate::kernel::{pool, udev_record};
 use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::RouteKind;
 use crate::uevent::Watch;
@@ -96,7 +96,7 @@ impl Engine {
         // it from those that can.
         let limit = deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
-        let done = worker::each(Stage::Probe, ways, |way| {
+        let done = pool::each(Stage::Probe, ways, |way| {
             let mut own = fork.clock();
             let probed = probe_path(way, &mut own, limit);
             (probed, own.part())
@@ -254,7 +254,7 @@ impl Engine {
             return Ok(());
         }
         timer.enter(Stage::Rescan);
-        scsi::rescan(device, &self.scheduler, deadline)?;
+        scsi::have_size_read(device, &self.scheduler, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }

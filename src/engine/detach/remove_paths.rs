@@ -16,7 +16,7 @@ use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 
@@ -213,7 +213,7 @@ impl DetachRun<'_> {
     fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
         let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
-        let ended = worker::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
+        let ended = pool::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
         for (device, ended) in devices.into_iter().zip(ended) {
             let result = ended.and_then(|result| result);

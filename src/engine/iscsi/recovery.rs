@@ -67,7 +67,7 @@ impl Engine {
             recoveries: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
-            is_first_look: true,
+            brings_devices_back: true,
         })
     }
 }
@@ -88,7 +88,8 @@ pub struct SessionRecovery {
     recoveries: BTreeMap<SessionId, RecoveryState>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    is_first_look: bool,
+    /// The next look also has the devices of sessions that stand run again.
+    brings_devices_back: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -181,6 +182,7 @@ impl SessionRecovery {
     fn scan_sessions(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
+        let mut devices_are_left = false;
         for session in IscsiSession::all(&self.roots)? {
             let id = session.id();
             if !session.is_lunbd_owned()? {
@@ -194,8 +196,11 @@ impl SessionRecovery {
                     if session.connection_status()? == Some(ConnectionStatus::LoggedIn) {
                         known.digests = Some(digests);
                     }
-                    if self.is_first_look {
-                        devices::set_running_in_background(&self.roots, &self.scheduler, &session)?;
+                    // A rescan that failed meanwhile may end after a recovery.
+                    let recovered = known.recovered;
+                    let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
+                    if self.brings_devices_back || is_fresh {
+                        devices_are_left |= !self.set_offline_running(&session);
                     }
                 }
                 Some(connection_status) if connection_status.is_lost() => {
@@ -206,8 +211,17 @@ impl SessionRecovery {
             there.insert(id, known);
         }
         self.known = there;
-        self.is_first_look = false;
+        self.brings_devices_back = devices_are_left;
         Ok(())
+    }
+
+    /// `false` where no thread for it could be started.
+    fn set_offline_running(&self, session: &IscsiSession) -> bool {
+        let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
+        if let Err(error) = &begun {
+            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+        }
+        begun.is_ok()
     }
 
     fn take_notice(&mut self, notice: SessionNotice) -> Result<()> {
@@ -315,8 +329,11 @@ impl SessionRecovery {
         };
         recovery.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            recovery.end(Instant::now());
-            return Err(error);
+            let outcome = Err(error);
+            return self.finish_attempt(AttemptDone {
+                session: id,
+                outcome,
+            });
         }
         if connection_status == ConnectionStatus::GivenUp && recovery.is_first_to_say_spent() {
             return self
@@ -400,7 +417,7 @@ impl SessionRecovery {
     ) -> Result<Option<SessionRecoveryReport>> {
         if matches!(outcome, Some(SessionRecoveryOutcome::Healthy)) {
             let session = IscsiSession::new(&self.roots, id);
-            devices::set_running_in_background(&self.roots, &self.scheduler, &session)?;
+            self.brings_devices_back |= !self.set_offline_running(&session);
         }
         let reports = outcome.map(|outcome| self.report(id, outcome)).transpose();
         self.recoveries.remove(&id);

@@ -12,7 +12,7 @@ use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 impl Engine {
@@ -21,7 +21,12 @@ impl Engine {
     /// export is compared, and the kernel is given a new connection for each that is
     /// dead, each once. Connections that live stay. The socket itself shows that the
     /// kernel took it, and a read that the device serves. Servers are dialled again
-    /// until `deadline`, in parallel, with growing pauses.
+    /// until `deadline`, with growing pauses: 64 at once, and where there are more
+    /// devices, each for two seconds after the other.
+    ///
+    /// A device that serves I/O over its other connections is read: a server that serves other
+    /// first bytes on a new connection is refused, and the device is
+    /// [`Degraded`](HealOutcome::Degraded) with `IdentityMismatch`.
     ///
     /// Of a device with several connections that another process has made nobody here sees
     /// which are dead: one connection is dialled and offered, and closed if none is.
@@ -41,7 +46,19 @@ impl Engine {
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
             let mut reconnects = self.reconnects()?;
-            Ok(self.heal_all(reconnects.values_mut(), deadline))
+            let reconnected = self.heal_all(reconnects.values_mut(), deadline).into_iter();
+            let without_turn = |reconnect: &NbdReconnect| {
+                let what = format!("a thread that heals nbd{}", reconnect.index());
+                let error = Error::timed_out(Stage::Resolve, deadline, &what);
+                let error =
+                    error.with_last_seen(format!("{} devices are healed at once", pool::MOST));
+                reconnect.report(HealOutcome::Failed(error))
+            };
+            let mut healings: Vec<HealReport> = reconnected
+                .map(|(reconnect, healing)| healing.unwrap_or_else(|| without_turn(reconnect)))
+                .collect();
+            healings.sort_by_key(|healing| healing.index);
+            Ok(healings)
         })
     }
 
@@ -152,25 +169,46 @@ impl Engine {
         Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
     }
 
-    /// Treats all at once, each on a thread of its own.
+    /// Treats all, [as many at once](pool::MOST) as the pool has threads. Where there are
+    /// more, those whose last turn is longest ago come first, and none has a second turn
+    /// before all have had one. The result of a device whose turn did not come by
+    /// `deadline` is `None`.
     fn heal_all<'a>(
         &self,
         reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
         deadline: Deadline,
-    ) -> Vec<HealReport> {
+    ) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
+        /// Longer than a device and a server that work take to answer.
+        const TURN: Duration = Duration::from_secs(2);
         let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
+        reconnects.sort_by_key(|reconnect| reconnect.last_turn());
+        let turn = if reconnects.len() > pool::MOST {
+            TURN
+        } else {
+            Duration::MAX
+        };
         let each = reconnects.iter_mut().map(|reconnect| &mut **reconnect);
-        let one = |reconnect: &mut NbdReconnect| reconnect.reconnect(self, deadline);
-        let reconnected = worker::each(Stage::Resolve, each, one);
+        let one = |reconnect: &mut NbdReconnect| {
+            let limit = deadline.at_most(turn);
+            let healing = reconnect.reconnect(self, limit);
+            let is_over = healing.outcome.serves() || !limit.has_passed();
+            (healing, is_over)
+        };
+        let reconnected = pool::in_turns(Stage::Resolve, each, deadline, one);
         let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
-        reconnects
-            .iter()
-            .zip(reconnected)
-            .map(|(reconnect, reconnected)| {
-                reconnected.unwrap_or_else(|error| failed(reconnect, error))
-            })
-            .inspect(|healing| telemetry::heal_report(healing.outcome.as_str()))
-            .collect()
+        let reconnected =
+            reconnects
+                .into_iter()
+                .zip(reconnected)
+                .map(|(reconnect, reconnected)| {
+                    let healing =
+                        reconnected.map(|one| one.unwrap_or_else(|error| failed(reconnect, error)));
+                    if let Some(healing) = &healing {
+                        telemetry::heal_report(healing.outcome.as_str());
+                    }
+                    (reconnect, healing)
+                });
+        reconnected.collect()
     }
 }
 
@@ -242,7 +280,9 @@ impl Healer<'_> {
         let turn = deadline.at_most(TURN);
         let due = self.disconnected.values_mut();
         let due = due.filter(|reconnect| reconnect.next_try().is_none());
-        let reports = self.engine.heal_all(due, turn);
+        let reconnected = self.engine.heal_all(due, turn).into_iter();
+        let mut reports: Vec<HealReport> = reconnected.filter_map(|(_, healing)| healing).collect();
+        reports.sort_by_key(|healing| healing.index);
         for healing in &reports {
             let is_over = match &healing.outcome {
                 HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,

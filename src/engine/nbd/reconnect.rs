@@ -14,7 +14,9 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
-use crate::nbd::{Difference, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+use crate::nbd::{
+    Connection, Difference, KnownContent, NbdDevice, NewTimeouts, Reconfigure, Refusal,
+};
 use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
@@ -26,6 +28,8 @@ pub(in crate::engine) struct NbdReconnect {
     /// What it is to have, and has where it was attached here.
     timeouts: NewTimeouts,
     rule: ContentRule,
+    /// A connection that was proven already, to be offered first.
+    proven: Option<Server>,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
     probe: Option<Pending<()>>,
@@ -43,6 +47,7 @@ pub(in crate::engine) struct NbdReconnect {
     dials: u32,
     /// It is not treated before.
     next_try: Option<Instant>,
+    last_turn: Option<Instant>,
 }
 
 impl NbdReconnect {
@@ -58,6 +63,7 @@ impl NbdReconnect {
             backend,
             timeouts,
             rule: ContentRule::default(),
+            proven: None,
             probe: None,
             own_link_had_ended: false,
             adopted: None,
@@ -67,12 +73,24 @@ impl NbdReconnect {
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             next_try: None,
+            last_turn: None,
         }
     }
 
     /// What its content is to be.
     pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
         self.rule = rule;
+        self
+    }
+
+    /// A connection that is known to lead to its volume is offered first.
+    pub(in crate::engine) fn with_proven(
+        mut self,
+        connection: Connection,
+        content: KnownContent,
+        differences: Vec<Difference>,
+    ) -> Self {
+        self.proven = Some(Server::new(connection, Some(content), differences));
         self
     }
 
@@ -90,6 +108,11 @@ impl NbdReconnect {
         self.next_try.filter(|until| *until > Instant::now())
     }
 
+    /// When it was treated last.
+    pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
+        self.last_turn
+    }
+
     /// The kernel said that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
@@ -102,6 +125,7 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> HealReport {
+        self.last_turn = Some(Instant::now());
         let outcome = self
             .try_reconnect(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);
@@ -271,6 +295,9 @@ impl NbdReconnect {
     /// Dials until a server answers, the old link comes back, or the kernel's
     /// patience ends.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
+        if let Some(server) = self.proven.take() {
+            return Ok(Dialled::Server(server));
+        }
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;

@@ -13,7 +13,7 @@ use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Difference, NbdDevice, NewTimeouts};
+use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeouts};
 use crate::uevent;
 
 impl Engine {
@@ -77,8 +77,9 @@ impl Engine {
         let connections = self.connections_of(device, backend)?;
 
         timer.enter(Stage::Dial);
-        let server = nbd::dial(&uri, deadline)?;
-        let differences = device.differences_of(server.export, deadline)?;
+        let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
+        let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
+        let differences = device.differences_of(server.export.clone(), deadline)?;
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
         if let Some(least) = request.at_least.filter(|&least| size < least) {
@@ -90,6 +91,11 @@ impl Engine {
         if changed && connections.are_several && connections.own.is_none() {
             return Err(several_of_another(index));
         }
+        // Nothing of the device is changed before.
+        timer.enter(Stage::Identify);
+        let written = device.written()?;
+        let names = self.require_same_volume(device, &server, deadline)?;
+        require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
             timer.enter(Stage::Reconfigure);
@@ -116,8 +122,13 @@ impl Engine {
                 self.end_connections(device);
                 // The heal takes it.
                 drop(lock);
+                let content = KnownContent { names, written };
                 let mut reconnect =
-                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts);
+                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts).with_proven(
+                        server,
+                        content,
+                        differences,
+                    );
                 require_renewed(reconnect.reconnect(self, deadline).outcome)?;
                 self.require_last_block(device, deadline)?;
             }
@@ -254,6 +265,20 @@ fn serves_others_only(index: NbdIndex, before: u64) -> Error {
          it has {before} bytes"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+}
+
+/// # Errors
+/// `NotReady` where the server does not serve the last block of the size that it says.
+fn require_end(index: NbdIndex, server: &Connection, deadline: Deadline) -> Result<()> {
+    let Err(error) = server.last_block(deadline)? else {
+        return Ok(());
+    };
+    let message = format!(
+        "the server of nbd{index} says {} bytes and answers a read of the last block on a new \
+         connection with error {error}",
+        server.export.size
+    );
+    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Identify))
 }
 
 fn require_renewed(outcome: HealOutcome) -> Result<()> {

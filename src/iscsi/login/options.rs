@@ -6,6 +6,7 @@ use crate::id::Iqn;
 use crate::iscsi::PEER;
 use crate::iscsi::chap::Credentials;
 use crate::iscsi::pdu::Isid;
+use crate::kernel::tcp::LocalEnd;
 
 /// Who logs in, for what, and what is offered.
 #[derive(Debug, Clone)]
@@ -15,7 +16,8 @@ pub struct LoginOptions {
     pub(in crate::iscsi) isid: Isid,
     pub(in crate::iscsi) credentials: Option<Credentials>,
     pub(in crate::iscsi) offer: Parameters,
-    pub(in crate::iscsi) requires_digests: bool,
+    pub(super) requires_digests: bool,
+    pub(super) local: LocalEnd,
 }
 
 impl LoginOptions {
@@ -30,6 +32,7 @@ impl LoginOptions {
             credentials: None,
             offer: Parameters::offer(),
             requires_digests: false,
+            local: LocalEnd::default(),
         }
     }
 
@@ -53,6 +56,13 @@ impl LoginOptions {
     #[must_use]
     pub fn require_digests(mut self) -> Self {
         self.requires_digests = true;
+        self
+    }
+
+    /// Connects from this end alone, also where a redirect leads.
+    #[must_use]
+    pub(in crate::iscsi) fn from(mut self, local: LocalEnd) -> Self {
+        self.local = local;
         self
     }
 

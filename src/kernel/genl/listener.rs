@@ -74,7 +74,9 @@ impl Listener {
                     }
                 }
             })
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| {
+                Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+            })?;
         match listening.recv_timeout(deadline.remaining()) {
             Ok(result) => result.map(|()| Self { _stop: stop }),
             Err(RecvTimeoutError::Timeout) => {

@@ -59,6 +59,8 @@ struct Shared {
     inquiries: Mutex<BTreeSet<[u8; 4]>>,
     /// READ CAPACITY is answered with sense data.
     refuses_capacity: AtomicBool,
+    /// The next READ CAPACITY silences its connection.
+    is_to_be_silent: AtomicBool,
     /// As of INQUIRY.
     capacities: Mutex<BTreeSet<[u8; 4]>>,
     /// The connection that came last.
@@ -179,6 +181,17 @@ impl IscsiProxy {
         way.silent.store(true, Ordering::Relaxed);
     }
 
+    /// The same, from the next READ CAPACITY on, which is not carried any more.
+    pub fn fall_silent_at_capacity(&self) {
+        self.shared.is_to_be_silent.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is still to come.
+    #[must_use]
+    pub fn is_to_be_silent(&self) -> bool {
+        self.shared.is_to_be_silent.load(Ordering::Relaxed)
+    }
+
     /// Ends the last connection, when all that was said on it is read.
     pub fn cut(&self) {
         let last = self.shared.last.lock().expect("a way");
@@ -222,6 +235,10 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 inquiries.insert(tag(&header));
             }
             if header[0] & 0x3f == SCSI_COMMAND && is_read_capacity(&header) {
+                if mine.is_to_be_silent.swap(false, Ordering::Relaxed) {
+                    quiet.store(true, Ordering::Relaxed);
+                    continue;
+                }
                 let mut capacities = mine.capacities.lock().expect("the capacities");
                 capacities.insert(tag(&header));
             }

@@ -112,7 +112,9 @@ impl RecoveryAttempt {
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
         let (header, data) = self.digests;
-        let options = SessionOptions::new(name.initiator.clone()).digests(header, data);
+        let options = SessionOptions::new(name.initiator.clone())
+            .digests(header, data)
+            .kept_by(&self.session)?;
         let credentials = match &self.ask {
             Some(ask) => ask(name)?,
             None => None,

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Retry, Stage};
 use crate::id::IscsiUri;
 use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName};
-use crate::kernel::worker;
+use crate::kernel::pool;
 
 impl Engine {
     /// Logs in again those sessions of ours that lead to this source and are lost, all
@@ -42,7 +42,7 @@ impl Engine {
         let heal = |(session, name): &(IscsiSession, SessionName)| {
             self.heal_session(session, name, options, deadline)
         };
-        let healed = worker::each(Stage::Session, &sessions, heal);
+        let healed = pool::each(Stage::Session, &sessions, heal);
         healed.into_iter().map(|healed| healed?).collect()
     }
 

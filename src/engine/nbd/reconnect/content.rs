@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::engine::usage::{Extent, Holder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
-use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content};
+use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content, spelt_content};
 use crate::uevent::Mode;
 
 /// What the device held when it was read last.
@@ -100,6 +100,21 @@ impl NbdReconnect {
             None => false,
         };
         Ok(Some(difference(held.names, is_proven)))
+    }
+
+    /// # Errors
+    /// `IdentityMismatch` where these names lack the one that is expected.
+    pub(super) fn require_expected(&self, names: &[ContentName]) -> Result<()> {
+        let expected = self.rule.expected.as_ref();
+        let Some(expected) = expected.filter(|name| !names.contains(name)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "the content of nbd{} has {}, expected {expected}",
+            self.index(),
+            spelt_content(names)
+        );
+        Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
     }
 
     fn known_content(&self, engine: &Engine) -> Option<KnownContent> {

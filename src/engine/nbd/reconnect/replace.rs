@@ -15,7 +15,9 @@ use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
-use crate::nbd::{self, Adoption, Difference, KnownContent, Link, LinkState, Reconfigure};
+use crate::nbd::{
+    self, Adoption, Connection, Difference, KnownContent, Link, LinkState, Reconfigure,
+};
 
 /// A connection that shows nothing of whether the kernel took it.
 pub(super) struct UnprovenOffer {
@@ -44,10 +46,7 @@ impl NbdReconnect {
     /// Dials once, and compares what is served with what the kernel was told, and with
     /// what the volume held.
     pub(super) fn dial_once(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
-        let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
-        let export = connection.export.clone();
-        let allows_several = export.can_multi_conn();
-        let mut differences = self.device.differences_of(export, deadline)?;
+        let (connection, mut differences) = self.dial_export(deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
             // Before it is read: what is written meanwhile has not been read.
@@ -56,12 +55,32 @@ impl NbdReconnect {
             differences.extend(self.other_content(engine, &read, deadline)?);
             content = read.known(written);
         }
-        Ok(Server {
-            stream: connection.stream,
-            allows_several,
-            content,
-            differences,
-        })
+        Ok(Server::new(connection, content, differences))
+    }
+
+    /// Dials once, for a device that serves I/O: what is served on the new connection is
+    /// compared with the device itself.
+    ///
+    /// # Errors
+    /// Whatever is a reason not to give the connection to the device.
+    fn dial_beside(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
+        let (connection, differences) = self.dial_export(deadline)?;
+        if let Some(refusal) = refused(&connection, &differences) {
+            return Err(refusal);
+        }
+        let written = self.device.written()?;
+        let names = engine.require_same_volume(&self.device, &connection, deadline)?;
+        self.require_expected(&names)?;
+        let content = Some(KnownContent { names, written });
+        Ok(Server::new(connection, content, differences))
+    }
+
+    fn dial_export(&self, deadline: Deadline) -> Result<(Connection, Vec<Difference>)> {
+        let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
+        let differences = self
+            .device
+            .differences_of(connection.export.clone(), deadline)?;
+        Ok((connection, differences))
     }
 
     /// Offers the kernel a connection, for good: it is kept here where the kernel took it,
@@ -82,7 +101,6 @@ impl NbdReconnect {
             stream,
             content,
             differences,
-            ..
         } = server;
         let received = lunbd_sys::socket::tcp_bytes_received(&stream).ok();
         let streams = [stream];
@@ -195,13 +213,10 @@ impl NbdReconnect {
             }
             let patience = if state.dead > 0 { ONE_TRY } else { SHORT_TRY };
             self.dials += 1;
-            let server = match self.dial_once(engine, deadline.at_most(patience)) {
+            let server = match self.dial_beside(engine, deadline.at_most(patience)) {
                 Ok(server) => server,
                 Err(error) => return Ok(Some(error)),
             };
-            if let Some(refusal) = refused(&server) {
-                return Ok(Some(refusal));
-            }
             if let Some(unseen) = self.offer(engine, server, deadline)?
                 && state.dead > 0
             {
@@ -238,7 +253,7 @@ impl NbdReconnect {
 }
 
 /// Why no further connection to it is given to a device that has one.
-fn refused(server: &Server) -> Option<Error> {
+fn refused(connection: &Connection, differences: &[Difference]) -> Option<Error> {
     let refused = |kind, message: &str| {
         let error = Error::new(
             kind,
@@ -246,12 +261,12 @@ fn refused(server: &Server) -> Option<Error> {
         );
         Some(error.at(Stage::Handshake))
     };
-    if server.differs() {
-        let told: Vec<String> = server.differences.iter().map(ToString::to_string).collect();
+    if differences.iter().any(Difference::prevents_reattach) {
+        let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
         let message = format!("the server has another export now: {}", told.join("; "));
         return refused(ErrorKind::IdentityMismatch, &message);
     }
-    if !server.allows_several {
+    if !connection.export.can_multi_conn() {
         let message = "the server allows one connection alone now (no CAN_MULTI_CONN)";
         return refused(ErrorKind::NotSupported, message);
     }

@@ -37,7 +37,7 @@ pub enum Action {
     Finished,
     /// Its attach had left nothing, which was proven, and its record is gone.
     Undone,
-    /// It has its server again.
+    /// It has its server again, or the size that the kernel had lost.
     Healed,
     /// It was tried, and it stands as the error says. A later recovery tries
     /// again.

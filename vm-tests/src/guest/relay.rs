@@ -1,0 +1,144 @@
+//! A TCP relay in front of servers, so that one address leads to one server first and to
+//! another later, while connections to the first go on.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use super::nbd_server::{At, NbdServer};
+
+/// Carries bytes between clients and servers until it is dropped.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    ends: AtomicBool,
+    leads_to: Mutex<SocketAddr>,
+    carried: Mutex<Vec<Carried>>,
+}
+
+/// A connection that the relay carries.
+#[derive(Debug)]
+struct Carried {
+    client: TcpStream,
+    server: TcpStream,
+    /// One of its two directions has ended, or both are being ended.
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Carried {
+    fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        for stream in [&self.client, &self.server] {
+            let _ended_already = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Relay {
+    /// Leads to `server`.
+    #[must_use]
+    pub fn to(server: &NbdServer) -> Self {
+        super::enter();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("the port's number");
+        let shared = Arc::new(Shared {
+            ends: AtomicBool::new(false),
+            leads_to: Mutex::new(address_of(server)),
+            carried: Mutex::default(),
+        });
+        let mine = Arc::clone(&shared);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                if mine.ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                if let Err(error) = carry(client.expect("a connection"), &mine) {
+                    println!("the relay has no way to its server: {error}");
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Where clients find it.
+    #[must_use]
+    pub fn at(&self) -> At {
+        At::Tcp(self.address)
+    }
+
+    /// New connections lead to `server`. Those that stand go on as they are.
+    pub fn lead_to(&self, server: &NbdServer) {
+        *self.shared.leads_to.lock().expect("where it leads") = address_of(server);
+    }
+
+    /// Ends the connection at this place among those that stand, the oldest first.
+    pub fn cut(&self, place: usize) {
+        let carried = self.shared.carried.lock().expect("the connections");
+        let mut standing = carried.iter().filter(|one| stands(one));
+        standing.nth(place).expect("a connection").end();
+    }
+
+    /// The clients of the connections that stand, the oldest first.
+    #[must_use]
+    pub fn clients(&self) -> Vec<SocketAddr> {
+        let carried = self.shared.carried.lock().expect("the connections");
+        let standing = carried.iter().filter(|one| stands(one));
+        standing
+            .filter_map(|one| one.client.peer_addr().ok())
+            .collect()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        let _wakes_it = TcpStream::connect(self.address);
+        let carried = self.shared.carried.lock().expect("the connections");
+        carried.iter().for_each(Carried::end);
+    }
+}
+
+fn stands(one: &Carried) -> bool {
+    !one.has_ended.load(Ordering::Relaxed)
+}
+
+fn address_of(server: &NbdServer) -> SocketAddr {
+    let At::Tcp(address) = server.at() else {
+        panic!("not on TCP: {:?}", server.at());
+    };
+    *address
+}
+
+/// Both directions, each on a thread that ends with the connection.
+fn carry(client: TcpStream, shared: &Shared) -> io::Result<()> {
+    let server = TcpStream::connect(*shared.leads_to.lock().expect("where it leads"))?;
+    let has_ended = Arc::new(AtomicBool::new(false));
+    for (mut from, mut to) in [
+        (client.try_clone()?, server.try_clone()?),
+        (server.try_clone()?, client.try_clone()?),
+    ] {
+        from.set_nodelay(true)?;
+        let has_ended = Arc::clone(&has_ended);
+        thread::spawn(move || {
+            let _ended = io::copy(&mut from, &mut to);
+            has_ended.store(true, Ordering::Relaxed);
+            for stream in [&from, &to] {
+                let _ended_already = stream.shutdown(Shutdown::Both);
+            }
+        });
+    }
+    let mut carried = shared.carried.lock().expect("the connections");
+    carried.push(Carried {
+        client,
+        server,
+        has_ended,
+    });
+    Ok(())
+}
