@@ -48,6 +48,7 @@ mod desired;
 mod event;
 mod failing;
 mod failure_publisher;
+mod followers;
 mod job;
 mod jobs;
 mod options;
@@ -67,7 +68,8 @@ mod workers;
 
 pub use actual::Actual;
 pub use desired::Desired;
-pub use event::{Event, Events};
+pub use event::Event;
+pub use followers::{Events, SequencedEvent};
 pub use options::Options;
 pub use plan::{Plan, Step, StepKind, plan};
 pub use reconciler::Reconciler;

@@ -121,7 +121,7 @@ impl Engine {
             Ok(links) => Some(links.watch(None)),
             Err(error) if error.kind().is_out_of_time() => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "nothing will tell when an NBD link dies");
+                tracing::warn!(%error, "lunbd gets no notice when an NBD link dies");
                 None
             }
         };

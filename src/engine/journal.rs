@@ -64,6 +64,8 @@ struct Shared {
     told: Mutex<Option<Flock<File>>>,
     /// The machine's boot; `None` where the kernel does not say it.
     boot: Option<String>,
+    /// Brings the directory's names to the disk.
+    sync: fn(&Path) -> Result<()>,
     // The kernel takes it back when the process dies, in whatever way.
     _lock: Flock<File>,
 }
@@ -137,6 +139,7 @@ impl Engine {
             freed: Condvar::new(),
             told: Mutex::default(),
             boot: machine::boot_id(self.roots()),
+            sync: file::sync,
             _lock: found.lock,
         };
         Ok(Journal {
@@ -203,5 +206,14 @@ impl Journal {
     #[must_use]
     pub fn record(&self, volume: &VolumeId) -> Option<Record> {
         self.shared.table().records.get(volume).cloned()
+    }
+
+    /// Brings the directory's names to the disk by `sync` from now on.
+    #[cfg(test)]
+    pub(super) fn with_sync(mut self, sync: fn(&Path) -> Result<()>) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.sync = sync;
+        }
+        self
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::actual::Actual;
 use super::desired::Desired;
-use super::event::{Event, Events, Followers};
+use super::event::Event;
+use super::followers::{Events, Followers};
 use super::options::Options;
 use super::plan::{self, Plan};
 use super::refresh::Scope;
@@ -47,9 +48,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tell(&self, events: impl IntoIterator<Item = Event>) {
-        for event in events {
-            self.followers.tell(&event);
+    /// Tells what has just changed in the state, before anybody else can change it: the
+    /// events come in the order of the state.
+    pub(super) fn tell(
+        &self,
+        state: MutexGuard<'_, State>,
+        events: impl IntoIterator<Item = Event>,
+    ) {
+        let events = events.into_iter();
+        let told: Vec<_> = events.map(|event| self.followers.tell(event)).collect();
+        drop(state);
+        // A subscriber may ask for the state.
+        for event in told {
+            tracing::info!(sequence = event.sequence, %event, "reconciled");
         }
     }
 }
@@ -189,9 +200,9 @@ impl Reconciler {
         self.go(&driving)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
-            let error = Error::timed_out(Stage::Converge, deadline, "all to be wanted");
+            let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
             let left = state.plan().steps.len();
-            return Err(error.with_last_seen(format!("{left} volumes are left")));
+            return Err(error.with_last_seen(format!("{left} volumes differ from what is wanted")));
         }
         Ok(state.plan())
     }
@@ -243,8 +254,7 @@ impl Reconciler {
             let before = state.next_timer();
             let event = state.take_in(&cause);
             let wake = state.replan || state.next_timer() != before;
-            drop(state);
-            shared.tell(event);
+            shared.tell(state, event);
             if wake {
                 shared.wake.notify_all();
             }
@@ -323,7 +333,7 @@ impl Reconciler {
                 match found {
                     Ok(found) => state.see_transports(found),
                     Err(error) => {
-                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        tracing::warn!(%error, "cannot read sessions and hosts");
                         state.transports.look_later();
                     }
                 }
@@ -331,7 +341,8 @@ impl Reconciler {
             }
             if state.replan || state.retry_is_due() {
                 let events = state.plan_now();
-                self.shared.tell(events);
+                self.shared.tell(state, events);
+                state = self.shared.state();
                 self.shared.work.notify_all();
                 self.shared.changed.notify_all();
             }
@@ -408,8 +419,7 @@ impl Reconciler {
             Scope::Some(_) => state.counters.looks += 1,
         }
         state.refresh.ended(began);
-        drop(state);
-        self.shared.tell(events);
+        self.shared.tell(state, events);
         Ok(())
     }
 }
@@ -445,4 +455,37 @@ impl Drop for EndOfWork<'_> {
 
 fn not_started(error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(Stage::Converge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_the_order_in_which_the_state_changed() {
+        const THREADS: u64 = 8;
+        const EACH: u64 = 500;
+        let shared = Shared::default();
+        let mut events = shared.followers.add();
+        let change = || {
+            for _ in 0..EACH {
+                let mut state = shared.state();
+                state.counters.steps += 1;
+                let volume = format!("pvc-{}", state.counters.steps).parse().unwrap();
+                shared.tell(state, [Event::Healed { volume }]);
+                thread::yield_now();
+            }
+        };
+        let limit = Deadline::after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(change);
+            }
+            for number in 1..=THREADS * EACH {
+                let event = events.next(limit).expect("in time");
+                assert_eq!(event.sequence, number);
+                assert_eq!(event.to_string(), format!("pvc-{number}: serves again"));
+            }
+        });
+    }
 }

@@ -85,7 +85,7 @@ pub(crate) fn read_access_state(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Option<AccessState>> {
-    let what = format!("{} to say its ALUA access state", disk.name());
+    let what = format!("{} to report its ALUA access state", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
     scheduler.on_device(
         device.hctl(),
@@ -132,7 +132,7 @@ pub(crate) fn ask_presence(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Presence> {
-    let what = format!("{} to say whether it is there", disk.name());
+    let what = format!("{} to report whether it is there", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
     scheduler.on_device(
         device.hctl(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{AtWork, Event, Events, Reconciler};
+use lunbd::reconcile::{AtWork, Event, Events, Reconciler, SequencedEvent};
 use lunbd::{Deadline, Result};
 
 use crate::progress::BARS;
@@ -74,9 +74,9 @@ fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool
     }
 }
 
-fn print(event: &Event, (once, json): (bool, bool)) -> io::Result<()> {
+fn print(event: &SequencedEvent, (once, json): (bool, bool)) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match event {
+    match &event.event {
         _ if json => exit::write_json(&mut out, event)?,
         // Its error comes with what is left.
         Event::Failed { volume, step, .. } if once => writeln!(out, "{volume}: {step} failed")?,
