@@ -169,8 +169,8 @@ pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
         },
     );
     let message = format!(
-        "session {id} was made with {chap} and is left alone: give credentials for {chap} with \
-         its target to what keeps sessions"
+        "session {id} was created with {chap} and is left unchanged: give credentials for \
+         {chap} to the process that recovers sessions"
     );
     Error::new(ErrorKind::NotPermitted, message).at(Stage::Login)
 }

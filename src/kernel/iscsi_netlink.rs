@@ -66,10 +66,14 @@ impl CreateLock {
                 }
                 Err(error) if is(&error, Errno::EADDRINUSE) => {
                     let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);
-                    let holder = holder.unwrap_or_else(|| "one process after another".to_owned());
+                    let holder = holder.unwrap_or_else(|| {
+                        "each process before this one to \
+                                                           finish"
+                            .to_owned()
+                    });
                     let seen = format!(
-                        "{holder} has the netlink port that the making of a session needs: it is \
-                         to be ended where it is none of lunbd's"
+                        "{holder} holds the netlink port that the creation of a session needs: \
+                         end that process unless it is lunbd"
                     );
                     return Err(error.with_kind(ErrorKind::InUse).with_last_seen(seen));
                 }
@@ -317,7 +321,7 @@ fn ask(socket: &Socket, transport: u64, request: &Request<'_>, what: &str) -> Re
         buffer.clear();
         match socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT) {
             Ok((_, sender)) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
                 continue;
             }
             Ok(_) => {}

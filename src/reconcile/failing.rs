@@ -34,7 +34,7 @@ impl Reconciler {
         const LIMIT: Duration = Duration::from_secs(2);
         let told = self.journal.tell_failing(failing, Deadline::after(LIMIT));
         if let Err(error) = told {
-            tracing::warn!(%error, "nobody is told what fails");
+            tracing::warn!(%error, "cannot publish the failures");
         }
     }
 }

@@ -200,9 +200,9 @@ impl Reconciler {
         self.go(&driving)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
-            let error = Error::timed_out(Stage::Converge, deadline, "all to be wanted");
+            let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
             let left = state.plan().steps.len();
-            return Err(error.with_last_seen(format!("{left} volumes are left")));
+            return Err(error.with_last_seen(format!("{left} volumes differ from what is wanted")));
         }
         Ok(state.plan())
     }
@@ -333,7 +333,7 @@ impl Reconciler {
                 match found {
                     Ok(found) => state.see_transports(found),
                     Err(error) => {
-                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        tracing::warn!(%error, "cannot read sessions and hosts");
                         state.transports.look_later();
                     }
                 }

@@ -27,7 +27,7 @@ impl Reconciler {
             let Err(error) = self.recover_until_ended() else {
                 return;
             };
-            tracing::warn!(%error, "sessions are not kept");
+            tracing::warn!(%error, "lost sessions are not recovered");
             let goes_on = |state: &mut State| state.driver != RunState::Ended;
             let state = self.shared.state();
             let waited = self

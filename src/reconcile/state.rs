@@ -86,7 +86,7 @@ pub(super) struct State {
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
 
 /// Why a SCSI unit is asked that was away.
-const WAS_AWAY: &str = "a path of it was away, and nobody has asked since which unit answers";
+const WAS_AWAY: &str = "a path of it was lost, and its unit has not been verified since";
 
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -328,7 +328,7 @@ impl State {
             Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
             Some(known) => known.verify_reason.clone().filter(|_| stands),
             None if verify_reason && stands => {
-                Some("nobody has asked it since this process started".to_owned())
+                Some("this process has not verified it yet".to_owned())
             }
             None => None,
         });

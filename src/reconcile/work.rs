@@ -190,7 +190,7 @@ impl Reconciler {
             HealOutcome::Failed(error) | HealOutcome::Degraded(error) => error,
             HealOutcome::GeometryChanged(differences) => {
                 let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-                let what = format!("the export is another now: {}", told.join("; "));
+                let what = format!("the export has changed: {}", told.join("; "));
                 unhealed(ErrorKind::IdentityMismatch, what)
             }
             outcome => unhealed(ErrorKind::Unreachable, format!("{outcome:?}")),

@@ -90,7 +90,7 @@ pub(crate) fn read_access_state(
     if !device.has_port_groups()? {
         return Ok(None);
     }
-    let what = format!("{} to say its ALUA access state", disk.name());
+    let what = format!("{} to report its ALUA access state", disk.name());
     let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 2));
     let (roots, disk) = (roots.clone(), disk.clone());
     let answer = scheduler.ask(device.hctl(), Stage::Identify, &what, limit, move || {
@@ -137,7 +137,7 @@ pub(crate) fn ask_presence(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Presence> {
-    let what = format!("{} to say whether it is there", disk.name());
+    let what = format!("{} to report whether it is there", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
     scheduler.on_device(
         device.hctl(),

@@ -323,7 +323,7 @@ impl Drop for CallSlot {
             let Call {
                 hctl, stage, what, ..
             } = call;
-            tracing::info!(%hctl, %stage, what, seconds, "a call that was given up has returned");
+            tracing::info!(%hctl, %stage, what, seconds, "an abandoned call has returned");
         }
     }
 }

@@ -120,7 +120,7 @@ mod tests {
     fn a_device_that_the_kernel_has_not_placed_yet_is_named_too() {
         match attentions("/3:0:1:2", "POWER_ON_RESET_OCCURRED") {
             UnitAttentionEvent::Attention { unit, .. } => {
-                assert_eq!(unit.unwrap().to_string(), "3:0:1:2")
+                assert_eq!(unit.unwrap().to_string(), "3:0:1:2");
             }
             UnitAttentionEvent::Lost => panic!(),
         }

@@ -134,7 +134,10 @@ impl FileEvent<'_> {
             }
             Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
             Self::Refused { error } => {
-                writeln!(io::stderr(), "lunbd: not taken in: {error:#}")
+                writeln!(
+                    io::stderr(),
+                    "lunbd: the changed file is refused: {error:#}"
+                )
             }
         });
     }
@@ -208,7 +211,7 @@ fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()>
         return exit::write_json(&mut out, &Report::Plan(plan));
     }
     if plan.is_empty() {
-        return writeln!(out, "nothing is to be done");
+        return writeln!(out, "nothing to do");
     }
     write_steps(out, plan, &[])
 }

@@ -106,8 +106,8 @@ impl Engine {
             return Ok(());
         };
         let message = format!(
-            "no path serves I/O in its ALUA access state ({}): attach over another target port \
-             too, or have the target make one active",
+            "no path's ALUA access state allows I/O ({}): attach over another target port as \
+             well, or make a path active on the target",
             idle.join(", ")
         );
         let error = Error::new(ErrorKind::NotReady, message).at(Stage::Identify);

@@ -145,7 +145,7 @@ impl Engine {
                 // No unit was connected at the last scan, and the kernel does not look
                 // again at a device that is there.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    tracing::info!(%hctl, %error, "deleting what is left");
+                    tracing::info!(%hctl, %error, "deleting the stale device");
                     timer.enter(Stage::Delete);
                     self.delete_bare(&device, &mut watch, deadline)?;
                 }
@@ -206,7 +206,7 @@ impl Engine {
             Ok(routes) => routes,
             Err(error) => return error.at(Stage::Scan),
         };
-        let mut why = format!("{via} leads to {hctl} no more");
+        let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
             match route.place {
                 Ok(place) if place == hctl => return error,
@@ -286,13 +286,13 @@ impl Engine {
         }
         let (roots, scheduler, disk) = (self.roots(), &self.scheduler, &found.disk);
         let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
-            Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
+            Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
                 if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
-            Err(error) => format!("the unit does not say its size: {error}"),
+            Err(error) => format!("the unit does not report its size: {error}"),
         };
         let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))

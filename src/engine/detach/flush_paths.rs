@@ -81,9 +81,9 @@ impl DetachRun<'_> {
             }
         }
         let message = format!(
-            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages are \
-             written and nothing is deleted: have the target make a path active and detach again, \
-             or abandon what is unwritten"
+            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages \
+             are written and nothing is deleted: make a path active on the target and detach \
+             again, or abandon unwritten data"
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }

@@ -47,7 +47,7 @@ impl Engine {
                 continue;
             }
             let message = format!(
-                "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
+                "this kernel stores no backend ids (Linux 5.14 does), so nbd{} may belong to \
                  this source: name the device's node",
                 device.index()
             );

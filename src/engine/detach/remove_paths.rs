@@ -240,7 +240,7 @@ impl DetachRun<'_> {
             && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
             // The path's own removal tells it too; it is asked in the end.
-            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
     }
 
@@ -364,7 +364,7 @@ impl DetachRun<'_> {
         }
         let doubt = |device: &ScsiDevice| {
             let hctl = device.hctl();
-            format!("{hctl}, which may be a path of it, is being taken away and is not gone yet")
+            format!("{hctl}, which may be a path of it, is still being removed")
         };
         Ok(leaving.iter().map(doubt).collect())
     }

@@ -89,7 +89,7 @@ impl Engine {
     fn behind(&self, path: &Path) -> Result<Resolved> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
-            let message = "no device is there: to prove that a disk is gone, name its source or \
+            let message = "there is no device: to prove that a disk is gone, name its source or \
                            its unit";
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };

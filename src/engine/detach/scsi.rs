@@ -161,8 +161,8 @@ impl Engine {
             let other = Hctl { lun, ..hctl };
             if ScsiDevice::find(self.roots(), other)?.is_some() {
                 let message = format!(
-                    "nothing is at {hctl}, and {other}, which is attached, may be the same unit: \
-                     name that one, or say the unit's name (--expect)"
+                    "there is no device at {hctl}, but {other} is attached and may be the same \
+                     unit: name that address, or the unit's name (--expect)"
                 );
                 return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
             }
@@ -247,7 +247,7 @@ fn retry_until_gone(
                 if deadline.has_passed() {
                     // A turn without time would say less than this one did.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
-                    let what = "what is in the way to pass";
+                    let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
                     return Err(timed_out.with_last_seen(error.to_string()));
                 }

@@ -56,7 +56,7 @@ impl Engine {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
         let Some(unit) = self.unit_behind(devno).map_err(at)? else {
-            let message = "no SCSI unit and no connected NBD device is behind it";
+            let message = "it is neither a SCSI unit nor a connected NBD device";
             let error = Error::new(ErrorKind::NotSupported, message);
             return Err(at(error).with_path(node));
         };

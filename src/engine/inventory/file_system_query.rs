@@ -70,12 +70,11 @@ impl FileSystemQuery {
                 None => {}
             }
             if deadline.has_passed() {
-                let what = format!(
-                    "the file system at {} to say how full it is",
-                    path.display()
-                );
+                let what = format!("the file system at {} to report its usage", path.display());
                 let error = Error::timed_out(Stage::Measure, deadline, &what);
-                return Err(error.with_last_seen("no answer; it is not asked again before that"));
+                return Err(
+                    error.with_last_seen("no answer; lunbd does not ask again before it answers")
+                );
             }
             let woken = self.answered.wait_timeout(answer, deadline.turn());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;

@@ -205,7 +205,7 @@ impl Engine {
                 _ => {}
             }
             if deadline.has_passed() {
-                let what = "the sessions to stand";
+                let what = "the sessions to reach LOGGED_IN";
                 return Err(Error::timed_out(Stage::Login, deadline, what));
             }
         }

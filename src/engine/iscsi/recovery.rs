@@ -204,7 +204,7 @@ impl SessionRecovery {
                     }
                 }
                 Some(connection_status) if connection_status.is_lost() => {
-                    self.track(&session, &known, false)
+                    self.track(&session, &known, false);
                 }
                 _ => {}
             }
@@ -219,7 +219,7 @@ impl SessionRecovery {
     fn set_offline_running(&self, session: &IscsiSession) -> bool {
         let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
         if let Err(error) = &begun {
-            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+            tracing::warn!(session = %session.id(), %error, "its devices are checked again later");
         }
         begun.is_ok()
     }
@@ -275,7 +275,7 @@ impl SessionRecovery {
     fn take_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
-        tracing::info!(session = %id, ?message, "the target speaks");
+        tracing::info!(session = %id, ?message, "the target sent an asynchronous message");
         match message.event {
             1 | 4 => {
                 // One that asks again and again is not left without a pause.
@@ -343,9 +343,9 @@ impl SessionRecovery {
         Ok(None)
     }
 
-    /// An attempt hangs where no deadline ends it: in a file system that does not
-    /// answer for its credentials, say. None is made beside it, and what becomes of the
-    /// session meanwhile is said.
+    /// An attempt hangs where no deadline ends it: in a file system does not answer for its
+    /// credentials, say. None is made beside it, and what becomes of the session meanwhile
+    /// is said.
     fn check_overdue(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
@@ -362,7 +362,7 @@ impl SessionRecovery {
                 SessionRecoveryOutcome::BudgetSpent
             }
             _ if recovery.is_news(ErrorKind::TimedOut) => {
-                let what = "a login again to end, and none is tried before";
+                let what = "the current re-login attempt; no other starts meanwhile";
                 let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());

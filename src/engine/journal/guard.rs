@@ -36,7 +36,7 @@ impl Journal {
         let mut table = self.shared.table();
         while table.in_flight.contains_key(volume) {
             if deadline.has_passed() {
-                let what = format!("another thread to be done with volume {volume}");
+                let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
             let woken = self.shared.freed.wait_timeout(table, deadline.turn());
@@ -148,7 +148,8 @@ impl VolumeGuard {
             let path = directory.join(name);
             let known = guard.shared.table().records.contains_key(&guard.volume);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "what is there could not be read as its record, or not be set aside";
+                let message =
+                    "the file at its place is no readable record, or could not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;

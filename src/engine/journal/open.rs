@@ -172,7 +172,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             Locked::Anothers => {
                 let holder = sysfs::read_if_there(&path).ok().flatten();
                 let holder = holder.filter(|pid| !pid.is_empty());
-                let message = "another process has the journal";
+                let message = "another process holds the journal";
                 let error = Error::new(ErrorKind::InUse, message).with_path(path);
                 return Err(match holder {
                     Some(pid) => error.with_last_seen(format!("held by process {pid}")),
@@ -181,7 +181,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             }
         }
     }
-    let message = "somebody removes the journal's lock again and again";
+    let message = "another process keeps removing the journal's lock";
     Err(Error::new(ErrorKind::InUse, message).with_path(path))
 }
 

@@ -81,8 +81,8 @@ impl Journal {
         let path = directory.join(name);
         let plain = name.to_str().filter(|name| !name.contains('/'));
         let Some(plain) = plain.filter(|name| is_set_aside(name)) else {
-            let message = "it is no file that the journal has set aside: `lunbd journal show` \
-                           lists those";
+            let message = "the journal has set aside no such file: `lunbd journal show` lists \
+                           those that it has";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
         };
         fs::symlink_metadata(&path)

@@ -207,7 +207,7 @@ fn open(path: &Path) -> Result<File> {
 
 fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
     let holder = sysfs::read_if_there(path).ok().flatten();
-    let what = format!("another process to be done with {name}");
+    let what = format!("another process to release {name}");
     let error = Error::timed_out(Stage::Lock, deadline, &what);
     error.with_last_seen(format!("held by process {}", holder.unwrap_or_default()))
 }

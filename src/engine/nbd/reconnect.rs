@@ -250,8 +250,8 @@ impl NbdReconnect {
         match asked {
             Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
                 let message = format!(
-                    "nbd{} was disconnected, and goes when the last process closes it: it is \
-                     not healed",
+                    "nbd{} was disconnected and disappears when the last process closes it: it \
+                     cannot be healed",
                     self.index()
                 );
                 let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);

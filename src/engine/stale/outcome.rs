@@ -48,7 +48,7 @@ impl ReapOutcome {
 
 /// It is a volume of the journal.
 pub(in crate::engine) fn left_to(volume: &VolumeId) -> ReapOutcome {
-    let message = format!("it is volume {volume}, which is left to its detach");
+    let message = format!("it belongs to volume {volume}: detach that volume");
     ReapOutcome::Skipped(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
@@ -105,7 +105,7 @@ impl Engine {
         let _unit = self.lock_unit(&proof.was.names, limit)?;
         // An attach that had it meanwhile has written down whose it is.
         if let Some(volume) = owner(&proof.was, hctl) {
-            let message = format!("it has become volume {volume}");
+            let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
         timer.enter(Stage::Claim);

@@ -122,7 +122,7 @@ impl Engine {
         let one = |record: &Record| self.recover_one(journal, &record.volume, patience, deadline);
         let ended = pool::each(Stage::Resolve, &records, one);
         let without_end = |record: &Record, error| {
-            let seen = "it could not be looked for to the end".to_owned();
+            let seen = "the search for it did not finish".to_owned();
             Recovered::failed(record.volume.clone(), under_way(record), seen, error)
         };
         let volumes = records
@@ -134,7 +134,7 @@ impl Engine {
             .collect();
         if let Err(error) = destroy_incomplete(self.roots(), deadline) {
             // Its lease stays, and the next recovery finds it.
-            tracing::warn!(%error, "a session that was never named is left");
+            tracing::warn!(%error, "cannot destroy an incomplete session");
         }
         self.purge_stale_locks();
         // A volume that was attached meanwhile is known as well.
@@ -198,7 +198,7 @@ impl Engine {
         if condition == Condition::Complete
             && let Err(error) = self.learn_content(&guard, deadline)
         {
-            tracing::warn!(%error, "its content is not written down");
+            tracing::warn!(%error, "cannot record its content names");
         }
         tracing::info!(?condition, ?action, %seen, "recovered");
         let outcome = guard.record().and_then(|record| record.outcome);
@@ -308,7 +308,8 @@ impl Engine {
         for device in paths {
             if !scsi::have_size_read(device, &self.scheduler, deadline)? {
                 let hctl = device.hctl();
-                let message = format!("the kernel still takes {hctl} for empty after a rescan");
+                let message =
+                    format!("the kernel still shows {hctl} without a size after a rescan");
                 return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
             }
         }

@@ -80,7 +80,7 @@ pub fn hand_over(
                 Err(error) => {
                     let patience = Deadline::after(PATIENCE);
                     if let Err(left) = take_away(&mut control, &standing, patience) {
-                        tracing::warn!(%id, error = %left, "a session that failed is left");
+                        tracing::warn!(%id, error = %left, "cannot end a failed session");
                     }
                     Err(error)
                 }

@@ -178,7 +178,7 @@ async fn attend<F: GenlFamily>(
             Next::Stop => return Ok(()),
             Next::Closed => return Err(Error::new(ErrorKind::Io, "the netlink socket broke")),
             Next::Message(_, sender) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
             Next::Message(message, _) => match message.payload {
                 NetlinkPayload::Overrun(_) => deliver(Notification::Missed),

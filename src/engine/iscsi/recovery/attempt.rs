@@ -54,7 +54,7 @@ impl RecoveryAttempt {
             // What the caller's own function for credentials does is not ours, and a
             // session of which nothing is told any more would never be tried again.
             let outcome = catch_unwind(run).unwrap_or_else(|_| {
-                let message = "a login again panicked";
+                let message = "a re-login attempt panicked";
                 Err(Error::new(ErrorKind::Io, message).at(Stage::Session))
             });
             let done = AttemptDone {
@@ -154,7 +154,7 @@ impl RecoveryAttempt {
             Some(right) if self.is_lost()? => Ok(right),
             _ => {
                 let id = self.session.id();
-                let message = format!("session {id} is ended by another, or is not lost any more");
+                let message = format!("another process ends session {id}, or it is no longer lost");
                 Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
         }

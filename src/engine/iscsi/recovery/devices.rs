@@ -36,7 +36,7 @@ pub(super) fn set_offline_running(
     };
     let id = session.id();
     let devices = ailing(roots, session).unwrap_or_else(|error| {
-        tracing::warn!(session = %id, %error, "its devices are not looked at");
+        tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
     for (device, ailment) in devices {
@@ -48,9 +48,9 @@ pub(super) fn set_offline_running(
         // One that cannot be does not hold up the others.
         match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
             Ok(true) => {}
-            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit says no size"),
+            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
             Err(error) => {
-                tracing::warn!(session = %id, %hctl, %error, "a device is left {ailment}");
+                tracing::warn!(session = %id, %hctl, %error, "a device is still {ailment}");
             }
         }
     }

@@ -34,8 +34,8 @@ impl Engine {
         let sessions = self.own_sessions_to(source)?;
         if sessions.is_empty() {
             let message = format!(
-                "no session of lunbd's leads to {source}: `attach --log-in` makes one, and the \
-                 sessions of iscsid are its own to heal"
+                "no session of lunbd leads to {source}: `attach --log-in` creates one, and \
+                 iscsid recovers its own"
             );
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         }
@@ -111,7 +111,7 @@ impl RecoveryAttempt {
                 Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
                 Ok(AttemptOutcome::NotOurs) => {
                     let id = self.session.id();
-                    let message = format!("another process is at a login again of session {id}");
+                    let message = format!("another process logs in again for session {id}");
                     Error::new(ErrorKind::InUse, message).at(Stage::Session)
                 }
                 Err(error) if error.retry() != Retry::Again => {

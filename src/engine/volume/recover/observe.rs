@@ -38,12 +38,12 @@ pub(super) enum Observed {
 impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => f.write_str("nothing of it stands"),
+            Self::Nothing => f.write_str("nothing of it is attached"),
             Self::Answers {
                 what, handed_out, ..
             } => {
                 f.write_str(what)?;
-                let note = ", not as the device that was handed out";
+                let note = ", as another device than the attach returned";
                 f.write_str(if *handed_out { "" } else { note })
             }
             Self::Silent(what) | Self::Other(what) => f.write_str(what),
@@ -138,9 +138,7 @@ impl Engine {
         let paths = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
-                Some(map) => {
-                    Observed::Silent(format!("the map {} stands without paths", map.name()))
-                }
+                Some(map) => Observed::Silent(format!("the map {} has no paths", map.name())),
                 None => Observed::Nothing,
             });
         }
@@ -174,7 +172,7 @@ impl Engine {
                     without_size.extend(has_none.then(|| path.device.clone()));
                 }
                 PathIdentity::Silent(was) => {
-                    silent.push(format!("{hctl}, scanned as {was}, is silent"));
+                    silent.push(format!("{hctl}, scanned as {was}, does not answer"));
                 }
             }
         }

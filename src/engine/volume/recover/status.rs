@@ -281,7 +281,7 @@ impl Engine {
         if there.is_empty() {
             for name in names.iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {
-                    let what = format!("the map {} stands without paths", map.name());
+                    let what = format!("the map {} has no paths", map.name());
                     return Ok(Observed::Silent(what));
                 }
             }
@@ -307,7 +307,7 @@ impl Engine {
         for scanned in &there {
             if scsi::shows_no_size(&scanned.device)? {
                 let hctl = scanned.device.hctl();
-                found.verify_reason = Some(format!("the kernel takes {hctl} for empty"));
+                found.verify_reason = Some(format!("the kernel shows {hctl} without a size"));
             }
         }
         Ok(Observed::answers(what, handed_out))
