@@ -148,8 +148,8 @@ impl VolumeGuard {
             let path = directory.join(name);
             let known = guard.shared.table().records.contains_key(&guard.volume);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "the file at its place is no readable record, or could not be set \
-                               aside";
+                let message =
+                    "the file at its place is no readable record, or could not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
