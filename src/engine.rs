@@ -26,20 +26,23 @@ mod volume;
 pub use attach::nbd_options::NbdOptions;
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
 #[cfg(feature = "journal")]
-pub use change_events::{Cause, Listening};
+pub use change_events::{ChangeEvent, ChangeListener};
 pub use detach::receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use inventory::capacity::{Capacity, FileSystem};
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
-pub use iscsi::recovery::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
+pub use iscsi::recovery::{
+    SessionRecovery, SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport,
+    SessionRecoveryStop,
+};
 #[cfg(feature = "journal")]
 pub use journal::Journal;
-pub use nbd::heal::{HealOutcome, Healer, Healing, Treatment};
+pub use nbd::heal::{HealOutcome, HealReport, Healer, ReconnectHandle};
 pub use preflight::{Check, Finding};
 pub use resize::{ResizeRequest, Resized};
-pub use stale::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
+pub use stale::{Evidence, ReapOutcome, ReapReport, ReapRequest, StaleLun, Unproven};
 pub use timing::{Phase, StageObserver};
 #[cfg(feature = "journal")]
 pub(crate) use transports::{ScsiTransport, ScsiTransports};
@@ -47,7 +50,7 @@ pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;
 #[cfg(feature = "journal")]
-pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
+pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, VolumeStatus};
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,9 +59,9 @@ use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
 use crate::nbd::{Backends, Link, NbdDevice};
-use crate::scsi::{Lanes, StuckCall, Units};
+use crate::scsi::{CallScheduler, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
-use inventory::capacity::Questions;
+use inventory::capacity::FileSystemQueries;
 use nbd::reads::NbdReads;
 
 /// A machine and the thread that listens to its kernel. One serves a whole
@@ -68,7 +71,7 @@ pub struct Engine {
     roots: Roots,
     hub: Hub,
     /// The blocking calls of SCSI hosts and devices.
-    lanes: Lanes,
+    lanes: CallScheduler,
     /// Our ends of the links of the NBD devices that this process connected.
     links: Mutex<BTreeMap<NbdIndex, Link>>,
     /// Which NBD device has which backend id.
@@ -78,7 +81,7 @@ pub struct Engine {
     /// At which addresses a SCSI unit may be.
     units: Mutex<Units>,
     /// What mounted file systems were asked and have not answered.
-    questions: Questions,
+    questions: FileSystemQueries,
 }
 
 impl Engine {
@@ -95,7 +98,7 @@ impl Engine {
         lock::run_dir::make_private(&roots);
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
-        let lanes = Lanes::new(&roots);
+        let lanes = CallScheduler::new(&roots);
         let backends = Mutex::new(Backends::new(&hub));
         let units = Mutex::new(Units::new(&hub));
         Ok(Self {
@@ -106,7 +109,7 @@ impl Engine {
             backends,
             nbd_reads: NbdReads::default(),
             units,
-            questions: Questions::default(),
+            questions: FileSystemQueries::default(),
         })
     }
 

@@ -48,12 +48,12 @@ mod desired;
 mod event;
 mod failing;
 mod jobs;
-mod keep;
-mod look;
 mod options;
 mod plan;
 mod queues;
 mod reconciler;
+mod refresh;
+mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]
 mod telemetry;

@@ -12,7 +12,7 @@
 //! each of them, once until it has read that. [`Hub::counters`] tells how it went.
 //!
 //! What arrays report by themselves (their logical units have changed, a
-//! capacity has) comes to a [`NewsWatch`]. Nothing is scanned for that.
+//! capacity has) comes to a [`UnitAttentionWatch`]. Nothing is scanned for that.
 
 mod changes;
 mod counters;
@@ -24,12 +24,12 @@ mod kernel_reader;
 mod mark;
 mod message;
 mod mode;
-mod news;
 mod queue;
 mod settle;
 mod socket;
 mod stream;
 mod subscription;
+mod unit_attention_watch;
 mod watch;
 
 #[cfg(test)]
@@ -41,8 +41,8 @@ pub use event::{Event, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
-pub use news::{News, NewsWatch, UnitAttention};
 pub use settle::Settled;
 pub(crate) use settle::{Leaving, Proof, devpath, settle, settle_again, settle_removal};
 pub use stream::{Stream, Waker};
+pub use unit_attention_watch::{UnitAttention, UnitAttentionEvent, UnitAttentionWatch};
 pub use watch::{Notice, Watch};

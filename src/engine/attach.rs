@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::telemetry::{self, Call};
-use super::timing::{Phase, Phases, StageObserver};
+use super::timing::{Phase, StageObserver, StageTimer};
 use super::unit::place::PathPlace;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source, 
 use crate::iscsi::SessionOptions;
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{AccessState, Identity};
-use crate::transport::{Missing, Via};
+use crate::transport::{RouteKind, RouteUnavailable};
 use crate::uevent::{self, Proof, Settled, Watch};
 use nbd_options::NbdOptions;
 
@@ -246,7 +246,7 @@ pub enum Unit {
 #[non_exhaustive]
 pub struct UnitPath {
     /// How it is reached.
-    pub via: Via,
+    pub via: RouteKind,
     /// Its address.
     pub hctl: Hctl,
     /// The disk's node.
@@ -268,18 +268,18 @@ pub struct UnitPath {
 #[non_exhaustive]
 pub struct MissingPath {
     /// How it would be reached.
-    pub via: Via,
+    pub via: RouteKind,
     /// Why it is missing.
     pub why: String,
 }
 
 impl MissingPath {
-    pub(super) fn of_route(via: Via, why: &Missing) -> Self {
+    pub(super) fn of_route(via: RouteKind, why: &RouteUnavailable) -> Self {
         let why = why.to_string();
         Self { via, why }
     }
 
-    pub(super) fn of_error(via: Via, error: &Error) -> Self {
+    pub(super) fn of_error(via: RouteKind, error: &Error) -> Self {
         let why = format!("{error:#}");
         Self { via, why }
     }
@@ -374,14 +374,14 @@ impl Engine {
     }
 
     fn attach_timed(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let mut phases = Phases::new(Call::Attach, request.observer.as_ref());
+        let mut timer = StageTimer::new(Call::Attach, request.observer.as_ref());
         let mut attachment = match &request.source {
             Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
-                self.attach_scsi(request, &mut phases, deadline)?
+                self.attach_scsi(request, &mut timer, deadline)?
             }
-            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut phases, deadline)?,
+            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut timer, deadline)?,
         };
-        attachment.phases = phases.finish();
+        attachment.phases = timer.finish();
         let node = attachment.node.display();
         tracing::Span::current().record("node", tracing::field::display(node));
         Ok(attachment)

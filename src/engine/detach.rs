@@ -4,10 +4,10 @@
 mod flush_paths;
 mod foreign_unit;
 mod nbd;
-pub(super) mod paths;
 pub(super) mod receipt;
 mod remove_device;
 mod remove_map;
+pub(super) mod remove_paths;
 pub(super) mod scsi;
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use super::Engine;
 use super::telemetry::{self, Call};
-use super::timing::{Phase, Phases, StageObserver};
+use super::timing::{Phase, StageObserver, StageTimer};
 use super::usage::NotLookedAt;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -27,7 +27,7 @@ use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 use receipt::{DetachFailure, Flush, Receipt};
-use scsi::Wanted;
+use scsi::ResolvedUnit;
 
 /// What to detach.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -347,23 +347,25 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        let mut phases = Phases::new(Call::Detach, request.observer.as_ref());
-        phases.enter(Stage::Resolve);
+        let mut timer = StageTimer::new(Call::Detach, request.observer.as_ref());
+        timer.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend)? {
-            Found::Scsi(mut wanted) => {
+            Resolved::Scsi(mut resolved) => {
                 for source in &request.more {
-                    wanted.addresses.extend(self.addresses_of(source)?);
+                    resolved.addresses.extend(self.addresses_of(source)?);
                 }
-                let done = self.detach_scsi(&wanted, request, &mut phases, deadline)?;
-                self.end_sessions(done, &wanted, request, &mut phases, deadline)?
+                let done = self.detach_scsi(&resolved, request, &mut timer, deadline)?;
+                self.end_sessions(done, &resolved, request, &mut timer, deadline)?
             }
-            Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
-            Found::Nbd(device) => {
-                self.detach_nbd_device(&device, request, &mut phases, deadline)?
+            Resolved::NbdBackend(id) => {
+                self.detach_nbd_backend(id, request, &mut timer, deadline)?
+            }
+            Resolved::Nbd(device) => {
+                self.detach_nbd_device(&device, request, &mut timer, deadline)?
             }
         };
-        detachment.phases = phases.finish();
+        detachment.phases = timer.finish();
         if let Some(node) = &detachment.node {
             tracing::Span::current().record("node", tracing::field::display(node.display()));
         }
@@ -376,15 +378,15 @@ impl Engine {
     fn end_sessions(
         &self,
         mut detachment: Detachment,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
         if request.keep_sessions {
             return Ok(detachment);
         }
-        match self.end_sessions_behind(&detachment, wanted, request, phases, deadline) {
+        match self.end_sessions_behind(&detachment, resolved, request, timer, deadline) {
             Ok(ended) => {
                 detachment.logged_out = ended;
                 Ok(detachment)
@@ -396,15 +398,15 @@ impl Engine {
     fn end_sessions_behind(
         &self,
         detachment: &Detachment,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Vec<SessionId>> {
         let at = |error: Error| error.at(Stage::Logout);
         let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
         let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
-        hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
+        hosts.extend(resolved.addresses.iter().map(|hctl| hctl.host));
         let first = match &request.target {
             DetachTarget::Source(source) => Some(source),
             DetachTarget::Device(_) | DetachTarget::Unit(_) => None,
@@ -417,29 +419,33 @@ impl Engine {
         if !self.has_own_session(&hosts).map_err(at)? {
             return Ok(Vec::new());
         }
-        phases.enter(Stage::Logout);
+        timer.enter(Stage::Logout);
         self.end_unused_sessions(&hosts, deadline)
     }
 
     /// The SCSI unit that a target names.
-    pub(super) fn find(&self, target: &DetachTarget, backend: Option<BackendId>) -> Result<Found> {
+    pub(super) fn find(
+        &self,
+        target: &DetachTarget,
+        backend: Option<BackendId>,
+    ) -> Result<Resolved> {
         match target {
             DetachTarget::Source(source @ Source::Nbd(_)) => {
                 let derived = || BackendId::derived(&source.to_string());
                 let id = backend.unwrap_or_else(derived);
-                Ok(Found::NbdBackend(id))
+                Ok(Resolved::NbdBackend(id))
             }
             DetachTarget::Source(source) => {
                 let addresses = self.addresses_of(source)?;
-                Ok(Found::Scsi(Wanted {
+                Ok(Resolved::Scsi(ResolvedUnit {
                     addresses,
-                    ..Wanted::default()
+                    ..ResolvedUnit::default()
                 }))
             }
             DetachTarget::Device(path) => self.behind(path),
-            DetachTarget::Unit(name) => Ok(Found::Scsi(Wanted {
+            DetachTarget::Unit(name) => Ok(Resolved::Scsi(ResolvedUnit {
                 name: Some(name.clone()),
-                ..Wanted::default()
+                ..ResolvedUnit::default()
             })),
         }
     }
@@ -461,7 +467,7 @@ impl Engine {
     }
 
     /// The device behind a node.
-    fn behind(&self, path: &Path) -> Result<Found> {
+    fn behind(&self, path: &Path) -> Result<Resolved> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
             let message = "no device is there: to prove that a disk is gone, name its source or \
@@ -479,28 +485,28 @@ impl Engine {
         }
         if let Some(index) = NbdIndex::of_name(disk.name()) {
             let device = NbdDevice::find(self.roots(), index).map_err(at)?;
-            return device.map(Found::Nbd).ok_or_else(not_found);
+            return device.map(Resolved::Nbd).ok_or_else(not_found);
         }
         if let Some(map) = Map::of_disk(&disk)? {
-            return Ok(Found::Scsi(Wanted {
+            return Ok(Resolved::Scsi(ResolvedUnit {
                 map: Some(map),
-                ..Wanted::default()
+                ..ResolvedUnit::default()
             }));
         }
         if Map::is_going(self.roots(), disk.name()) {
             return Err(not_found());
         }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;
-        Ok(Found::Scsi(Wanted {
+        Ok(Resolved::Scsi(ResolvedUnit {
             device: Some(device.ok_or_else(not_found)?),
-            ..Wanted::default()
+            ..ResolvedUnit::default()
         }))
     }
 }
 
 /// What the target of a detach, or of a resize, leads to.
-pub(super) enum Found {
-    Scsi(Wanted),
+pub(super) enum Resolved {
+    Scsi(ResolvedUnit),
     NbdBackend(BackendId),
     Nbd(NbdDevice),
 }
@@ -535,13 +541,13 @@ mod tests {
             notes: notes.clone(),
             ..Receipt::default()
         });
-        let mut phases = Phases::new(Call::Detach, None);
+        let mut timer = StageTimer::new(Call::Detach, None);
         let deadline = Deadline::after(std::time::Duration::from_secs(30));
         let ended = engine.end_sessions(
             detachment,
-            &Wanted::default(),
+            &ResolvedUnit::default(),
             &request,
-            &mut phases,
+            &mut timer,
             deadline,
         );
         let failure = ended.unwrap_err();

@@ -13,9 +13,9 @@ use crate::id::{ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::mounts::Mount;
-use crate::nbd::{self, Knowledge, Link, NbdDevice};
+use crate::nbd::{self, Hints, Link, NbdDevice};
 use crate::scsi::{Identity, State};
-use crate::transport::Reach;
+use crate::transport::TransportInfo;
 use users::Users;
 
 /// What the machine has, as sysfs and `/proc` showed it one after the other:
@@ -137,7 +137,7 @@ pub struct InventoryPath {
     /// The kernel's state of it.
     pub state: Option<State>,
     /// By which session or remote port; `None` where by neither.
-    pub reach: Option<Reach>,
+    pub reach: Option<TransportInfo>,
     /// What could not be read, and why.
     pub unreadable: Vec<String>,
 }
@@ -243,14 +243,14 @@ impl Engine {
         let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
         let dead = |link: &Link| ours(link) && link.is_dead();
         // Only who made a link can tell a dead one from a live one.
-        let knowledge = Knowledge {
+        let hints = Hints {
             link_dead: self
                 .links_beside(device)
                 .get(&device.index())
                 .is_some_and(dead),
-            ..Knowledge::default()
+            ..Hints::default()
         };
-        let state = facts.state(&knowledge);
+        let state = facts.state(&hints);
         if matches!(state, nbd::State::Free | nbd::State::OpenedByOther) {
             return Ok(None);
         }

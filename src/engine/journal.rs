@@ -25,10 +25,10 @@ mod record;
 mod repair;
 mod view;
 
-pub(crate) use conflict::{Standing, must_be_detached_first};
+pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
 pub use failing::Failing;
 pub use format::{Fault, FaultKind};
-pub(super) use guard::Turn;
+pub(super) use guard::VolumeGuard;
 pub use open::Problem;
 pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub use view::JournalView;
@@ -72,13 +72,13 @@ struct Shared {
 #[derive(Debug)]
 struct Table {
     records: BTreeMap<VolumeId, Record>,
-    busy: BTreeMap<VolumeId, Busy>,
+    in_flight: BTreeMap<VolumeId, InFlight>,
 }
 
 /// What is claimed for a volume that is being worked on and may have no record
 /// yet.
 #[derive(Debug, Default)]
-struct Busy {
+struct InFlight {
     spec: Option<VolumeSpec>,
     names: Vec<Wwid>,
 }
@@ -129,7 +129,7 @@ impl Engine {
         )?;
         let table = Table {
             records: found.records,
-            busy: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
         };
         let shared = Shared {
             directory: directory.to_owned(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::iscsi::{self, Plight, StandingSession};
+use crate::iscsi::{self, ConnectionStatus, IscsiSession};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{mounts, process, sysfs};
@@ -188,27 +188,30 @@ impl Engine {
         }
         let (mut ours, mut others) = (0, 0);
         let (mut nameless, mut lost) = (Vec::new(), Vec::new());
-        for session in StandingSession::all(roots)? {
+        for session in IscsiSession::all(roots)? {
             if session.is_nameless()? {
                 nameless.push(session.id().to_string());
                 continue;
             }
-            let whose = if session.is_ours()? {
+            let whose = if session.is_lunbd_owned()? {
                 ours += 1;
                 "of ours"
             } else {
                 others += 1;
                 "of another"
             };
-            let plight = match session.plight()? {
-                Some(Plight::Lost) => "is lost and its I/O waits",
-                Some(Plight::GivenUp) if session.is_at_login()? => {
+            let connection_status = match session.connection_status()? {
+                Some(ConnectionStatus::Lost) => "is lost and its I/O waits",
+                Some(ConnectionStatus::GivenUp) if session.is_at_login()? => {
                     "is at its login, or its maker died there"
                 }
-                Some(Plight::GivenUp) => "was lost for too long and its I/O fails",
+                Some(ConnectionStatus::GivenUp) => "was lost for too long and its I/O fails",
                 _ => continue,
             };
-            lost.push(format!("session {} {whose} {plight}", session.id()));
+            lost.push(format!(
+                "session {} {whose} {connection_status}",
+                session.id()
+            ));
         }
         let daemon = if process::is_running(roots, "iscsid")? {
             "iscsid runs: its sessions are used and never ended here, and it leaves ours alone"

@@ -47,24 +47,24 @@ pub(super) fn measured<T, E: Failure>(
     result
 }
 
-pub(super) use record::{healing, keeping, phantom, stage};
+pub(super) use record::{heal_report, session_recovery, stage, stale_lun};
 
 #[cfg(not(feature = "metrics"))]
 mod record {
     use super::{Call, Duration, ErrorKind, Stage};
-    use crate::engine::iscsi::recovery::KeepOutcome;
+    use crate::engine::iscsi::recovery::SessionRecoveryOutcome;
     use crate::engine::nbd::heal::HealOutcome;
-    use crate::engine::stale::{Evidence, Fate};
+    use crate::engine::stale::{Evidence, ReapOutcome};
 
     pub(super) fn call(_: Call, _: Result<(), ErrorKind>, _: Duration) {}
 
     pub(in crate::engine) fn stage(_: Call, _: Stage, _: Duration) {}
 
-    pub(in crate::engine) fn phantom(_: &Evidence, _: &Fate) {}
+    pub(in crate::engine) fn stale_lun(_: &Evidence, _: &ReapOutcome) {}
 
-    pub(in crate::engine) fn healing(_: &HealOutcome) {}
+    pub(in crate::engine) fn heal_report(_: &HealOutcome) {}
 
-    pub(in crate::engine) fn keeping(_: &KeepOutcome) {}
+    pub(in crate::engine) fn session_recovery(_: &SessionRecoveryOutcome) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -73,19 +73,19 @@ mod record {
 
     use super::{Call, Duration, ErrorKind, Stage};
     use crate::engine::Engine;
-    use crate::engine::iscsi::recovery::KeepOutcome;
+    use crate::engine::iscsi::recovery::SessionRecoveryOutcome;
     use crate::engine::nbd::heal::HealOutcome;
-    use crate::engine::stale::{Evidence, Fate};
+    use crate::engine::stale::{Evidence, ReapOutcome};
 
     const CALL: &str = "lunbd_call_seconds";
     const CALLS: &str = "lunbd_calls_total";
     const STAGE: &str = "lunbd_stage_seconds";
-    const PHANTOMS: &str = "lunbd_phantoms_total";
+    const STALE_LUNS: &str = "lunbd_stale_luns_total";
     const HEALS: &str = "lunbd_heals_total";
-    const KEPT: &str = "lunbd_sessions_kept_total";
+    const RECOVERIES: &str = "lunbd_session_recoveries_total";
     const STUCK: &str = "lunbd_stuck_calls";
     const EVENTS: &str = "lunbd_uevents_total";
-    const STRANGERS: &str = "lunbd_uevent_strangers_total";
+    const FOREIGN: &str = "lunbd_uevent_foreign_messages_total";
     const CUT: &str = "lunbd_uevents_cut_total";
     const OVERRUNS: &str = "lunbd_uevent_overruns_total";
     const RESYNCS: &str = "lunbd_uevent_resyncs_total";
@@ -118,16 +118,16 @@ mod record {
         histogram!(STAGE, "call" => call.as_str(), "stage" => stage.as_str()).record(took);
     }
 
-    pub(in crate::engine) fn phantom(evidence: &Evidence, fate: &Fate) {
-        let fate = match fate {
-            Fate::Reaped => "reaped",
-            Fate::Reapable => "reapable",
-            Fate::Kept(_) => "kept",
+    pub(in crate::engine) fn stale_lun(evidence: &Evidence, outcome: &ReapOutcome) {
+        let outcome = match outcome {
+            ReapOutcome::Reaped => "reaped",
+            ReapOutcome::Reapable => "reapable",
+            ReapOutcome::Skipped(_) => "kept",
         };
-        counter!(PHANTOMS, "evidence" => evidence.as_str(), "fate" => fate).increment(1);
+        counter!(STALE_LUNS, "evidence" => evidence.as_str(), "outcome" => outcome).increment(1);
     }
 
-    pub(in crate::engine) fn healing(outcome: &HealOutcome) {
+    pub(in crate::engine) fn heal_report(outcome: &HealOutcome) {
         let outcome = match outcome {
             HealOutcome::Healthy => "healthy",
             HealOutcome::Adopted(_) => "adopted",
@@ -140,15 +140,15 @@ mod record {
         counter!(HEALS, "outcome" => outcome).increment(1);
     }
 
-    pub(in crate::engine) fn keeping(outcome: &KeepOutcome) {
+    pub(in crate::engine) fn session_recovery(outcome: &SessionRecoveryOutcome) {
         let outcome = match outcome {
-            KeepOutcome::Recovered => "recovered",
-            KeepOutcome::Healthy => "healthy",
-            KeepOutcome::Failed(_) => "failed",
-            KeepOutcome::BudgetSpent => "budget_spent",
-            KeepOutcome::Gone => "gone",
+            SessionRecoveryOutcome::Recovered => "recovered",
+            SessionRecoveryOutcome::Healthy => "healthy",
+            SessionRecoveryOutcome::Failed(_) => "failed",
+            SessionRecoveryOutcome::BudgetSpent => "budget_spent",
+            SessionRecoveryOutcome::Gone => "gone",
         };
-        counter!(KEPT, "outcome" => outcome).increment(1);
+        counter!(RECOVERIES, "outcome" => outcome).increment(1);
     }
 
     impl Engine {
@@ -162,12 +162,12 @@ mod record {
         /// | `lunbd_call_seconds` | histogram | `call` | seconds | how long a call took |
         /// | `lunbd_calls_total` | counter | `call`, `outcome`: `ok` or the kind of the error | calls | how calls ended |
         /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also the one that failed; of paths beside each other, each |
-        /// | `lunbd_phantoms_total` | counter | `evidence`, `fate` | devices | phantoms that were found |
+        /// | `lunbd_stale_luns_total` | counter | `evidence`, `outcome` | devices | phantoms that were found |
         /// | `lunbd_heals_total` | counter | `outcome` | looks | looks of a heal, or of a [`Healer`](crate::engine::Healer), at an NBD device |
-        /// | `lunbd_sessions_kept_total` | counter | `outcome` | findings | what a [`SessionKeeper`](crate::engine::SessionKeeper) found of lost iSCSI sessions |
+        /// | `lunbd_session_recoveries_total` | counter | `outcome` | findings | what a [`SessionRecovery`](crate::engine::SessionRecovery) found of lost iSCSI sessions |
         /// | `lunbd_stuck_calls` | gauge | | calls | kernel calls that were given up and have not come back |
         /// | `lunbd_uevents_total` | counter | | events | events that the hub read |
-        /// | `lunbd_uevent_strangers_total` | counter | | datagrams | what came and was no event |
+        /// | `lunbd_uevent_foreign_messages_total` | counter | | datagrams | what came and was no event |
         /// | `lunbd_uevents_cut_total` | counter | | events | delivered with something left out |
         /// | `lunbd_uevent_overruns_total` | counter | | overruns | times that a socket's buffer had been full |
         /// | `lunbd_uevent_resyncs_total` | counter | | notices | resyncs that watches were handed |
@@ -180,7 +180,7 @@ mod record {
             describe();
             let counters = self.hub().counters();
             counter!(EVENTS).absolute(counters.events);
-            counter!(STRANGERS).absolute(counters.strangers);
+            counter!(FOREIGN).absolute(counters.foreign_messages);
             counter!(CUT).absolute(counters.cut);
             counter!(OVERRUNS).absolute(counters.overruns);
             counter!(RESYNCS).absolute(counters.resyncs);
@@ -203,16 +203,20 @@ mod record {
         describe_histogram!(CALL, Unit::Seconds, "how long a call took");
         describe_counter!(CALLS, Unit::Count, "how calls ended");
         describe_histogram!(STAGE, Unit::Seconds, "how long each stage of a call took");
-        describe_counter!(PHANTOMS, Unit::Count, "phantoms that were found");
+        describe_counter!(STALE_LUNS, Unit::Count, "phantoms that were found");
         describe_counter!(HEALS, Unit::Count, "looks of a heal at an NBD device");
-        describe_counter!(KEPT, Unit::Count, "what was found of lost iSCSI sessions");
+        describe_counter!(
+            RECOVERIES,
+            Unit::Count,
+            "what was found of lost iSCSI sessions"
+        );
         describe_gauge!(
             STUCK,
             Unit::Count,
             "kernel calls that were given up and have not come back"
         );
         describe_counter!(EVENTS, Unit::Count, "events that the hub read");
-        describe_counter!(STRANGERS, Unit::Count, "what came and was no event");
+        describe_counter!(FOREIGN, Unit::Count, "what came and was no event");
         describe_counter!(CUT, Unit::Count, "delivered with something left out");
         describe_counter!(
             OVERRUNS,

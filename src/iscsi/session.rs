@@ -7,15 +7,15 @@
 //!
 //! It is known by what the kernel keeps with it: its `creator` is -1, so that an
 //! iscsid that starts leaves it alone, and its interface is called `lunbd`. By
-//! both [`StandingSession::is_ours`] says that it was made here; by its names and
+//! both [`IscsiSession::is_ours`] says that it was made here; by its names and
 //! its portal it is found again.
 
 mod facts;
 mod hand_over;
+mod incomplete;
+mod iscsi_session;
 pub(super) mod logout;
 pub(super) mod settings;
-mod standing;
-mod unfinished;
 
 use std::fmt;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use sha2::{Digest as _, Sha256};
 
 pub use facts::SessionFacts;
 pub use hand_over::hand_over;
+pub use incomplete::{CreateGuard, destroy_incomplete, lock_creation};
+pub use iscsi_session::{ConnectionStatus, IscsiSession};
 pub use logout::log_out;
-pub use standing::{Plight, StandingSession};
-pub use unfinished::{NobodyMakes, end_unnamed, hold_off_makers};
 
 use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};

@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::worker;
 pub(crate) use conversation::Payload;
 use conversation::{Conversation, Progress};
-pub(crate) use listener::{Heard, Listener};
+pub(crate) use listener::{Listener, Notification};
 
 /// One command to a family.
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use crate::engine::journal::Failing;
 
 /// When it is to be told again what fails.
 #[derive(Debug, Default)]
-pub(super) struct Telling {
+pub(super) struct FailurePublisher {
     last: Option<Instant>,
     next: Option<Instant>,
 }
 
-impl Telling {
+impl FailurePublisher {
     /// What fails is not what was told.
     pub(super) fn change(&mut self) {
         /// Between two of them: many volumes may fail at once.
@@ -33,8 +33,8 @@ impl State {
     /// What fails, where that is to be told now.
     pub(super) fn take_failing(&mut self) -> Option<Vec<Failing>> {
         let now = Instant::now();
-        self.telling.due().filter(|due| *due <= now)?;
-        (self.telling.next, self.telling.last) = (None, Some(now));
+        self.publisher.due().filter(|due| *due <= now)?;
+        (self.publisher.next, self.publisher.last) = (None, Some(now));
         let clock = SystemTime::now();
         let failing = self.tracked.iter().filter_map(|(volume, tracked)| {
             let failure = tracked.failure.as_ref()?;

@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::actual::Actual;
 use super::desired::{Desired, Wanted};
-use crate::engine::journal::{Operation, Standing, VolumeSpec, must_be_detached_first};
-use crate::engine::{Condition, Surveyed};
+use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detached_first};
+use crate::engine::{Condition, VolumeStatus};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 
 /// What is to be done, in an order in which it can be: no step comes before one
@@ -176,7 +176,7 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
 pub(super) fn step_for(
     volume: &VolumeId,
     wanted: Option<&Wanted>,
-    there: Option<&Surveyed>,
+    there: Option<&VolumeStatus>,
 ) -> Option<Step> {
     let (kind, reason) = match (wanted, there) {
         (Some(wanted), Some(there)) => of_wanted(wanted, there)?,
@@ -200,7 +200,7 @@ pub(super) fn step_for(
 
 type What = (StepKind, Cow<'static, str>);
 
-fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
+fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
     let wanted = &as_wanted.spec;
     if let Some(reason) = moved(wanted, there) {
         return Some((StepKind::Detach, reason.into()));
@@ -220,18 +220,18 @@ fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
         _ => {}
     }
     let is_nbd = wanted.nbd.is_some();
-    let doubt = |doubt: &String| (StepKind::Prove, doubt.clone().into());
+    let verify_reason = |verify_reason: &String| (StepKind::Prove, verify_reason.clone().into());
     match there.condition {
         Condition::Complete | Condition::LinkDead if there.lacks_a_path() => {
-            Some((StepKind::Attach, untaken(there).into()))
+            Some((StepKind::Attach, unscanned(there).into()))
         }
-        Condition::Complete => match &there.doubt {
-            Some(reason) => Some(doubt(reason)),
+        Condition::Complete => match &there.verify_reason {
+            Some(reason) => Some(verify_reason(reason)),
             None => small(as_wanted, there).map(|reason| (StepKind::Resize, reason.into())),
         },
         Condition::LinkDead if is_nbd => Some((StepKind::Heal, there.seen.clone().into())),
-        Condition::LinkDead => match &there.doubt {
-            Some(reason) => Some(doubt(reason)),
+        Condition::LinkDead => match &there.verify_reason {
+            Some(reason) => Some(verify_reason(reason)),
             None => Some((StepKind::Wait, there.seen.clone().into())),
         },
         Condition::Gone => attach("nothing of it stands any more"),
@@ -241,7 +241,7 @@ fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
 }
 
 /// Why its size is to be taken in.
-fn small(wanted: &Wanted, there: &Surveyed) -> Option<String> {
+fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
     let least = wanted.min_size?;
     if wanted.is_large_enough(there.size) {
         return None;
@@ -253,13 +253,13 @@ fn small(wanted: &Wanted, there: &Surveyed) -> Option<String> {
     Some(format!("{has}, and at least {least} are wanted"))
 }
 
-fn untaken(there: &Surveyed) -> String {
-    if there.untaken.is_empty() {
+fn unscanned(there: &VolumeStatus) -> String {
+    if there.unscanned.is_empty() {
         let portals = there.without_session.iter().map(ToString::to_string);
         let portals: Vec<String> = portals.collect();
         return format!("no session leads through {}", portals.join(" and "));
     }
-    let paths: Vec<String> = there.untaken.iter().map(ToString::to_string).collect();
+    let paths: Vec<String> = there.unscanned.iter().map(ToString::to_string).collect();
     format!(
         "no device is at {}, where a path of it leads",
         paths.join(" and ")
@@ -267,11 +267,11 @@ fn untaken(there: &Surveyed) -> String {
 }
 
 /// Why a volume has to be detached before it can be attached as it is wanted.
-fn moved(wanted: &VolumeSpec, there: &Surveyed) -> Option<String> {
+fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     if there.spec == *wanted {
         return None;
     }
-    let standing = Standing {
+    let standing = AttachedSpec {
         spec: &there.spec,
         names: &there.names,
         nbd_index: there.nbd_index,
@@ -300,7 +300,7 @@ impl<'a> Has<'a> {
 /// Has attaches wait for the volumes that have what they want. Waits lead from an
 /// attach to a detach alone, so that none is for each other.
 fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<Has<'_>, &Surveyed> = HashMap::new();
+    let mut owners: HashMap<Has<'_>, &VolumeStatus> = HashMap::new();
     for there in actual.iter() {
         let names = there.names.iter().map(Has::Unit);
         owners.extend(Has::of(&there.spec).chain(names).map(|has| (has, there)));

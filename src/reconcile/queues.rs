@@ -8,7 +8,7 @@ use crate::id::Source;
 
 /// A queue of steps, in the order in which steps are taken from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lane {
+pub(super) enum Priority {
     /// What goes. No attach is before it.
     Leaving,
     /// It failed before, and what it failed for may be over.
@@ -23,7 +23,7 @@ pub(super) enum Lane {
 
 #[derive(Default)]
 pub(super) struct Queues {
-    lanes: BTreeMap<Lane, VecDeque<Job>>,
+    lanes: BTreeMap<Priority, VecDeque<Job>>,
 }
 
 impl Queues {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::message::Message;
-use super::news::UnitAttention;
+use super::unit_attention_watch::UnitAttention;
 use crate::id::{DevNo, DiskSeq};
 
 /// The kernel puts a uevent's properties, its path among them, into 2 KiB

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
+use lunbd::engine::{Multipath, NbdOptions, SessionRecoveryOptions};
 use lunbd::id::{BackendId, Expected, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
 use lunbd::iscsi::{
     Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
@@ -306,7 +306,7 @@ pub(crate) struct Iscsi {
     recovery_timeout: Option<Duration>,
 
     #[command(flatten)]
-    who: Who,
+    who: Initiator,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -343,7 +343,7 @@ impl Iscsi {
 
 // Who logs in at an iSCSI portal.
 #[derive(Debug, Args)]
-pub(crate) struct Who {
+pub(crate) struct Initiator {
     /// The name to log in as; without it that of this machine, in
     /// /etc/iscsi/initiatorname.iscsi.
     #[arg(long, value_name = "NAME")]
@@ -360,7 +360,7 @@ pub(crate) struct Who {
     chap_file: Option<PathBuf>,
 }
 
-impl Who {
+impl Initiator {
     pub(crate) fn initiator(&self) -> lunbd::Result<Iqn> {
         match &self.initiator {
             Some(name) => Ok(name.clone()),
@@ -527,12 +527,12 @@ impl Heal {
     }
 
     /// How sessions are logged in again.
-    pub(crate) fn keep_options(&self) -> KeepOptions {
+    pub(crate) fn recovery_options(&self) -> SessionRecoveryOptions {
         /// A file system that does not answer holds up one login and not all.
         const TO_READ: Duration = Duration::from_secs(10);
         let file = self.chap_file.clone();
         let patience = self.timeout.min(TO_READ);
-        let options = KeepOptions::new().digests(self.digests, self.digests);
+        let options = SessionRecoveryOptions::new().digests(self.digests, self.digests);
         options.credentials(move |session| match &file {
             Some(file) => {
                 let known = CredentialsFile::read_within(file, Deadline::after(patience))?;
@@ -636,7 +636,7 @@ pub(crate) struct Discover {
     pub(crate) at: DiscoverAt,
 
     #[command(flatten)]
-    pub(crate) who: Who,
+    pub(crate) who: Initiator,
 
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]

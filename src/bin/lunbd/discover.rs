@@ -28,7 +28,7 @@ pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
 
 fn targets_of(
     portal: &Portal,
-    who: &arguments::Who,
+    who: &arguments::Initiator,
     deadline: Deadline,
     json: bool,
 ) -> Result<ExitCode> {

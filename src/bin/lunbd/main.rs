@@ -5,7 +5,7 @@
 mod apply;
 mod arguments;
 mod attach;
-mod board;
+mod desired_file;
 mod detach;
 mod detach_limit;
 mod discover;
@@ -19,13 +19,13 @@ mod journal;
 mod list;
 mod log;
 mod progress;
+mod progress_display;
 mod reap;
 mod recover;
 mod resize;
 mod sessions;
 mod status;
 mod table;
-mod wanted;
 mod watch;
 mod watch_file;
 

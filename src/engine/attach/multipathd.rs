@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::deadline::Deadline;
-use crate::engine::attach::scsi_path::Brought;
+use crate::engine::attach::scsi_path::ProbedPath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Answer, Daemon};
 
@@ -23,7 +23,7 @@ impl Answers {
     /// Those of [`Daemon::add_path`] that are not about one path.
     pub(in crate::engine) fn about(
         daemon: &Daemon,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         deadline: Deadline,
     ) -> Result<Self> {
         let mut answers = Self::default();
@@ -55,7 +55,7 @@ impl Answers {
     pub(super) fn have_map_made(
         &mut self,
         daemon: &Daemon,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         deadline: Deadline,
     ) -> Result<Option<String>> {
         let names = paths.iter().map(|path| path.disk.name());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::{Act, Extent, Usage, Users};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
@@ -18,11 +18,11 @@ pub(in crate::engine) fn device(
     error: Error,
     device: &ScsiDevice,
     watch: &mut Watch,
-    phases: &mut Phases,
+    timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Error {
     tracing::info!(%error, "taking the device down again");
-    match take_down(engine, device, watch, phases, deadline) {
+    match remove(engine, device, watch, timer, deadline) {
         Ok(()) => error,
         Err(failure) => {
             let stands = format!(
@@ -37,11 +37,11 @@ pub(in crate::engine) fn device(
 /// multipathd hears of a path from udev and makes a map of it at once, whatever
 /// we think of it: it is told to let go, again where it took the path meanwhile. A
 /// map that has no path then goes too.
-fn take_down(
+fn remove(
     engine: &Engine,
     device: &ScsiDevice,
     watch: &mut Watch,
-    phases: &mut Phases,
+    timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Result<()> {
     let daemon = Daemon::find(engine.roots())?;
@@ -58,7 +58,7 @@ fn take_down(
         {
             tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
         }
-        match engine.take_down(device, watch, phases, deadline) {
+        match engine.remove_device(device, watch, timer, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
                 let users = match &disk {

@@ -46,33 +46,36 @@ pub struct FileSystem {
 /// whose device is dead may keep one for ever, and with it a thread; there is
 /// never a second one.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct Questions(Arc<Mutex<BTreeMap<DevNo, Arc<Question>>>>);
+pub(in crate::engine) struct FileSystemQueries(Arc<Mutex<BTreeMap<DevNo, Arc<FileSystemQuery>>>>);
 
 type Answer = Result<(Usage, DevNo), (ErrorKind, String)>;
 
 /// One that is under way; all who want to know wait for it.
 #[derive(Debug, Default)]
-struct Question {
+struct FileSystemQuery {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
 }
 
-impl Questions {
+impl FileSystemQueries {
     /// Asks, unless that is under way.
     fn ask(
         &self,
         device: DevNo,
         read: impl FnOnce() -> Result<(Usage, DevNo)> + Send + 'static,
-    ) -> Result<Arc<Question>> {
+    ) -> Result<Arc<FileSystemQuery>> {
         let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(question) = asked.get(&device) {
-            return Ok(Arc::clone(question));
+        if let Some(query) = asked.get(&device) {
+            return Ok(Arc::clone(query));
         }
-        let question = Arc::new(Question::default());
-        let (ours, questions) = (Arc::clone(&question), self.clone());
+        let query = Arc::new(FileSystemQuery::default());
+        let (ours, file_system_queries) = (Arc::clone(&query), self.clone());
         worker::start(Stage::Measure, move || {
             let answer = read();
-            let mut asked = questions.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asked = file_system_queries
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             asked.remove(&device);
             drop(asked);
             let answer = answer.map_err(|error| (error.kind(), error.to_string()));
@@ -80,12 +83,12 @@ impl Questions {
             ours.answered.notify_all();
             Ok(())
         })?;
-        asked.insert(device, Arc::clone(&question));
-        Ok(question)
+        asked.insert(device, Arc::clone(&query));
+        Ok(query)
     }
 }
 
-impl Question {
+impl FileSystemQuery {
     /// # Errors
     /// Those of the file system; `TimedOut` at stage `measure`.
     fn wait(&self, path: &Path, deadline: Deadline) -> Result<(Usage, DevNo)> {
@@ -147,16 +150,16 @@ impl Engine {
         for mount in &unit.mounts {
             mounted.entry(mount.device).or_insert(mount);
         }
-        let questions: Vec<_> = mounted
+        let file_system_queries: Vec<_> = mounted
             .into_values()
             .map(|mount| {
                 let path = self.seen_from_here(mount);
                 let read = move || file_system::read(&path);
-                (mount, self.questions.ask(mount.device, read))
+                (mount, self.file_system_queries.ask(mount.device, read))
             })
             .collect();
-        let answers = questions.into_iter().map(|(mount, question)| {
-            let answer = question.and_then(|question| question.wait(&mount.path, deadline));
+        let answers = file_system_queries.into_iter().map(|(mount, query)| {
+            let answer = query.and_then(|query| query.wait(&mount.path, deadline));
             let usage = answer.and_then(|answer| self.check(mount, answer, deadline));
             let (usage, error) = match usage {
                 Ok(usage) => (Some(usage), None),
@@ -216,27 +219,28 @@ mod tests {
 
     #[test]
     fn a_file_system_that_hangs_costs_its_caller_the_deadline_and_one_thread() {
-        let questions = Questions::default();
+        let file_system_queries = FileSystemQueries::default();
         let answer = file_system::read(Path::new("/")).unwrap();
         let (release, hang) = mpsc::channel::<()>();
-        let question = questions.ask(DEVICE, move || {
+        let query = file_system_queries.ask(DEVICE, move || {
             let _released = hang.recv();
             Ok(answer)
         });
         let path = Path::new("/mnt");
-        let error = question
+        let error = query
             .unwrap()
             .wait(path, Deadline::after(Duration::from_millis(20)))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Measure));
-        let again = questions.ask(DEVICE, || panic!("asked a second time"));
+        let again = file_system_queries.ask(DEVICE, || panic!("asked a second time"));
         let again = again.unwrap();
         drop(release);
         let soon = Deadline::after(Duration::from_secs(30));
         assert_eq!(again.wait(path, soon).unwrap(), answer);
         // The next caller asks anew.
-        let failing = questions.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
+        let failing =
+            file_system_queries.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
         let error = failing.unwrap().wait(path, soon).unwrap_err();
         assert_eq!(error.to_string(), "measure: shut down");
     }

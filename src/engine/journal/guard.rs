@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::conflict::{self, Claimant};
+use super::conflict::{self, Reservation};
 use super::record::{Record, VolumeSpec};
-use super::{Busy, Journal, Shared, Table, file};
+use super::{InFlight, Journal, Shared, Table, file};
 use crate::deadline::Deadline;
 use crate::engine::unit::place::PathPlace;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -15,7 +15,7 @@ use crate::scsi::Identity;
 /// One caller's turn at a volume. A write that the file system does not come
 /// back from keeps it, so that nothing older can come after something newer.
 #[derive(Debug)]
-pub(in crate::engine) struct Turn {
+pub(in crate::engine) struct VolumeGuard {
     shared: Arc<Shared>,
     volume: VolumeId,
 }
@@ -26,14 +26,14 @@ impl Journal {
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`; the refusals of `conflict`.
-    pub(in crate::engine) fn turn(
+    pub(in crate::engine) fn guard(
         &self,
         volume: &VolumeId,
         wanted: Option<&VolumeSpec>,
         deadline: Deadline,
-    ) -> Result<Arc<Turn>> {
+    ) -> Result<Arc<VolumeGuard>> {
         let mut table = self.shared.table();
-        while table.busy.contains_key(volume) {
+        while table.in_flight.contains_key(volume) {
             if deadline.has_passed() {
                 let what = format!("another thread to be done with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
@@ -49,13 +49,13 @@ impl Journal {
                 conflict::with_another(volume, wanted, other)?;
             }
         }
-        let busy = Busy {
+        let in_flight = InFlight {
             spec: wanted.cloned(),
             names: Vec::new(),
         };
-        table.busy.insert(volume.clone(), busy);
+        table.in_flight.insert(volume.clone(), in_flight);
         drop(table);
-        Ok(Arc::new(Turn {
+        Ok(Arc::new(VolumeGuard {
             shared: Arc::clone(&self.shared),
             volume: volume.clone(),
         }))
@@ -63,35 +63,35 @@ impl Journal {
 
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
-        Claimant::owner(self.shared.table().claimants(), identity, hctl)
+        Reservation::owner(self.shared.table().reservations(), identity, hctl)
     }
 }
 
 impl Table {
     /// What all volumes lay claim to.
-    fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
-        let busy = self.busy.iter().filter_map(|(volume, busy)| {
+    fn reservations(&self) -> impl Iterator<Item = Reservation<'_>> {
+        let in_flight = self.in_flight.iter().filter_map(|(volume, in_flight)| {
             // Who was not told how it is wanted goes on with what its record says.
             let known = || self.records.get(volume).map(|record| &record.spec);
-            let (spec, names) = (busy.spec.as_ref().or_else(known)?, &*busy.names);
-            Some(Claimant {
+            let (spec, names) = (in_flight.spec.as_ref().or_else(known)?, &*in_flight.names);
+            Some(Reservation {
                 volume,
                 spec,
                 names,
             })
         });
-        let known = self.records.values().map(Claimant::of);
-        known.chain(busy)
+        let known = self.records.values().map(Reservation::of);
+        known.chain(in_flight)
     }
 
     /// What the other volumes lay claim to.
-    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
-        let claimants = self.claimants();
-        claimants.filter(move |other| other.volume != volume)
+    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Reservation<'a>> {
+        let reservations = self.reservations();
+        reservations.filter(move |other| other.volume != volume)
     }
 }
 
-impl Turn {
+impl VolumeGuard {
     /// The volume's record.
     pub(in crate::engine) fn record(&self) -> Option<Record> {
         self.shared.table().records.get(&self.volume).cloned()
@@ -114,8 +114,8 @@ impl Turn {
         for other in table.others(&self.volume) {
             conflict::with_unit(&self.volume, (identity, places), other)?;
         }
-        if let Some(busy) = table.busy.get_mut(&self.volume) {
-            busy.names.clone_from(&identity.names);
+        if let Some(in_flight) = table.in_flight.get_mut(&self.volume) {
+            in_flight.names.clone_from(&identity.names);
         }
         Ok(())
     }
@@ -142,27 +142,27 @@ impl Turn {
             record.boot.clone_from(&self.shared.boot);
         }
         let bytes = record.to_bytes()?;
-        self.run(deadline, move |turn, name| {
-            let directory = &turn.shared.directory;
+        self.run(deadline, move |guard, name| {
+            let directory = &guard.shared.directory;
             let path = directory.join(name);
-            let known = turn.shared.table().records.contains_key(&turn.volume);
+            let known = guard.shared.table().records.contains_key(&guard.volume);
             if !known && path.symlink_metadata().is_ok() {
                 let message = "what is there could not be read as its record, or not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
             // It is there, whatever becomes of the rest.
-            let volume = turn.volume.clone();
-            turn.shared.table().records.insert(volume, record);
+            let volume = guard.volume.clone();
+            guard.shared.table().records.insert(volume, record);
             file::keep(directory)
         })
     }
 
     /// Removes the record: nothing of the volume is left on this machine.
     pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
-        self.run(deadline, |turn, name| {
-            file::remove(&turn.shared.directory, name)?;
-            turn.shared.table().records.remove(&turn.volume);
+        self.run(deadline, |guard, name| {
+            file::remove(&guard.shared.directory, name)?;
+            guard.shared.table().records.remove(&guard.volume);
             Ok(())
         })
     }
@@ -172,21 +172,21 @@ impl Turn {
         deadline: Deadline,
         act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let turn = Arc::clone(self);
+        let guard = Arc::clone(self);
         let name = file::name_of(&self.volume);
         worker::run(
             Stage::Journal,
             &format!("the record of volume {} to be written", self.volume),
             deadline,
             || "the journal's file system has not returned".to_owned(),
-            move || act(&turn, &name),
+            move || act(&guard, &name),
         )
     }
 }
 
-impl Drop for Turn {
+impl Drop for VolumeGuard {
     fn drop(&mut self) {
-        self.shared.table().busy.remove(&self.volume);
+        self.shared.table().in_flight.remove(&self.volume);
         self.shared.freed.notify_all();
     }
 }
@@ -216,9 +216,9 @@ mod tests {
                 outcome: None,
                 boot: None,
             };
-            let turn = journal.turn(&volume, None, deadline).unwrap();
-            turn.write(record, deadline).unwrap();
-            turn
+            let guard = journal.guard(&volume, None, deadline).unwrap();
+            guard.write(record, deadline).unwrap();
+            guard
         });
         let identity = Identity {
             names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::conflict::Claimant;
+use super::conflict::Reservation;
 use super::failing::Failing;
 use super::open::{self, Problem};
 use super::record::Record;
@@ -31,7 +31,7 @@ pub struct JournalView {
 impl JournalView {
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
-        Claimant::owner(self.records.iter().map(Claimant::of), identity, hctl)
+        Reservation::owner(self.records.iter().map(Reservation::of), identity, hctl)
     }
 }
 

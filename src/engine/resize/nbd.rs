@@ -6,11 +6,11 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::DetachTarget;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::heal::HealOutcome;
-use crate::engine::nbd::reconnect::Patient;
+use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -23,16 +23,16 @@ impl Engine {
         &self,
         backend: &BackendId,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(backend), deadline)?;
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &lease_of(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.grow_nbd(&device, backend, lease, request, phases, deadline)
+        self.grow_nbd(&device, backend, lock, request, timer, deadline)
     }
 
     /// The same of the device that was named.
@@ -40,7 +40,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let index = device.index();
@@ -56,28 +56,28 @@ impl Engine {
             );
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &lease_of(&backend), deadline)?;
-        self.grow_nbd(device, &backend, lease, request, phases, deadline)
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &lease_of(&backend), deadline)?;
+        self.grow_nbd(device, &backend, lock, request, timer, deadline)
     }
 
     fn grow_nbd(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
-        lease: Lease,
+        lock: DeviceLock,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let uri = self.server_of(device, backend, request)?;
         // The kernel holds I/O while it changes the size: none is to wait for a server.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
         let connections = self.connections_of(device, backend)?;
 
-        phases.enter(Stage::Dial);
+        timer.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
@@ -93,18 +93,18 @@ impl Engine {
             return Err(several_of_another(index));
         }
         // Nothing of the device is changed before.
-        phases.enter(Stage::Identify);
+        timer.enter(Stage::Identify);
         let written = device.written()?;
         let names = self.require_same_volume(device, &server, deadline)?;
         require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
-            phases.enter(Stage::Reconfigure);
+            timer.enter(Stage::Reconfigure);
             self.set_nbd_size(device, backend, size, deadline)?;
         }
         // Also where the kernel has the size: an earlier resize may have been ended before
         // its proof. One read proves one connection.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         let is_served = if changed && connections.are_several {
             None
         } else {
@@ -122,17 +122,21 @@ impl Engine {
             (_, Some(timeouts)) => {
                 self.end_connections(device);
                 // The heal takes it.
-                drop(lease);
+                drop(lock);
                 let content = KnownContent { names, written };
-                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts)
-                    .with_proven(server, content, differences);
-                require_renewed(patient.treat(self, deadline).outcome)?;
+                let mut reconnect =
+                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts).with_proven(
+                        server,
+                        content,
+                        differences,
+                    );
+                require_renewed(reconnect.reconnect(self, deadline).outcome)?;
                 self.require_last_block(device, deadline)?;
             }
             (None, None) => return Err(several_of_another(index)),
         }
         if changed {
-            phases.enter(Stage::Settle);
+            timer.enter(Stage::Settle);
             uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
         }
         Ok(Resized {
@@ -367,9 +371,9 @@ mod tests {
         let target = DetachTarget::Device("/dev/nbd0".into());
         let request = ResizeRequest::new(target);
         let refused = || {
-            let mut phases = Phases::new(Call::Resize, None);
+            let mut timer = StageTimer::new(Call::Resize, None);
             let soon = Deadline::after(Duration::from_secs(10));
-            let resized = engine.resize_nbd_device(&device, &request, &mut phases, soon);
+            let resized = engine.resize_nbd_device(&device, &request, &mut timer, soon);
             resized.unwrap_err().kind()
         };
         assert_eq!(refused(), ErrorKind::NotFound);

@@ -132,13 +132,13 @@ impl Engine {
     }
 
     /// Whether a device that nobody named is a path of this unit, at one of whose paths
-    /// each of `seeds` is.
+    /// each of `named_devices` is.
     pub(in crate::engine) fn is_path_of(
         &self,
         device: &ScsiDevice,
         identity: &Identity,
         unit: &Identity,
-        seeds: &[ScsiDevice],
+        named_devices: &[ScsiDevice],
     ) -> bool {
         match unit.compare(identity) {
             Comparison::Same(Strength::Strong) => true,
@@ -147,7 +147,7 @@ impl Engine {
                 let is_there = |seed| {
                     PathPlace::of(self.roots(), seed).compare(&place) == PlaceComparison::Same
                 };
-                seeds.iter().any(is_there)
+                named_devices.iter().any(is_there)
             }
             _ => false,
         }
@@ -159,9 +159,11 @@ impl Engine {
     pub(in crate::engine) fn lookalikes(
         &self,
         unit: &Identity,
-        seeds: &[ScsiDevice],
+        named_devices: &[ScsiDevice],
     ) -> Result<Vec<String>> {
-        let places = seeds.iter().map(|seed| PathPlace::of(self.roots(), seed));
+        let places = named_devices
+            .iter()
+            .map(|seed| PathPlace::of(self.roots(), seed));
         let places: Vec<PathPlace> = places.collect();
         let is_elsewhere = |device: &ScsiDevice| {
             let place = PathPlace::of(self.roots(), device);

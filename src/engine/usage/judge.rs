@@ -46,11 +46,11 @@ impl Users {
             Act::RemoveMap {
                 beside_own_flush: true,
             } if user.is_a_flush_of_ours() => true,
-            _ => user.looks_at_disks() || is_going(user),
+            _ => user.is_transient_prober() || is_going(user),
         };
         let is_no_matter = |user: &&Holder| {
             let reads = matches!(user, Holder::Open { writes: false, .. });
-            act == Act::TakeFlushed && reads && !user.looks_at_disks()
+            act == Act::TakeFlushed && reads && !user.is_transient_prober()
         };
         let mut transient = false;
         let mut busy = Vec::new();

@@ -17,10 +17,10 @@ fn impatient() -> Options {
 }
 
 /// A SCSI volume of two paths, as sysfs shows it.
-fn unit_there() -> Surveyed {
+fn unit_there() -> VolumeStatus {
     let source = |host: u32| -> Source { format!("scsi:{host}:0:0:1").parse().unwrap() };
     let request = AttachRequest::new(source(2)).path(source(3));
-    let mut there = Surveyed::new(id(0), VolumeSpec::of(&request), Condition::Complete);
+    let mut there = VolumeStatus::new(id(0), VolumeSpec::of(&request), Condition::Complete);
     there.paths = ["2:0:0:1", "3:0:0:1"]
         .map(|path| path.parse().unwrap())
         .into();
@@ -52,7 +52,7 @@ fn take(state: &mut State, kind: StepKind) -> Job {
     job
 }
 
-fn look(state: &mut State, there: Surveyed) -> Vec<Event> {
+fn look(state: &mut State, there: VolumeStatus) -> Vec<Event> {
     let epoch = state.epoch();
     state.merge(vec![there], &Scope::All, epoch, true)
 }
@@ -86,7 +86,7 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     assert_eq!(state.errors().len(), 1);
     assert_eq!(state.step(&id(0)).unwrap().reason, seen);
 
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     let mut job = take(&mut state, StepKind::Attach);
     state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
     look(&mut state, unit_there());

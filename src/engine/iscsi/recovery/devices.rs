@@ -1,13 +1,13 @@
 //! Devices of a session that the kernel has given up while it was lost.
 
 use super::attempt::ONE_TRY;
-use super::beside;
+use super::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::iscsi::StandingSession;
+use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;
-use crate::scsi::{self, Lanes, ScsiDevice, State};
+use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
 /// Has those run again that are offline.
 ///
@@ -16,15 +16,15 @@ use crate::scsi::{self, Lanes, ScsiDevice, State};
 /// given up where the command's own end comes before that of the recovery timeout);
 /// devices whose transport alone was given up run already. Nobody else's will is
 /// overruled: what was offline before, the kernel itself has run again.
-pub(super) fn bring_back(
+pub(super) fn set_offline_running(
     roots: &Roots,
-    lanes: &Lanes,
-    session: &StandingSession,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
     deadline: Deadline,
 ) {
     let bring = |device: ScsiDevice| -> Result<()> {
         point!(DeviceToRun);
-        scsi::set_running(&device, lanes, deadline)?;
+        scsi::set_running(&device, scheduler, deadline)?;
         point!(DeviceRuns);
         tracing::info!(hctl = %device.hctl(), "runs again");
         Ok(())
@@ -45,19 +45,19 @@ pub(super) fn bring_back(
 
 /// The same of one that stands already, on a thread of its own: who has had it back
 /// may have been killed before it came to the devices.
-pub(super) fn bring_back_beside(
+pub(super) fn set_running_in_background(
     roots: &Roots,
-    lanes: &Lanes,
-    session: &StandingSession,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
 ) -> Result<()> {
     if offline(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
-    let (roots, lanes, session) = (roots.clone(), lanes.clone(), session.clone());
-    beside(move || bring_back(&roots, &lanes, &session, Deadline::after(ONE_TRY)))
+    let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
+    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
 }
 
-fn offline(roots: &Roots, session: &StandingSession) -> Result<Vec<ScsiDevice>> {
+fn offline(roots: &Roots, session: &IscsiSession) -> Result<Vec<ScsiDevice>> {
     let mut found = Vec::new();
     for hctl in session.devices()? {
         if let Some(device) = ScsiDevice::find(roots, hctl)?

@@ -14,7 +14,7 @@ use crate::id::{Iqn, Portal, SessionId};
     serde(tag = "outcome", content = "detail", rename_all = "snake_case")
 )]
 #[non_exhaustive]
-pub enum KeepOutcome {
+pub enum SessionRecoveryOutcome {
     /// It was logged in again here, and its devices run.
     Recovered,
     /// It serves I/O, by no doing of this process.
@@ -29,7 +29,7 @@ pub enum KeepOutcome {
     Gone,
 }
 
-impl KeepOutcome {
+impl SessionRecoveryOutcome {
     /// Whether the session serves I/O.
     #[must_use]
     pub fn serves(&self) -> bool {
@@ -41,7 +41,7 @@ impl KeepOutcome {
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct KeptSession {
+pub struct SessionRecoveryReport {
     /// Its number.
     pub session: SessionId,
     /// With whom it is; `None` where sysfs does not say it any more.
@@ -50,7 +50,7 @@ pub struct KeptSession {
     pub portal: Option<Portal>,
     /// How it is.
     #[cfg_attr(feature = "serde", serde(flatten))]
-    pub outcome: KeepOutcome,
+    pub outcome: SessionRecoveryOutcome,
     /// How long I/O still waits before it fails; `None` where the session serves
     /// I/O, where I/O waits for ever, or where nobody saw when it was lost.
     /// `seconds` when serialised.
@@ -66,7 +66,7 @@ pub struct KeptSession {
     pub tries: u32,
 }
 
-impl fmt::Display for KeptSession {
+impl fmt::Display for SessionRecoveryReport {
     /// `session 3 with IQN through PORTAL: logged in again`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "session {}", self.session)?;
@@ -75,11 +75,13 @@ impl fmt::Display for KeptSession {
         }
         f.write_str(": ")?;
         match &self.outcome {
-            KeepOutcome::Recovered => f.write_str("logged in again"),
-            KeepOutcome::Healthy => f.write_str("serves"),
-            KeepOutcome::Failed(error) => write!(f, "lost: {error:#}"),
-            KeepOutcome::BudgetSpent => f.write_str("NOT had back in time: I/O fails until it is"),
-            KeepOutcome::Gone => f.write_str("gone"),
+            SessionRecoveryOutcome::Recovered => f.write_str("logged in again"),
+            SessionRecoveryOutcome::Healthy => f.write_str("serves"),
+            SessionRecoveryOutcome::Failed(error) => write!(f, "lost: {error:#}"),
+            SessionRecoveryOutcome::BudgetSpent => {
+                f.write_str("NOT had back in time: I/O fails until it is")
+            }
+            SessionRecoveryOutcome::Gone => f.write_str("gone"),
         }?;
         match self.budget_left {
             Some(left) => write!(f, " (I/O waits for {} s more)", left.as_secs()),

@@ -17,7 +17,7 @@ const MOST: usize = 4;
 ///
 /// # Errors
 /// `Io` where a thread died.
-pub(crate) fn in_shares<T: Send, R: Send>(
+pub(crate) fn in_parallel<T: Send, R: Send>(
     mut items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
@@ -54,7 +54,7 @@ mod tests {
         for count in [0, 1, SHARE, 2 * SHARE + 1, 9 * SHARE] {
             let items: Vec<usize> = (0..count).collect();
             let double = |items: Vec<usize>| items.into_iter().map(|item| 2 * item).collect();
-            let done = in_shares(items, double).unwrap();
+            let done = in_parallel(items, double).unwrap();
             assert!(done.iter().copied().eq((0..count).map(|item| 2 * item)));
         }
     }

@@ -17,13 +17,13 @@ use crate::exit;
 use crate::progress::BARS;
 
 /// Tells of a reconciler from its making until the reconciler is gone.
-pub(crate) struct Board {
+pub(crate) struct ProgressDisplay {
     printer: JoinHandle<()>,
     /// Dropped to end the drawing.
     drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
-impl Board {
+impl ProgressDisplay {
     /// `once`: nothing is tried again.
     pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Self {
         let events = reconciler.subscribe();

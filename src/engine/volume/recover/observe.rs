@@ -6,10 +6,10 @@ use std::fmt;
 use super::{Action, Condition, Foreign};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::journal::{Operation, Outcome, Record, Turn};
-use crate::engine::nbd::heal::{HealOutcome, Healing};
+use crate::engine::journal::{Operation, Outcome, Record, VolumeGuard};
+use crate::engine::nbd::heal::{HealOutcome, HealReport};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
-use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
@@ -19,7 +19,7 @@ use crate::scsi::{Identity, ScsiDevice};
 
 /// What stands of a volume.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub(super) enum Observed {
     Nothing,
     /// It says who it is; of NBD, the kernel has a device of its backend id.
     Answers {
@@ -33,7 +33,7 @@ pub(super) enum Seen {
     Other(String),
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => f.write_str("nothing of it stands"),
@@ -47,7 +47,7 @@ impl fmt::Display for Seen {
     }
 }
 
-impl Seen {
+impl Observed {
     pub(super) fn condition(&self, record: &Record) -> Condition {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
         match (self, operation) {
@@ -68,7 +68,7 @@ impl Seen {
 }
 
 /// What the healing of an NBD device says of its volume.
-pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Condition, Action) {
+pub(super) fn after_healing(condition: Condition, healing: HealReport) -> (Condition, Action) {
     match healing.outcome {
         // What answered late had lost nothing.
         HealOutcome::Healthy | HealOutcome::DiscardedByKernel | HealOutcome::Degraded(_) => {
@@ -85,22 +85,27 @@ pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Conditio
 }
 
 impl Engine {
-    pub(super) fn look(&self, turn: &Turn, record: &Record, deadline: Deadline) -> Result<Seen> {
+    pub(super) fn look(
+        &self,
+        guard: &VolumeGuard,
+        record: &Record,
+        deadline: Deadline,
+    ) -> Result<Observed> {
         if let Some(nbd) = &record.spec.nbd {
             return Ok(match self.nbd_of(&nbd.backend)? {
-                Some(device) => Seen::Answers {
+                Some(device) => Observed::Answers {
                     what: format!("{}: {}", device.index().name(), device.facts()?),
                     handed_out: record
                         .outcome
                         .as_ref()
                         .is_some_and(|outcome| outcome.devno == device.disk().devno()),
                 },
-                None => Seen::Nothing,
+                None => Observed::Nothing,
             });
         }
         let names = record.names();
         let unique = names.first().filter(|name| name.is_unique());
-        let mut seeds = match unique {
+        let mut named_devices = match unique {
             Some(name) => self.devices_named(name)?,
             None => Vec::new(),
         };
@@ -108,21 +113,23 @@ impl Engine {
             // Nobody has asked it who it is yet, or it has no unique name: what is at its
             // address may be it.
             let own = Identity::of(names.iter().cloned());
-            for device in self.at_sources(record)?.scsi {
+            for device in self.address_scan(record)?.scsi {
                 let identity = device.cached_identity()?;
                 let place = PathPlace::of(self.roots(), &device);
                 let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
-                let is_other = is_other || turn.is_anothers(&identity, &place);
-                if !is_other && !seeds.contains(&device) {
-                    seeds.push(device);
+                let is_other = is_other || guard.is_anothers(&identity, &place);
+                if !is_other && !named_devices.contains(&device) {
+                    named_devices.push(device);
                 }
             }
         }
-        let paths = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
+        let paths = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
-                Some(map) => Seen::Silent(format!("the map {} stands without paths", map.name())),
-                None => Seen::Nothing,
+                Some(map) => {
+                    Observed::Silent(format!("the map {} stands without paths", map.name()))
+                }
+                None => Observed::Nothing,
             });
         }
         self.judge(&paths, record.outcome.as_ref())
@@ -137,24 +144,24 @@ impl Engine {
         Ok(None)
     }
 
-    fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Seen> {
+    fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Observed> {
         let mut live = Vec::new();
         let mut silent = Vec::new();
         for path in paths {
             let hctl = path.device.hctl();
-            match &path.standing {
-                Standing::Replaced { was, now } => {
+            match &path.identity_now {
+                PathIdentity::Replaced { was, now } => {
                     let what = format!("{now} answers at {hctl}, where {was} was scanned");
-                    return Ok(Seen::Other(what));
+                    return Ok(Observed::Other(what));
                 }
-                Standing::Live(identity) => live.push(format!("{hctl} is {identity}")),
-                Standing::Silent(was) => {
+                PathIdentity::Live(identity) => live.push(format!("{hctl} is {identity}")),
+                PathIdentity::Silent(was) => {
                     silent.push(format!("{hctl}, scanned as {was}, is silent"));
                 }
             }
         }
         if live.is_empty() {
-            return Ok(Seen::Silent(silent.join("; ")));
+            return Ok(Observed::Silent(silent.join("; ")));
         }
         live.extend(silent);
         let handed_out = match outcome {
@@ -166,7 +173,7 @@ impl Engine {
             None => false,
         };
         let what = live.join("; ");
-        Ok(Seen::Answers { what, handed_out })
+        Ok(Observed::Answers { what, handed_out })
     }
 
     /// The device that was handed out, where it is there, in the same life, and is
