@@ -9,6 +9,7 @@ mod device;
 mod fc_uri;
 mod hctl;
 mod host;
+mod interface;
 mod iqn;
 mod iscsi_uri;
 mod lun;
@@ -16,6 +17,7 @@ mod nbd_index;
 mod nbd_uri;
 mod portal;
 mod source;
+mod text;
 mod volume_id;
 mod wwid;
 mod wwpn;
@@ -25,6 +27,7 @@ pub use content_name::{ContentName, Expected};
 pub use device::{DevNo, DiskSeq};
 pub use fc_uri::FcUri;
 pub use hctl::{Hctl, HostNo};
+pub use interface::InterfaceName;
 pub use iqn::Iqn;
 pub use iscsi_uri::IscsiUri;
 pub use lun::{Addressing, Lun};
@@ -32,43 +35,11 @@ pub use nbd_index::NbdIndex;
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use portal::{Portal, PortalHost, SessionId};
 pub use source::Source;
+pub use text::ParseIdError;
 pub use volume_id::VolumeId;
 pub(crate) use wwid::NameKind;
 pub use wwid::Wwid;
 pub use wwpn::Wwpn;
-
-/// A string that is not what it was taken for.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{input:?} is not {what}: expected {expected}")]
-pub struct ParseIdError {
-    what: &'static str,
-    expected: &'static str,
-    input: String,
-}
-
-impl ParseIdError {
-    fn new(what: &'static str, expected: &'static str, input: &str) -> Self {
-        Self {
-            what,
-            expected,
-            input: input.to_owned(),
-        }
-    }
-}
-
-/// A plain decimal number: no sign, no space, no leading zero, so that nothing
-/// that the kernel would read as octal gets through.
-fn decimal<T: std::str::FromStr>(text: &str) -> Option<T> {
-    let plain = text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    plain.then(|| text.parse().ok()).flatten()
-}
-
-/// What is named again goes; the order stays.
-fn without_repeats<T: Ord + Clone>(mut names: Vec<T>) -> Vec<T> {
-    let mut seen = std::collections::BTreeSet::new();
-    names.retain(|name| seen.insert(name.clone()));
-    names
-}
 
 /// Serialises a name as the text that it prints and parses.
 #[cfg(feature = "serde")]
@@ -98,6 +69,7 @@ serde_as_text!(
     FcUri,
     Hctl,
     HostNo,
+    InterfaceName,
     Iqn,
     IscsiUri,
     Lun,

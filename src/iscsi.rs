@@ -16,6 +16,7 @@ mod proven;
 mod recovery;
 mod session;
 pub mod text;
+mod tunables;
 mod wire;
 
 use std::fmt;
@@ -37,8 +38,10 @@ pub use recovery::{
 pub(crate) use session::Proof;
 pub use session::{
     ConnectionStatus, CreateGuard, IscsiSession, KernelSession, SessionFacts, SessionName,
-    SessionOptions, connect, destroy_incomplete, hand_over, has_driver, lock_creation, log_out,
+    SessionOptions, UnmetSetting, connect, destroy_incomplete, hand_over, has_driver,
+    lock_creation, log_out,
 };
+pub use tunables::{Tunable, Tunables};
 
 use crate::error::{Error, ErrorKind, Result};
 

@@ -55,6 +55,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "nbd/tls_missing.rs"]
 mod tls;
+mod violation;
 mod wait;
 
 pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};

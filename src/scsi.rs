@@ -13,6 +13,7 @@ mod probe;
 mod rescan;
 mod running;
 mod scan;
+mod size;
 mod state;
 mod units;
 
@@ -34,5 +35,6 @@ pub(crate) use probe::{describe_qualifier, wait_for_disk};
 pub(crate) use rescan::rescan;
 pub(crate) use running::set_running;
 pub(crate) use scan::scan;
+pub(crate) use size::{have_size_read, shows_no_size};
 pub use state::State;
 pub(crate) use units::Units;

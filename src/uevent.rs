@@ -24,25 +24,29 @@ mod kernel_reader;
 mod mark;
 mod message;
 mod mode;
+mod noted;
 mod queue;
 mod settle;
 mod socket;
 mod stream;
 mod subscription;
+mod unit_attention;
 mod unit_attention_watch;
 mod watch;
 
-#[cfg(test)]
-pub(crate) use changes::Noted;
-pub(crate) use changes::{Changed, Changes};
+pub(crate) use changes::Changes;
 pub use counters::Counters;
 pub(crate) use deaf::{is_in_machines_network_namespace, why_deaf};
-pub use event::{Event, Origin};
+pub use event::{Event, Notice, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
+pub(crate) use noted::Changed;
+#[cfg(test)]
+pub(crate) use noted::Noted;
 pub use settle::Settled;
 pub(crate) use settle::{Leaving, Proof, devpath, settle, settle_again, settle_removal};
 pub use stream::{Stream, Waker};
-pub use unit_attention_watch::{UnitAttention, UnitAttentionEvent, UnitAttentionWatch};
-pub use watch::{Notice, Watch};
+pub use unit_attention::UnitAttention;
+pub use unit_attention_watch::{UnitAttentionEvent, UnitAttentionWatch};
+pub use watch::Watch;

@@ -4,12 +4,14 @@
 mod iscsi_target;
 
 use std::io::Write as _;
+use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iscsi_target::*;
-use lunbd::Deadline;
 use lunbd::id::Portal;
 use lunbd::iscsi::{Credentials, DiscoveredTarget, DiscoveryOptions, Secret, discover};
+use lunbd::{Deadline, ErrorKind};
 
 fn options() -> DiscoveryOptions {
     DiscoveryOptions::new("iqn.2026-01.example:me".parse().unwrap())
@@ -24,6 +26,23 @@ fn list_of(count: usize) -> String {
     let entry =
         |at| format!("TargetName=iqn.2026-01.example:t{at}\0TargetAddress=10.0.0.1:3260,1\0");
     (0..count).map(entry).collect()
+}
+
+#[test]
+fn a_portal_is_asked_from_the_source_address_and_interface_that_were_chosen() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let portal: Portal = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let seen = thread::spawn(move || listener.accept().unwrap().1.ip().to_string());
+    let deadline = || Deadline::after(Duration::from_secs(20));
+    let bound = options().source_address("127.0.0.77".parse().unwrap());
+    // The listener closes at once.
+    discover(&portal, &bound, deadline()).unwrap_err();
+    assert_eq!(seen.join().unwrap(), "127.0.0.77");
+    let absent = options().interface("lunbd-none".parse().unwrap());
+    let error = discover(&portal, &absent, deadline()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    let text = error.to_string();
+    assert!(text.contains("interface lunbd-none"), "{text}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn while_running(reconciler: &Reconciler, test: impl FnOnce()) {
 
 fn next(events: &mut Events, what: impl Fn(&Event) -> bool) -> Event {
     loop {
-        let event = events.next(soon()).expect("the event in time");
+        let event = events.next(soon()).expect("the event in time").event;
         if what(&event) {
             return event;
         }

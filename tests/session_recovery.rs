@@ -166,7 +166,7 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         machine.add(id);
         machine.lose(id);
     }
-    // A file of a file system that does not answer for a while.
+    // A file of a file system does not answer for a while.
     let (answer, awaited) = mpsc::channel::<()>();
     let awaited = Mutex::new(awaited);
     let options = SessionRecoveryOptions::new().credentials(move |name| {

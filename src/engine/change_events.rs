@@ -121,7 +121,7 @@ impl Engine {
             Ok(links) => Some(links.watch(None)),
             Err(error) if error.kind().is_out_of_time() => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "nothing will tell when an NBD link dies");
+                tracing::warn!(%error, "lunbd gets no notice when an NBD link dies");
                 None
             }
         };
@@ -133,11 +133,11 @@ impl Engine {
         };
         let (told, ended) = (Arc::clone(&listener), Arc::clone(&end));
         listening.start("lunbd-causes", move || {
-            forward_uevents(stream, &ended, &*told)
+            forward_uevents(stream, &ended, &*told);
         })?;
         if let Some(watch) = deaths {
             listening.start("lunbd-deaths", move || {
-                forward_link_deaths(watch, &end, &*listener)
+                forward_link_deaths(watch, &end, &*listener);
             })?;
         }
         Ok(listening)

@@ -21,17 +21,10 @@ mod file;
 mod format;
 mod guard;
 mod open;
+mod publish;
 mod record;
 mod repair;
 mod view;
-
-pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
-pub use failing::Failing;
-pub use format::{Fault, FaultKind};
-pub(super) use guard::VolumeGuard;
-pub use open::Problem;
-pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
-pub use view::JournalView;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -46,6 +39,13 @@ use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
 use crate::kernel::{machine, worker};
+pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
+pub use failing::Failing;
+pub use format::Problem;
+pub use format::{Fault, FaultKind};
+pub(super) use guard::VolumeGuard;
+pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub use view::JournalView;
 
 /// A journal that this process holds, until it is dropped.
 #[derive(Debug)]
@@ -64,6 +64,8 @@ struct Shared {
     told: Mutex<Option<Flock<File>>>,
     /// The machine's boot; `None` where the kernel does not say it.
     boot: Option<String>,
+    /// Brings the directory's names to the disk.
+    sync: fn(&Path) -> Result<()>,
     // The kernel takes it back when the process dies, in whatever way.
     _lock: Flock<File>,
 }
@@ -137,12 +139,32 @@ impl Engine {
             freed: Condvar::new(),
             told: Mutex::default(),
             boot: machine::boot_id(self.roots()),
+            sync: file::sync,
             _lock: found.lock,
         };
         Ok(Journal {
             shared: Arc::new(shared),
             problems: found.problems,
         })
+    }
+}
+
+impl Engine {
+    /// Reads a journal beside whoever holds it, and changes nothing: what is no
+    /// record is left where it is. Empty where there is no such directory.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the directory holds something and was never a
+    /// journal; `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
+    pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
+        let path = directory.to_owned();
+        worker::run(
+            Stage::Journal,
+            "the journal to be read",
+            deadline,
+            || format!("{}: its file system does not answer", directory.display()),
+            move || open::look(&path),
+        )
     }
 }
 
@@ -184,5 +206,14 @@ impl Journal {
     #[must_use]
     pub fn record(&self, volume: &VolumeId) -> Option<Record> {
         self.shared.table().records.get(volume).cloned()
+    }
+
+    /// Brings the directory's names to the disk by `sync` from now on.
+    #[cfg(test)]
+    pub(super) fn with_sync(mut self, sync: fn(&Path) -> Result<()>) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.sync = sync;
+        }
+        self
     }
 }

@@ -1,6 +1,7 @@
 //! NBD devices that are attached: their probe, and new connections for those that lost theirs.
 
 pub(super) mod heal;
+pub(super) mod outcome;
 pub(super) mod reads;
 pub(super) mod reconnect;
 mod same_volume;

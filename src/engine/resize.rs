@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Engine;
-use super::detach::scsi::ResolvedUnit;
-use super::detach::{DetachTarget, Resolved};
+use super::detach::DetachTarget;
+use super::detach::resolve::Resolved;
+use super::detach::resolve::ResolvedUnit;
 use super::telemetry::{self, Call};
 use super::timing::{Phase, StageObserver, StageTimer};
 use super::unit::{KnownPath, PathIdentity, mismatch};
@@ -252,7 +253,8 @@ impl Engine {
         match sizes.pop_first() {
             Some(size) if sizes.is_empty() => Ok(size),
             _ => {
-                let message = "the paths say different sizes: the array has not come to an end";
+                let message = "the paths report different sizes: the array may still be \
+                               resizing";
                 Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
             }
         }
@@ -277,13 +279,12 @@ impl Engine {
             scsi::read_capacity(self.roots(), &self.scheduler, &path.device, &disk, deadline)?;
         let shown = disk.size()?;
         if shown != size {
-            let message =
-                format!("it has {size} bytes by its own word and {shown} by the kernel's");
+            let message = format!("the unit reports {size} bytes and the kernel shows {shown}");
             return Err(Error::new(ErrorKind::NotReady, message));
         }
         match at_least {
             Some(bytes) if size < bytes => {
-                let message = format!("it has {size} bytes and {bytes} are expected");
+                let message = format!("it has {size} bytes, expected {bytes}");
                 Err(Error::new(ErrorKind::NotReady, message))
             }
             _ => Ok(size),

@@ -20,10 +20,11 @@ use super::timing::{Phase, StageObserver, StageTimer};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::scsi::{Identity, ScsiDevice};
 pub use evidence::Evidence;
 use evidence::{LunCheck, StaleProof};
+use outcome::Owner;
 pub use outcome::ReapOutcome;
 
 /// How phantoms are reaped.
@@ -118,9 +119,6 @@ pub struct Unproven {
     pub why: String,
 }
 
-/// Whose a unit is.
-pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Option<VolumeId> + Sync);
-
 /// What was found on one host.
 #[derive(Default)]
 struct Found {
@@ -210,7 +208,7 @@ impl Engine {
             let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
             (found, own.part())
         };
-        let parts = worker::each(Stage::Identify, hosts.into_values(), of_host);
+        let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
         let mut whole = Found::default();
         for part in parts {
             let (found, part) = part?;
@@ -286,7 +284,7 @@ impl Engine {
             None if dry_run => self.foresee(&proof.disk, deadline),
             None => self.remove_stale_lun(device, &proof, owner, timer, deadline),
         };
-        telemetry::stale_lun(&proof.evidence, &outcome);
+        telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
         StaleLun {
             hctl,
             node: proof.disk.node(self.roots()),

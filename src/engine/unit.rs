@@ -199,7 +199,7 @@ pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
 
 /// The refusal of a unit that is not the expected one.
 pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
-    let message = format!("expected {expected} at {at}, which says that it is {found}");
+    let message = format!("expected {expected} at {at}, but the unit there reports {found}");
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
 }
 
@@ -209,7 +209,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::engine::detach::scsi::ResolvedUnit;
+    use crate::engine::detach::resolve::ResolvedUnit;
     use crate::kernel::Roots;
 
     /// A machine with two devices of the same page 83h.

@@ -99,8 +99,8 @@ impl Engine {
         let is_old =
             || Ok::<_, Error>(machine::kernel_version(self.roots()).map_err(at)? < (5, 14));
         if spec.nbd.is_some() && is_old()? {
-            let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \
-                           again: Linux 5.14 does";
+            let message = "this kernel stores no backend ids, which a journal needs to find NBD \
+                           devices: run Linux 5.14 or later";
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Journal));
         }
         let guard = journal.guard(volume, Some(&spec), deadline)?;
@@ -125,7 +125,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Attachment> {
         let there = self.address_scan(&intent)?;
-        guard.write(intent.clone(), deadline)?;
+        guard.begin(intent.clone(), deadline)?;
         let mut request = request.clone();
         let claimant = Arc::clone(guard);
         let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
@@ -263,7 +263,7 @@ impl Engine {
             intent: Some(Intent::now(operation)),
             ..record.clone()
         };
-        guard.write(intent, deadline)?;
+        guard.begin(intent, deadline)?;
         let failure = match self.detach_all(guard, &record, how, deadline) {
             Ok(detachment) => {
                 return match guard.remove(deadline.for_rollback()) {
@@ -429,8 +429,8 @@ impl Engine {
         let begun = record.intent.as_ref().map(|intent| intent.operation);
         if let Some(Operation::Attach | Operation::Detach { .. }) = begun {
             let message = format!(
-                "an attach or a detach of volume {volume} was begun and has not come to its end: \
-                 repeat it, or recover, and resize it then"
+                "an attach or detach of volume {volume} is incomplete: repeat it or run `lunbd \
+                 recover`, then resize"
             );
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal));
         }
@@ -464,7 +464,7 @@ impl Engine {
         }
         let mut intent = record.clone();
         intent.intent = Some(Intent::now(Operation::Resize { at_least }));
-        guard.write(intent, deadline)?;
+        guard.begin(intent, deadline)?;
         let result = self.resize(&request, deadline);
         let mut after = record;
         after.intent = None;

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
-use super::ParseIdError;
+use super::text::ParseIdError;
 
 /// The longest. The kernel has no limit of its own, and prints it into one page
 /// of sysfs with nothing to check (`drivers/block/nbd.c`, `backend_show`).

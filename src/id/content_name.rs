@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ParseIdError, Wwid};
+use super::Wwid;
+use super::text::ParseIdError;
 
 /// A name that the content of a volume carries in its first blocks, printed and parsed as
 /// `gpt.GUID`, `mbr.SIGNATURE`, `luks.UUID`, `lvm.UUID` or `fs.UUID`.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ParseIdError, decimal};
+use super::text::{ParseIdError, decimal};
 
 /// A device number, printed `MAJOR:MINOR` as in `/sys/dev/block`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Lun, ParseIdError, Wwpn, without_repeats};
+use super::text::{ParseIdError, without_repeats};
+use super::{Lun, Wwpn};
 
 /// One logical unit, and the target ports that lead to it:
 /// `fc://WWPN[,WWPN...]/LUN`.

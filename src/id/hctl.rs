@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Lun, ParseIdError, decimal};
+use super::Lun;
+use super::text::{ParseIdError, decimal};
 
 /// A SCSI host number, the `N` of `/sys/class/scsi_host/hostN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

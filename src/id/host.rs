@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::decimal;
+use super::text::decimal;
 
 /// `HOST` or `HOST:PORT`, IPv6 in brackets: the canonical host, and a port that is
 /// not 0.

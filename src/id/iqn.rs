@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use super::ParseIdError;
+use super::text::ParseIdError;
 
 /// In bytes (RFC 7143, 4.2.7.1).
 const LONGEST: usize = 223;

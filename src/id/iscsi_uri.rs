@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Iqn, Lun, ParseIdError, Portal, without_repeats};
+use super::text::{ParseIdError, without_repeats};
+use super::{Iqn, Lun, Portal};
 
 /// One logical unit of an iSCSI target, and the portals that lead to it:
 /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`.

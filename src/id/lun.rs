@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ParseIdError, decimal};
+use super::text::{ParseIdError, decimal};
 
 /// A 64-bit logical unit number (SAM-5, 4.7).
 ///

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ParseIdError, decimal};
+use super::text::{ParseIdError, decimal};
 
 /// The `N` of `/dev/nbdN`. It is used again as soon as it is free, so it names
 /// no connection.

@@ -5,11 +5,9 @@ mod parse;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use super::ParseIdError;
 use super::host::canonical_host;
 
 /// The port that IANA gave NBD.
@@ -218,14 +216,6 @@ impl fmt::Display for NbdServer {
             }
             Self::Unix { socket } => percent_encode(socket.as_os_str().as_bytes(), PLAIN).fmt(f),
         }
-    }
-}
-
-impl FromStr for NbdUri {
-    type Err = ParseIdError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        parse::parse(text).map_err(|expected| ParseIdError::new("an NBD URI", expected, text))
     }
 }
 

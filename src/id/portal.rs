@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use super::host::{canonical_host, host_and_port, split_port, without_brackets};
-use super::{ParseIdError, decimal};
+use super::text::{ParseIdError, decimal};
 
 /// The port that IANA gave iSCSI.
 const DEFAULT_PORT: u16 = 3260;

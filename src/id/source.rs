@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{FcUri, Hctl, IscsiUri, NbdUri, ParseIdError};
+use super::text::ParseIdError;
+use super::{FcUri, Hctl, IscsiUri, NbdUri};
 
 /// What to attach, as a URI.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::ParseIdError;
+use super::text::ParseIdError;
 
 /// The longest, in bytes; CSI allows 128 and Kubernetes 253.
 const LONGEST: usize = 253;

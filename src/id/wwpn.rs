@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::ParseIdError;
+use super::text::ParseIdError;
 
 /// The world-wide name of a Fibre Channel port.
 ///

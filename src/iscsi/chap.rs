@@ -11,16 +11,17 @@ mod binary;
 mod conversation;
 mod credentials;
 mod file;
+mod secret;
 mod source;
 
+use crate::error::{Error, ErrorKind};
 pub use algorithm::{Algorithm, Algorithms};
 pub use binary::{decode_binary, encode_binary};
 pub(super) use conversation::Conversation;
-pub use credentials::{Credentials, Secret};
+pub use credentials::Credentials;
 pub use file::CredentialsFile;
+pub use secret::Secret;
 pub use source::CredentialsSource;
-
-use crate::error::{Error, ErrorKind};
 
 fn invalid(message: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, message)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::io::{Read, Write};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::chap::Credentials;
@@ -15,7 +16,8 @@ use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage, shown};
-use crate::id::{Iqn, Portal};
+use crate::id::{InterfaceName, Iqn, Portal};
+use crate::kernel::tcp::LocalEnd;
 
 /// What we take in one PDU, in bytes.
 const IN_ONE: u32 = 32 << 10;
@@ -33,6 +35,7 @@ const LOGOUT_TAG: u32 = 3;
 pub struct DiscoveryOptions {
     initiator: Iqn,
     credentials: Option<Credentials>,
+    local: LocalEnd,
 }
 
 impl DiscoveryOptions {
@@ -42,6 +45,7 @@ impl DiscoveryOptions {
         Self {
             initiator,
             credentials: None,
+            local: LocalEnd::default(),
         }
     }
 
@@ -49,6 +53,20 @@ impl DiscoveryOptions {
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
+        self
+    }
+
+    /// Asks through this network interface alone (`SO_BINDTODEVICE`).
+    #[must_use]
+    pub fn interface(mut self, name: InterfaceName) -> Self {
+        self.local.interface = Some(name);
+        self
+    }
+
+    /// Asks from this address of this machine.
+    #[must_use]
+    pub fn source_address(mut self, address: IpAddr) -> Self {
+        self.local.address = Some(address);
         self
     }
 }
@@ -162,7 +180,8 @@ fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
         ..Parameters::offer()
     };
     let initiator = options.initiator.clone();
-    let login = LoginOptions::new(initiator, SessionKind::Discovery, Isid(isid)).offer(offer);
+    let login = LoginOptions::new(initiator, SessionKind::Discovery, Isid(isid));
+    let login = login.offer(offer).from(options.local.clone());
     Ok(match &options.credentials {
         Some(credentials) => login.credentials(credentials.clone()),
         None => login,

@@ -42,7 +42,8 @@ pub fn connect_again(
     deadline: Deadline,
 ) -> Result<Connection> {
     let login = login_options(name, options, deadline)?;
-    log_in_from(&name.portal, &login, number, deadline)
+    let connection = log_in_from(&name.portal, &login, number, deadline)?;
+    Ok(options.cap(connection))
 }
 
 /// Has the kernel let go of the lost connection of `session`, which must be ours,
@@ -168,8 +169,8 @@ pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
         },
     );
     let message = format!(
-        "session {id} was made with {chap} and is left alone: give credentials for {chap} with \
-         its target to what keeps sessions"
+        "session {id} was created with {chap} and is left unchanged: give credentials for \
+         {chap} to the process that recovers sessions"
     );
     Error::new(ErrorKind::NotPermitted, message).at(Stage::Login)
 }

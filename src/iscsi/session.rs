@@ -14,10 +14,13 @@ mod facts;
 mod hand_over;
 mod incomplete;
 mod iscsi_session;
+mod kept;
 pub(super) mod logout;
 pub(super) mod settings;
+mod unmet;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -27,13 +30,16 @@ pub use hand_over::hand_over;
 pub use incomplete::{CreateGuard, destroy_incomplete, lock_creation};
 pub use iscsi_session::{ConnectionStatus, IscsiSession};
 pub use logout::log_out;
+pub use unmet::UnmetSetting;
 
 use super::chap::{Credentials, CredentialsSource};
 use super::login::{Connection, LoginOptions, Parameters, SessionKind, log_in};
 use super::pdu::Isid;
+use super::tunables::{Tunable, Tunables};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{HostNo, Iqn, Portal, SessionId};
+use crate::id::{HostNo, InterfaceName, Iqn, Portal, SessionId};
+use crate::kernel::tcp::LocalEnd;
 use crate::kernel::{Roots, iscsi_netlink};
 
 /// How a session is logged in, whichever its target and portal.
@@ -45,6 +51,8 @@ pub struct SessionOptions {
     pub(crate) data_digest: bool,
     pub(crate) requires_digests: bool,
     pub(crate) recovery_timeout: Option<Duration>,
+    pub(crate) tunables: Tunables,
+    pub(crate) local: LocalEnd,
 }
 
 /// What a target is proven that we know.
@@ -66,6 +74,8 @@ impl SessionOptions {
             data_digest: false,
             requires_digests: false,
             recovery_timeout: None,
+            tunables: Tunables::default(),
+            local: LocalEnd::default(),
         }
     }
 
@@ -116,10 +126,36 @@ impl SessionOptions {
         self
     }
 
+    /// The settings of a session that this makes. An existing session keeps its own, and
+    /// [`IscsiSession::unmet`] says which differ.
+    #[must_use]
+    pub fn tunables(mut self, tunables: Tunables) -> Self {
+        self.tunables = tunables;
+        self
+    }
+
+    /// Logs in through this network interface alone (`SO_BINDTODEVICE`), also again after a
+    /// loss: the kernel keeps the name with the session. An existing session stays as it is.
+    #[must_use]
+    pub fn interface(mut self, name: InterfaceName) -> Self {
+        self.local.interface = Some(name);
+        self
+    }
+
+    /// Logs in from this address of this machine, also again after a loss. An existing
+    /// session stays as it is.
+    #[must_use]
+    pub fn source_address(mut self, address: IpAddr) -> Self {
+        self.local.address = Some(address);
+        self
+    }
+
     /// # Errors
     /// `InvalidInput` where the kernel cannot keep the recovery timeout: it counts whole
-    /// seconds, and 500 ms would be none.
+    /// seconds, and 500 ms would be none. `InvalidInput` for settings that contradict each
+    /// other.
     pub(crate) fn require_valid(&self) -> Result<()> {
+        self.tunables.require_valid()?;
         let Some(limit) = self.recovery_timeout else {
             return Ok(());
         };
@@ -132,6 +168,13 @@ impl SessionOptions {
             i32::MAX
         );
         Err(Error::new(ErrorKind::InvalidInput, message))
+    }
+
+    /// Sends no more in one PDU than was chosen, whatever the target takes.
+    pub(super) fn cap(&self, mut connection: Connection) -> Connection {
+        let agreed = &mut connection.session.parameters.max_xmit_data_segment_length;
+        *agreed = (*agreed).min(self.tunables.value(Tunable::SendSegment));
+        connection
     }
 
     /// Who logs in.
@@ -198,11 +241,9 @@ pub fn connect(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Connection> {
-    log_in(
-        &name.portal,
-        &login_options(name, options, deadline)?,
-        deadline,
-    )
+    let login = login_options(name, options, deadline)?;
+    let connection = log_in(&name.portal, &login, deadline)?;
+    Ok(options.cap(connection))
 }
 
 /// How a session of this name is logged in.
@@ -211,13 +252,18 @@ pub(super) fn login_options(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<LoginOptions> {
+    let value = |tunable| options.tunables.value(tunable);
     let offer = Parameters {
         header_digest: options.header_digest,
         data_digest: options.data_digest,
+        first_burst_length: value(Tunable::FirstBurst),
+        max_burst_length: value(Tunable::MaxBurst),
+        max_recv_data_segment_length: value(Tunable::ReceiveSegment),
         ..Parameters::offer()
     };
     let kind = SessionKind::Normal(name.target.clone());
-    let login = LoginOptions::new(name.initiator.clone(), kind, name.isid()).offer(offer);
+    let login = LoginOptions::new(name.initiator.clone(), kind, name.isid());
+    let login = login.offer(offer).from(options.local.clone());
     let login = if options.requires_digests {
         login.require_digests()
     } else {

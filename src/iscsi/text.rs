@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::broken;
-use crate::error::{Result, shown};
+use crate::error::{Error, Result, shown};
 
 /// Of a key, in bytes (RFC 7143, 6.1).
 const LONGEST_KEY: usize = 63;
@@ -140,7 +140,7 @@ impl<'a> Pair<'a> {
     }
 
     /// The value is not what `expected` says.
-    pub(super) fn broken(&self, expected: &str) -> crate::Error {
+    pub(super) fn broken(&self, expected: &str) -> Error {
         broken(self.key, quoted(self.value.as_bytes()), expected)
     }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use memmap2::MmapMut;
 use nix::fcntl::OFlag;
-use nix::sys::stat;
 
-use super::{Devices, Roots, sysfs};
+use super::devices::Devices;
+use super::roots::Roots;
+use super::sysfs;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
@@ -341,14 +342,6 @@ pub fn devno_at(roots: &Roots, path: &Path) -> Result<DevNo> {
         let message = "not a block device: expected a disk's node or a link to it";
         Error::new(ErrorKind::InvalidInput, message).with_path(path)
     })
-}
-
-pub(super) fn devno_of(rdev: u64) -> DevNo {
-    let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    DevNo {
-        major: narrow(stat::major(rdev)),
-        minor: narrow(stat::minor(rdev)),
-    }
 }
 
 fn sync(devices: &Devices, file: &File, node: &Path) -> Result<()> {

@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use lunbd_sys::sg::{Completion, Info};
-use nix::fcntl::OFlag;
-
 use lunbd_sys::stat::DeviceKind;
+use nix::fcntl::OFlag;
+use nix::sys::stat;
 
-use super::blockdev::devno_of;
 use crate::id::DevNo;
 
 /// A device by its kind and number: a block and a character device may have the same
@@ -236,6 +235,14 @@ impl DeviceAccess for Kernel {
 fn number_of(metadata: &Metadata) -> Option<DevNo> {
     let is_block = metadata.file_type().is_block_device();
     is_block.then(|| devno_of(metadata.rdev()))
+}
+
+pub(super) fn devno_of(rdev: u64) -> DevNo {
+    let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    DevNo {
+        major: narrow(stat::major(rdev)),
+        minor: narrow(stat::minor(rdev)),
+    }
 }
 
 #[cfg(test)]

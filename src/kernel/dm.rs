@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use lunbd_sys::dm::Target;
 use lunbd_sys::dm::{self, Flags};
 
-use super::{Roots, blockdev};
+use super::{Roots, devices};
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::DevNo;
@@ -32,7 +32,7 @@ pub(crate) fn status(roots: &Roots, uuid: &str) -> Result<DmStatus> {
         dm::status(control, uuid)
     })?;
     Ok(DmStatus {
-        devno: blockdev::devno_of(status.dev),
+        devno: devices::devno_of(status.dev),
         open_count: status.open_count,
         read_only: status.flags.contains(Flags::READ_ONLY),
     })

@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use nix::sys::statvfs::fstatvfs;
 
-use super::blockdev::devno_of;
+use super::devices::devno_of;
 use crate::error::{Error, Result};
 use crate::id::DevNo;
 

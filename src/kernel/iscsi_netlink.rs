@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lunbd_sys::iscsi::{self, Answer, Request};
-pub(crate) use lunbd_sys::iscsi::{Param, Stop};
+pub(crate) use lunbd_sys::iscsi::{HostParam, Param, Stop};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use nix::errno::Errno;
 
@@ -66,10 +66,14 @@ impl CreateLock {
                 }
                 Err(error) if is(&error, Errno::EADDRINUSE) => {
                     let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);
-                    let holder = holder.unwrap_or_else(|| "one process after another".to_owned());
+                    let holder = holder.unwrap_or_else(|| {
+                        "each process before this one to \
+                                                           finish"
+                            .to_owned()
+                    });
                     let seen = format!(
-                        "{holder} has the netlink port that the making of a session needs: it is \
-                         to be ended where it is none of lunbd's"
+                        "{holder} holds the netlink port that the creation of a session needs: \
+                         end that process unless it is lunbd"
                     );
                     return Err(error.with_kind(ErrorKind::InUse).with_last_seen(seen));
                 }
@@ -101,19 +105,18 @@ impl Control {
     /// host. `cmd_sn` must be the number that its login had, or its commands hang.
     ///
     /// Its `creator` is -1, so that an iscsid that starts leaves it alone: that
-    /// takes up all others.
+    /// takes up all others. `cmds_max` must be a power of 2.
     pub(crate) fn create_session(
         &mut self,
         maker: &CreateLock,
         cmd_sn: u32,
+        cmds_max: u16,
+        queue_depth: u16,
     ) -> Result<(SessionId, HostNo)> {
-        /// As iscsid has them.
-        const CMDS_MAX: u16 = 128;
-        const QUEUE_DEPTH: u16 = 32;
         let create = Request::CreateSession {
             initial_cmdsn: cmd_sn,
-            cmds_max: CMDS_MAX,
-            queue_depth: QUEUE_DEPTH,
+            cmds_max,
+            queue_depth,
         };
         point!(IscsiToCreateSession);
         let answer = ask(&maker.0, self.transport, &create, "make a session")?;
@@ -158,6 +161,24 @@ impl Control {
         let set = Request::SetParam {
             sid: session.0,
             cid: CID,
+            param,
+            value,
+        };
+        point!(IscsiToSet);
+        self.ask(&set, &format!("set {param:?} to {value}"))?;
+        point!(IscsiSet);
+        Ok(())
+    }
+
+    /// `ISCSI_UEVENT_SET_HOST_PARAM`: of a session's SCSI host.
+    pub(crate) fn set_of_host(
+        &mut self,
+        host: HostNo,
+        param: HostParam,
+        value: &str,
+    ) -> Result<()> {
+        let set = Request::SetHostParam {
+            host: host.0,
             param,
             value,
         };
@@ -300,7 +321,7 @@ fn ask(socket: &Socket, transport: u64, request: &Request<'_>, what: &str) -> Re
         buffer.clear();
         match socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT) {
             Ok((_, sender)) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
                 continue;
             }
             Ok(_) => {}

@@ -1,6 +1,6 @@
 //! Many short kernel calls, shared among the processors.
 
-use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -12,12 +12,21 @@ const SHARE: usize = 500;
 const MOST: usize = 4;
 
 /// What `work` makes of the items, in their order: of all at once, or where
-/// there are many, of an equal share on each of a few threads. None of the
+/// there are many, of an equal share on each of a few threads. The caller's thread is one
+/// of them, and does the shares of threads that cannot be started. None of the
 /// calls may block: nobody's deadline ends this.
 ///
 /// # Errors
 /// `Io` where a thread died.
 pub(crate) fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    work: impl Fn(Vec<T>) -> Vec<R> + Sync,
+) -> Result<Vec<R>> {
+    in_shares_on(thread::Builder::new, items, work)
+}
+
+fn in_shares_on<T: Send, R: Send>(
+    new_thread: impl Fn() -> thread::Builder,
     mut items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
@@ -26,36 +35,67 @@ pub(crate) fn in_parallel<T: Send, R: Send>(
     if items.len() <= share {
         return Ok(work(items));
     }
+    let mut shares = Vec::new();
+    while items.len() > share {
+        let rest = items.split_off(share);
+        shares.push(std::mem::replace(&mut items, rest));
+    }
+    shares.push(items);
+    let threads = shares.len() - 1;
+    let next = Mutex::new(shares.into_iter().enumerate());
+    let done = Mutex::new(Vec::new());
+    let run = || {
+        loop {
+            let taken = lock(&next).next();
+            let Some((at, share)) = taken else {
+                return;
+            };
+            let made = work(share);
+            lock(&done).push((at, made));
+        }
+    };
     thread::scope(|scope| {
-        let work = &work;
-        let mut threads = Vec::new();
-        while items.len() > share {
-            let rest = items.split_off(share);
-            let one = mem::replace(&mut items, rest);
-            threads.push(scope.spawn(move || work(one)));
-        }
-        let last = work(items);
-        let mut done = Vec::new();
-        for thread in threads {
-            let died = |_| Error::new(ErrorKind::Io, "a thread that read a share of it died");
-            done.extend(thread.join().map_err(died)?);
-        }
-        done.extend(last);
-        Ok(done)
-    })
+        let start = |_| new_thread().spawn_scoped(scope, run).ok();
+        let started: Vec<_> = (0..threads).map_while(start).collect();
+        run();
+        let died = |_| Error::new(ErrorKind::Io, "a thread that read a part of it died");
+        let mut ended = started
+            .into_iter()
+            .map(|thread| thread.join().map_err(died));
+        ended.try_for_each(|ended| ended)
+    })?;
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(at, _)| *at);
+    Ok(done.into_iter().flat_map(|(_, made)| made).collect())
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code under these locks can leave what they guard half changed.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_made_of_many_items_is_in_their_order() {
+    #[track_caller]
+    fn are_in_their_order(new_thread: impl Fn() -> thread::Builder) {
         for count in [0, 1, SHARE, 2 * SHARE + 1, 9 * SHARE] {
             let items: Vec<usize> = (0..count).collect();
             let double = |items: Vec<usize>| items.into_iter().map(|item| 2 * item).collect();
-            let done = in_parallel(items, double).unwrap();
+            let done = in_shares_on(&new_thread, items, double).unwrap();
             assert!(done.iter().copied().eq((0..count).map(|item| 2 * item)));
         }
+    }
+
+    #[test]
+    fn what_is_made_of_many_items_is_in_their_order() {
+        are_in_their_order(thread::Builder::new);
+    }
+
+    #[test]
+    fn the_caller_does_the_shares_of_threads_that_cannot_be_started() {
+        // No machine has the room for its stack.
+        are_in_their_order(|| thread::Builder::new().stack_size(1 << 60));
     }
 }

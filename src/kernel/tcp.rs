@@ -1,5 +1,6 @@
 //! TCP: from a host's name to a connection, within a deadline.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
@@ -17,6 +18,7 @@ use super::stream::wait_until;
 use super::worker;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::InterfaceName;
 
 /// How long sent data may stay unacknowledged, and a full window shut, before
 /// the kernel gives the connection up (tcp(7), `TCP_USER_TIMEOUT`). With it
@@ -25,6 +27,16 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 const PROBE_AFTER_IDLE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
+
+/// What a connection is bound to on this machine; by default to nothing, and the kernel
+/// chooses by its routes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct LocalEnd {
+    /// All packets leave and come through it (`SO_BINDTODEVICE`).
+    pub(crate) interface: Option<InterfaceName>,
+    /// The address that the peer sees.
+    pub(crate) address: Option<IpAddr>,
+}
 
 /// Connects to `peer` ("the NBD server"), which errors name, at `host`: its
 /// addresses are tried one after the other, each for an equal share of what is
@@ -41,8 +53,23 @@ const PROBES: u32 = 4;
 /// `TimedOut` at stage `resolve` or `dial`. Resolving a name cannot be
 /// cancelled: after a timeout its thread stays until the resolver lets go.
 pub(crate) fn connect(host: &str, port: u16, peer: &str, deadline: Deadline) -> Result<OwnedFd> {
+    connect_from(&LocalEnd::default(), host, port, peer, deadline)
+}
+
+/// As [`connect`], from `local` and from nowhere else, which is read back of the socket.
+///
+/// # Errors
+/// As of [`connect`]: `Unreachable`, naming it, also where this machine lacks the interface
+/// or the address, and where every address of `host` is of the other family.
+pub(crate) fn connect_from(
+    local: &LocalEnd,
+    host: &str,
+    port: u16,
+    peer: &str,
+    deadline: Deadline,
+) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
-    connect_to_one(&addresses, peer, deadline)
+    connect_to_one(local, &addresses, peer, deadline)
 }
 
 /// The two ends of a connection of this machine with itself, on its loopback
@@ -76,7 +103,12 @@ pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
     })
 }
 
-fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> Result<OwnedFd> {
+fn connect_to_one(
+    local: &LocalEnd,
+    addresses: &[SocketAddr],
+    peer: &str,
+    deadline: Deadline,
+) -> Result<OwnedFd> {
     let mut failures = Vec::new();
     for (tried, address) in addresses.iter().enumerate() {
         let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -84,7 +116,7 @@ fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> R
         if share.is_zero() {
             break;
         }
-        let connected = connect_within(address, deadline.at_most(share));
+        let connected = connect_within(local, address, deadline.at_most(share));
         match connected.and_then(prepare) {
             Ok(socket) => return Ok(socket),
             Err(error) => failures.push(format!("{address}: {error}")),
@@ -101,13 +133,18 @@ fn connect_to_one(addresses: &[SocketAddr], peer: &str, deadline: Deadline) -> R
 }
 
 /// As [`TcpStream::connect_timeout`], which no cancellation would end.
-fn connect_within(address: &SocketAddr, deadline: Deadline) -> io::Result<TcpStream> {
+fn connect_within(
+    local: &LocalEnd,
+    address: &SocketAddr,
+    deadline: Deadline,
+) -> io::Result<TcpStream> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(family, SockType::Stream, flags, None)?;
+    bind(&socket, local, address)?;
     match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
         Ok(()) => {}
         Err(Errno::EINPROGRESS) => {
@@ -121,7 +158,59 @@ fn connect_within(address: &SocketAddr, deadline: Deadline) -> io::Result<TcpStr
     }
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(false)?;
+    require_bound(&stream, local)?;
     Ok(stream)
+}
+
+/// Binds a socket that is to be connected with `to`.
+fn bind(socket: &OwnedFd, local: &LocalEnd, to: &SocketAddr) -> io::Result<()> {
+    if let Some(interface) = &local.interface {
+        let name = OsString::from(interface.as_str());
+        setsockopt(socket, sockopt::BindToDevice, &name).map_err(|errno| {
+            let why = match errno {
+                Errno::ENODEV => "there is no such interface here".to_owned(),
+                errno => errno.desc().to_owned(),
+            };
+            io::Error::other(format!("cannot use the interface {interface}: {why}"))
+        })?;
+    }
+    let Some(address) = local.address else {
+        return Ok(());
+    };
+    if address.is_ipv4() != to.is_ipv4() {
+        let message = format!("the source address {address} is of the other IP version");
+        return Err(io::Error::other(message));
+    }
+    // Several connections may have one local port then, as those that are bound to nothing.
+    setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
+    let storage = SockaddrStorage::from(SocketAddr::new(address, 0));
+    socket::bind(socket.as_raw_fd(), &storage).map_err(|errno| {
+        let why = match errno {
+            Errno::EADDRNOTAVAIL => "this machine does not have it",
+            errno => errno.desc(),
+        };
+        io::Error::other(format!("cannot use the source address {address}: {why}"))
+    })
+}
+
+fn require_bound(stream: &TcpStream, local: &LocalEnd) -> io::Result<()> {
+    if let Some(address) = local.address {
+        let has = stream.local_addr()?.ip();
+        if has != address {
+            let message = format!("the source address is {has} and not {address}");
+            return Err(io::Error::other(message));
+        }
+    }
+    if let Some(interface) = &local.interface {
+        let has = getsockopt(stream, sockopt::BindToDevice)?;
+        let has = has.to_string_lossy();
+        let has = has.trim_end_matches('\0');
+        if has != interface.as_str() {
+            let message = format!("the interface is {has:?} and not {interface}");
+            return Err(io::Error::other(message));
+        }
+    }
+    Ok(())
 }
 
 /// Has the kernel give the connection up after `limit` instead of 30 seconds in which
@@ -225,13 +314,47 @@ mod tests {
         let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
         drop(gone);
         let deadline = Deadline::after(Duration::from_secs(10));
-        assert!(connect_to_one(&addresses, "it", deadline).is_ok());
+        assert!(connect_to_one(&LocalEnd::default(), &addresses, "it", deadline).is_ok());
         drop(there);
-        let error = connect_to_one(&addresses, "it", deadline)
+        let error = connect_to_one(&LocalEnd::default(), &addresses, "it", deadline)
             .unwrap_err()
             .to_string();
         for address in addresses {
             assert!(error.contains(&address.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_connection_comes_from_the_address_and_the_interface_that_were_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let from = |interface: Option<&str>, address: &str| {
+            let local = LocalEnd {
+                interface: interface.map(|name| name.parse().unwrap()),
+                address: Some(address.parse().unwrap()),
+            };
+            connect_from(&local, "127.0.0.1", port, "it", deadline)
+        };
+        let _near = from(None, "127.0.0.77").unwrap();
+        let (_, peer) = listener.accept().unwrap();
+        assert_eq!(peer.ip().to_string(), "127.0.0.77");
+        for (interface, address, names) in [
+            (
+                None,
+                "192.0.2.1",
+                "192.0.2.1: this machine does not have it",
+            ),
+            (
+                None,
+                "::1",
+                "the source address ::1 is of the other IP version",
+            ),
+            (Some("lunbd-none"), "127.0.0.1", "interface lunbd-none"),
+        ] {
+            let error = from(interface, address).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unreachable);
+            assert!(error.to_string().contains(names), "{error}");
         }
     }
 

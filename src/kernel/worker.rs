@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
 use idle::Files;
@@ -83,7 +82,7 @@ fn start_with<T: Send + 'static>(
     Ok(Pending { stage, result })
 }
 
-fn not_started(stage: Stage, error: &io::Error) -> Error {
+pub(super) fn not_started(stage: Stage, error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
 }
 
@@ -124,42 +123,6 @@ pub(crate) fn apart<T: Send + 'static>(
 ) -> Result<T> {
     let pending = start_apart(stage, call)?;
     pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
-}
-
-/// What `work` makes of each item, in their order: of all at once, each on a thread
-/// of its own, so that none waits for another's. Of an item whose thread could not
-/// be started or died it is `Io`.
-pub(crate) fn each<T: Send, R: Send>(
-    stage: Stage,
-    items: impl IntoIterator<Item = T>,
-    work: impl Fn(T) -> R + Sync,
-) -> Vec<Result<R>> {
-    each_on(thread::Builder::new, stage, items, work)
-}
-
-fn each_on<T: Send, R: Send>(
-    new_thread: impl Fn() -> thread::Builder,
-    stage: Stage,
-    items: impl IntoIterator<Item = T>,
-    work: impl Fn(T) -> R + Sync,
-) -> Vec<Result<R>> {
-    let span = tracing::Span::current();
-    thread::scope(|scope| {
-        let (work, span) = (&work, &span);
-        let start = |item| {
-            new_thread().spawn_scoped(scope, move || {
-                let _entered = span.enter();
-                work(item)
-            })
-        };
-        let started: Vec<_> = items.into_iter().map(start).collect();
-        let ended = started.into_iter().map(|started| {
-            let thread = started.map_err(|error| not_started(stage, &error))?;
-            let died = |_| Error::new(ErrorKind::Io, "the thread that worked on it died").at(stage);
-            thread.join().map_err(died)
-        });
-        ended.collect()
-    })
 }
 
 /// Has the thread of a call, as [`start`] begins it, leave the open files of the
@@ -297,26 +260,6 @@ mod tests {
         let mut end = [PollFd::new(pipe.0.as_fd(), PollFlags::POLLIN)];
         let ready = poll(&mut end, PollTimeout::from(20_000_u16)).unwrap();
         assert_eq!(ready, 1, "somebody has it still");
-    }
-
-    #[test]
-    fn an_item_whose_thread_dies_or_cannot_be_had_is_an_error_at_its_place() {
-        let double = |item: i32| {
-            assert_ne!(item, 2, "it dies");
-            2 * item
-        };
-        let mut done = each(Stage::Resolve, [1, 2, 3], double).into_iter();
-        assert_eq!(done.next().unwrap().unwrap(), 2);
-        assert_eq!(done.next().unwrap().unwrap_err().kind(), ErrorKind::Io);
-        assert_eq!(done.next().unwrap().unwrap(), 6);
-        // No machine has the room for its stack.
-        let too_large = || thread::Builder::new().stack_size(1 << 60);
-        let done = each_on(too_large, Stage::Resolve, [1, 3], double);
-        assert_eq!(done.len(), 2);
-        for refused in done {
-            let error = refused.unwrap_err();
-            assert!(error.to_string().contains("cannot start"), "{error}");
-        }
     }
 
     #[test]

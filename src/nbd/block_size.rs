@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::handshake::broken;
+use super::violation::broken;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The kernel's smallest block size (`drivers/block/nbd.c`).

@@ -4,6 +4,7 @@
 //! documented. Nothing else of a format is read, and no checksum: a name that is damaged
 //! is another name.
 
+mod bytes;
 mod file_systems;
 mod luks;
 mod lvm;
@@ -11,6 +12,7 @@ mod partitions;
 mod udev;
 
 use crate::id::ContentName;
+use bytes::Bytes;
 pub(super) use udev::names as names_by_udev;
 
 /// How many bytes hold all of the names: the last is that of btrfs, at 64 KiB.
@@ -32,32 +34,6 @@ pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
     names.sort();
     names.dedup();
     names
-}
-
-/// The first bytes of a volume. What lies behind their end is not there.
-#[derive(Clone, Copy)]
-struct Bytes<'a>(&'a [u8]);
-
-impl<'a> Bytes<'a> {
-    fn array<const N: usize>(self, at: usize) -> Option<[u8; N]> {
-        self.0.get(at..)?.first_chunk().copied()
-    }
-
-    fn has(self, at: usize, magic: &[u8]) -> bool {
-        self.from(at)
-            .is_some_and(|bytes| bytes.0.starts_with(magic))
-    }
-
-    fn from(self, at: usize) -> Option<Self> {
-        self.0.get(at..).map(Bytes)
-    }
-
-    /// Up to the first zero.
-    fn text(self, at: usize, length: usize) -> Option<&'a str> {
-        let field = self.0.get(at..)?.get(..length)?;
-        let end = field.iter().position(|byte| *byte == 0);
-        std::str::from_utf8(field.get(..end.unwrap_or(length))?).ok()
-    }
 }
 
 /// The text of names, for errors.

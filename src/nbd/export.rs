@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use super::block_size::{BlockSizes, Geometry};
-use super::handshake::broken;
+use super::violation::broken;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 bitflags! {

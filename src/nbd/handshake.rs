@@ -13,42 +13,28 @@ mod refusal;
 mod server;
 mod wire;
 
-use std::fmt;
 use std::io::{Read, Write};
 
 #[cfg(feature = "tls")]
 pub(super) use self::discover::discover_in_tls;
 pub use self::discover::{DiscoveredExport, discover};
-use self::info::Infos;
+pub use self::info::ListedExport;
+use self::info::{Infos, LONGEST_NAME};
 use self::refusal::Refusal;
 use self::server::Server;
 pub(super) use self::wire::Greeting;
 use self::wire::{OptionCode, ReplyHeader};
 use super::export::Export;
+use super::violation::broken;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// The protocol's limit for strings.
-const LONGEST_NAME: usize = 4096;
 /// More than a server has to say of one export.
 const MOST_INFOS: usize = 64;
 /// What all replies to LIST may hold together; 1,000 exports with the longest
 /// names.
 const LONGEST_LIST: usize = 4 << 20;
 const MOST_EXPORTS: usize = 65_536;
-
-/// One export in a server's list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct ListedExport {
-    /// Its name: free text, which may hold control characters, so show it with
-    /// `{:?}`.
-    pub name: String,
-    /// What the server says of it, escaped and cut to be shown; `None` where it
-    /// says nothing.
-    pub description: Option<String>,
-}
 
 /// Shakes hands for the export `name`: `OPT_GO`, and `EXPORT_NAME` only where
 /// the server answers that it does not know `OPT_GO`. The stream is then in the
@@ -263,11 +249,6 @@ fn read_list<S: Read + Write>(
         "too long",
         "at most 65536 exports and 4 MiB",
     ))
-}
-
-/// The server broke the protocol in this field.
-pub(super) fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
-    Error::broken("the NBD server", field, found, expected)
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub enum Refusal {
     #[error("no index is left")]
     NoIndexLeft,
     /// Another process was making the same index.
-    #[error("another made the same index")]
+    #[error("another process created the same index")]
     Raced,
     /// Not a power of two from 512 to the page size.
     #[error("block size")]

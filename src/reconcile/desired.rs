@@ -32,6 +32,9 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// # chap_variables = "LUNBD_CHAP_" # as of `Credentials::from_variables`
 /// digests = false         # or true, to offer them, or "require"
 /// recovery_timeout = "5s"
+/// tune = { queue_depth = 64, nop_interval = 10 }  # as of `iscsi::Tunable`
+/// interface = "eth1"
+/// source_address = "10.0.0.7"
 ///
 /// [[volume]]
 /// id = "pvc-2"
@@ -116,8 +119,9 @@ impl Desired {
     /// further sources, the expected unit, `min_paths` and `multipath` by a
     /// repeated attach. Another source (with none in common), another backend
     /// id, `read_only`, `connections`, another index and another initiator need a
-    /// detach first; the timeouts of NBD count from the next attach or heal, and
-    /// those of iSCSI, its digests and its secrets from the next login.
+    /// detach first; the timeouts of NBD count from the next attach or heal, the digests and
+    /// secrets of iSCSI from the next login, and its timeouts, settings, interface and source
+    /// address from the next session: the attach warns of those that a session does not have.
     ///
     /// # Errors
     /// `InUse`, naming both volumes, where another lays claim to the same source,
@@ -138,9 +142,9 @@ impl Desired {
         let is_nbd = |source: &&Source| matches!(source, Source::Nbd(_));
         let nbd = spec.sources.iter().filter(is_nbd).count();
         let refused = match () {
-            () if nbd > 0 && spec.sources.len() > 1 => "an NBD source stands alone",
+            () if nbd > 0 && spec.sources.len() > 1 => "an NBD source takes no further paths",
             () if nbd > 0 && spec.expect.is_some() => {
-                "an NBD server gives its exports no world-wide names to expect"
+                "an NBD export has no world-wide name to expect"
             }
             () => "",
         };
@@ -151,8 +155,10 @@ impl Desired {
         let claims: Vec<Claim> = Claim::of(&spec).collect();
         for claim in &claims {
             if let Some(theirs) = self.claims.get(claim) {
-                let message =
-                    format!("{claim} is that of volume {theirs}, and volume {volume} wants it too");
+                let message = format!(
+                    "{claim} belongs to volume {theirs}, and volume {volume} also wants \
+                             it"
+                );
                 return Err(Error::new(ErrorKind::InUse, message));
             }
         }

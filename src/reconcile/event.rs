@@ -1,13 +1,11 @@
-//! What happened, for whoever follows.
+//! What happened to a volume.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::plan::StepKind;
-use crate::deadline::Deadline;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::VolumeId;
@@ -162,139 +160,5 @@ impl fmt::Display for Event {
             Self::Session(kept) => kept.fmt(f),
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }
-    }
-}
-
-/// Events one follower may leave unread. Past that the oldest are dropped and
-/// counted: what is newer says more.
-const LONGEST: usize = 1024;
-
-/// One follower's end. Dropping it ends it.
-#[derive(Debug)]
-pub struct Events(Arc<Queue>);
-
-#[derive(Debug, Default)]
-struct Queue {
-    inner: Mutex<Inner>,
-    filled: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    events: VecDeque<Event>,
-    missed: u64,
-    closed: bool,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave the queue half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Events {
-    /// Waits for the next event; `None` when the deadline has passed, or when the
-    /// reconciler is gone and all was read.
-    pub fn next(&mut self, deadline: Deadline) -> Option<Event> {
-        let idle =
-            |inner: &mut Inner| inner.events.is_empty() && inner.missed == 0 && !inner.closed;
-        let mut inner = self.0.lock();
-        loop {
-            let woken = self
-                .0
-                .filled
-                .wait_timeout_while(inner, deadline.turn(), idle);
-            inner = woken.unwrap_or_else(PoisonError::into_inner).0;
-            if deadline.has_passed() || !idle(&mut inner) {
-                break;
-            }
-        }
-        match std::mem::take(&mut inner.missed) {
-            0 => inner.events.pop_front(),
-            count => Some(Event::Missed { count }),
-        }
-    }
-}
-
-/// Those who follow.
-#[derive(Debug, Default)]
-pub(super) struct Followers(Mutex<Vec<Weak<Queue>>>);
-
-impl Followers {
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Queue>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn add(&self) -> Events {
-        let queue = Arc::<Queue>::default();
-        self.lock().push(Arc::downgrade(&queue));
-        Events(queue)
-    }
-
-    pub(super) fn tell(&self, event: &Event) {
-        tracing::info!(%event, "reconciled");
-        self.lock().retain(|follower| {
-            let Some(queue) = follower.upgrade() else {
-                return false;
-            };
-            let mut inner = queue.lock();
-            if inner.events.len() >= LONGEST {
-                inner.events.pop_front();
-                inner.missed += 1;
-            }
-            inner.events.push_back(event.clone());
-            drop(inner);
-            queue.filled.notify_one();
-            true
-        });
-    }
-}
-
-impl Drop for Followers {
-    fn drop(&mut self) {
-        for queue in self.lock().iter().filter_map(Weak::upgrade) {
-            queue.lock().closed = true;
-            queue.filled.notify_all();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn healed(number: usize) -> Event {
-        Event::Healed {
-            volume: format!("pvc-{number}").parse().unwrap(),
-        }
-    }
-
-    #[test]
-    fn a_follower_who_does_not_read_is_told_how_many_it_missed_and_has_the_newest() {
-        let followers = Followers::default();
-        let (mut slow, now) = (followers.add(), Deadline::after(Duration::ZERO));
-        for number in 0..LONGEST + 5 {
-            followers.tell(&healed(number));
-        }
-        assert!(matches!(slow.next(now), Some(Event::Missed { count: 5 })));
-        let read: Vec<String> = std::iter::from_fn(|| slow.next(now))
-            .map(|event| event.to_string())
-            .collect();
-        assert_eq!(read.len(), LONGEST);
-        assert_eq!(read[0], "pvc-5: serves again");
-        assert!(slow.next(now).is_none());
-    }
-
-    #[test]
-    fn a_follower_reads_to_the_end_when_nobody_tells_any_more() {
-        let followers = Followers::default();
-        let mut events = followers.add();
-        followers.tell(&healed(1));
-        drop(followers);
-        let long = Deadline::after(Duration::from_secs(60));
-        assert!(events.next(long).is_some());
-        assert!(events.next(long).is_none());
-        assert!(!long.has_passed());
     }
 }

@@ -7,34 +7,13 @@ use super::state::State;
 use crate::deadline::Deadline;
 use crate::engine::journal::Failing;
 
-/// When it is to be told again what fails.
-#[derive(Debug, Default)]
-pub(super) struct FailurePublisher {
-    last: Option<Instant>,
-    next: Option<Instant>,
-}
-
-impl FailurePublisher {
-    /// What fails is not what was told.
-    pub(super) fn change(&mut self) {
-        /// Between two of them: many volumes may fail at once.
-        const PAUSE: Duration = Duration::from_millis(200);
-        let now = Instant::now();
-        let next = self.last.map_or(now, |last| now.max(last + PAUSE));
-        self.next.get_or_insert(next);
-    }
-
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.next
-    }
-}
-
 impl State {
     /// What fails, where that is to be told now.
     pub(super) fn take_failing(&mut self) -> Option<Vec<Failing>> {
         let now = Instant::now();
-        self.publisher.due().filter(|due| *due <= now)?;
-        (self.publisher.next, self.publisher.last) = (None, Some(now));
+        if !self.publisher.take_due(now) {
+            return None;
+        }
         let clock = SystemTime::now();
         let failing = self.tracked.iter().filter_map(|(volume, tracked)| {
             let failure = tracked.failure.as_ref()?;
@@ -55,7 +34,7 @@ impl Reconciler {
         const LIMIT: Duration = Duration::from_secs(2);
         let told = self.journal.tell_failing(failing, Deadline::after(LIMIT));
         if let Err(error) = told {
-            tracing::warn!(%error, "nobody is told what fails");
+            tracing::warn!(%error, "cannot publish the failures");
         }
     }
 }

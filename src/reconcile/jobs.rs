@@ -4,60 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::Event;
+use super::job::{Done, Job, Priority, place_of};
 use super::options::Options;
-use super::plan::{Step, StepKind, step_for};
-use super::queues::{Priority, place_of};
+use super::plan::{StepKind, step_for};
 use super::state::{MAY_HAVE_DIED, State, sooner};
 use super::tracked::{Failure, PathRetry};
 use crate::deadline::{Backoff, jittered};
-use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
+use crate::engine::{Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
-
-/// A step that a worker takes.
-pub(super) struct Job {
-    pub(super) step: Step,
-    generation: u64,
-    /// When a worker took it.
-    began: Instant,
-    pub(super) lane: Priority,
-    /// Since when it may be tried again.
-    pub(super) due: Option<Instant>,
-    /// The server, target or host at which it is counted with the others there.
-    pub(super) place: Option<String>,
-    /// It does not serve, or failed before.
-    pub(super) is_failing: bool,
-    pub(super) tries: u32,
-    pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
-}
-
-/// How a step ended.
-pub(super) enum Done {
-    /// It is as this says.
-    Stands(Box<VolumeStatus>),
-    /// Nothing of it is left.
-    Gone {
-        safe_to_unmap: bool,
-    },
-    /// It was asked, and is the one, and serves.
-    Serves,
-    /// It is as large as it is wanted.
-    Resized {
-        old_size: u64,
-        size: u64,
-    },
-    /// It came to its end; how it stands is to be looked for.
-    Finished,
-    /// An NBD device that still has no server.
-    Disconnected {
-        reconnect_handle: Option<Box<ReconnectHandle>>,
-        error: Error,
-        budget_left: Option<Duration>,
-    },
-    /// It was asked, and is otherwise than sysfs shows.
-    Differs(Condition, String),
-    Failed(Error),
-}
 
 /// Whether what failed at one of them fails at the other: both ask an NBD server.
 fn is_one(one: StepKind, other: StepKind) -> bool {

@@ -207,7 +207,7 @@ fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
     }
     let attach = |reason: &'static str| Some((StepKind::Attach, reason.into()));
     if there.spec != *wanted {
-        return attach("it is wanted otherwise than it was attached");
+        return attach("its wanted settings differ from the attached ones");
     }
     match there.under_way {
         Some(Operation::Attach) => return attach("its attach was begun"),
@@ -234,9 +234,9 @@ fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
             Some(reason) => Some(verify_reason(reason)),
             None => Some((StepKind::Wait, there.seen.clone().into())),
         },
-        Condition::Gone => attach("nothing of it stands any more"),
+        Condition::Gone => attach("nothing of it is attached any more"),
         Condition::Changed => Some((StepKind::Attach, there.seen.clone().into())),
-        Condition::HalfAttached | Condition::HalfDetached => attach("only half of it stands"),
+        Condition::HalfAttached | Condition::HalfDetached => attach("it is only partly attached"),
     }
 }
 
@@ -248,7 +248,7 @@ fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
     }
     let has = match there.size {
         Some(size) => format!("it has {size} bytes"),
-        None => "nobody has read its size".to_owned(),
+        None => "its size is unknown".to_owned(),
     };
     Some(format!("{has}, and at least {least} are wanted"))
 }
@@ -333,7 +333,7 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
                 };
                 let volume = &owner.volume;
                 refused = Some(format!(
-                    "{what} is that of volume {volume}, and it wants it too"
+                    "{what} belongs to volume {volume}, and it also wants it"
                 ));
             } else if !after.contains(&owner.volume) {
                 after.push(owner.volume.clone());
@@ -349,7 +349,7 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
             let owner = find(steps, volume).and_then(|at| steps.get_mut(at));
             if let Some(owner) = owner.filter(|owner| owner.kind != StepKind::Finish) {
                 if owner.kind != StepKind::Detach {
-                    owner.reason = "another volume is wanted from where it is attached".into();
+                    owner.reason = "another volume is wanted at its place".into();
                 }
                 owner.kind = StepKind::Detach;
                 owner.after.clear();

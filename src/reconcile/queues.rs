@@ -2,24 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::jobs::Job;
+use super::job::{Job, Priority};
 use super::workers::Room;
-use crate::id::Source;
-
-/// A queue of steps, in the order in which steps are taken from them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Priority {
-    /// What goes. No attach is before it.
-    Leaving,
-    /// It failed before, and what it failed for may be over.
-    Called,
-    /// It has not failed.
-    Fresh,
-    /// It goes, and failed before.
-    LeavingAgain,
-    /// It failed before, and it is time for its next try.
-    Again,
-}
 
 #[derive(Default)]
 pub(super) struct Queues {
@@ -57,17 +41,6 @@ impl Queues {
             let at = lane.iter().position(is_next)?;
             lane.remove(at)
         })
-    }
-}
-
-/// Which server, target or host a source leads to: where one of its volumes hangs the
-/// others may hang as well.
-pub(super) fn place_of(source: &Source) -> String {
-    match source {
-        Source::Nbd(uri) => format!("{:?}", uri.server()),
-        Source::Iscsi(uri) => uri.target().to_string().to_lowercase(),
-        Source::Fc(uri) => format!("{:?}", uri.ports()),
-        Source::Scsi(hctl) => format!("host{}", hctl.host),
     }
 }
 

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use super::actual::Actual;
 use super::desired::Desired;
-use super::event::{Event, Events, Followers};
+use super::event::Event;
+use super::followers::{Events, Followers};
 use super::options::Options;
 use super::plan::{self, Plan};
 use super::refresh::Scope;
 use super::state::{AtWork, Counters, RunState, State};
-use super::workers::{RESERVED, Workers};
+use super::workers::Workers;
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -47,9 +48,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tell(&self, events: impl IntoIterator<Item = Event>) {
-        for event in events {
-            self.followers.tell(&event);
+    /// Tells what has just changed in the state, before anybody else can change it: the
+    /// events come in the order of the state.
+    pub(super) fn tell(
+        &self,
+        state: MutexGuard<'_, State>,
+        events: impl IntoIterator<Item = Event>,
+    ) {
+        let events = events.into_iter();
+        let told: Vec<_> = events.map(|event| self.followers.tell(event)).collect();
+        drop(state);
+        // A subscriber may ask for the state.
+        for event in told {
+            tracing::info!(sequence = event.sequence, %event, "reconciled");
         }
     }
 }
@@ -189,9 +200,9 @@ impl Reconciler {
         self.go(&driving)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
-            let error = Error::timed_out(Stage::Converge, deadline, "all to be wanted");
+            let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
             let left = state.plan().steps.len();
-            return Err(error.with_last_seen(format!("{left} volumes are left")));
+            return Err(error.with_last_seen(format!("{left} volumes differ from what is wanted")));
         }
         Ok(state.plan())
     }
@@ -243,8 +254,7 @@ impl Reconciler {
             let before = state.next_timer();
             let event = state.take_in(&cause);
             let wake = state.replan || state.next_timer() != before;
-            drop(state);
-            shared.tell(event);
+            shared.tell(state, event);
             if wake {
                 shared.wake.notify_all();
             }
@@ -261,15 +271,15 @@ impl Reconciler {
                 Ok(())
             };
             self.shared.state().workers = Workers::default();
-            for _ in 0..self.options.threads.get() + RESERVED {
-                start_worker()?;
-            }
-            if driving.until.is_none() {
+            let start_keeper = || {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
                 let started = keeper.spawn_scoped(scope, || self.recover_sessions());
-                started.map_err(|error| not_started(&error))?;
+                started.map(drop).map_err(|error| not_started(&error))
+            };
+            if driving.until.is_none() {
+                self.shared.state().workers.want_keeper();
             }
-            let result = self.turn(driving.until, start_worker);
+            let result = self.turn(driving.until, start_worker, start_keeper);
             drop(end);
             // Nobody tries them again.
             self.tell_failing(Vec::new());
@@ -277,7 +287,12 @@ impl Reconciler {
         })
     }
 
-    fn turn(&self, until: Option<Deadline>, start_worker: impl Fn() -> Result<()>) -> Result<()> {
+    fn turn(
+        &self,
+        until: Option<Deadline>,
+        start_worker: impl Fn() -> Result<()>,
+        start_keeper: impl Fn() -> Result<()>,
+    ) -> Result<()> {
         /// What fails is tried again in this time after a look at everything.
         const SPREAD: Duration = Duration::from_secs(30);
         let mut resync = Deadline::after(self.options.resync);
@@ -318,7 +333,7 @@ impl Reconciler {
                 match found {
                     Ok(found) => state.see_transports(found),
                     Err(error) => {
-                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        tracing::warn!(%error, "cannot read sessions and hosts");
                         state.transports.look_later();
                     }
                 }
@@ -326,7 +341,8 @@ impl Reconciler {
             }
             if state.replan || state.retry_is_due() {
                 let events = state.plan_now();
-                self.shared.tell(events);
+                self.shared.tell(state, events);
+                state = self.shared.state();
                 self.shared.work.notify_all();
                 self.shared.changed.notify_all();
             }
@@ -335,12 +351,18 @@ impl Reconciler {
             }
             if state.lacks_a_worker(self.options.threads.get()) {
                 drop(state);
-                let started = start_worker();
+                self.started(start_worker(), until.is_some())?;
                 state = self.shared.state();
-                if let Err(error) = started {
-                    tracing::warn!(%error, "a step waits for another to end");
-                    state.workers.fail_to_start(Instant::now());
+                continue;
+            }
+            if state.workers.lack_keeper(Instant::now()) {
+                drop(state);
+                let started = start_keeper();
+                if started.is_ok() {
+                    self.shared.state().workers.start_keeper();
                 }
+                self.started(started, false)?;
+                state = self.shared.state();
                 continue;
             }
             if state.has_a_step(self.options.threads.get()) {
@@ -354,7 +376,8 @@ impl Reconciler {
                 continue;
             }
             let mut wait = resync.remaining();
-            for timer in [state.next_timer(), state.next_slow_step()] {
+            let next_start = state.workers.next_keeper();
+            for timer in [state.next_timer(), state.next_slow_step(), next_start] {
                 let left = timer.map(|at| at.saturating_duration_since(Instant::now()));
                 wait = wait.min(left.unwrap_or(wait));
             }
@@ -365,6 +388,21 @@ impl Reconciler {
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
             state.counters.wakeups += 1;
         }
+    }
+
+    /// A thread that could not be started is tried for again in a while, unless there is
+    /// none at all and the caller waits.
+    fn started(&self, started: Result<()>, is_waited_for: bool) -> Result<()> {
+        let Err(error) = started else {
+            return Ok(());
+        };
+        let mut state = self.shared.state();
+        if is_waited_for && state.workers.are_none() {
+            return Err(error);
+        }
+        tracing::warn!(%error, "the loop waits for a thread");
+        state.workers.fail_to_start(Instant::now());
+        Ok(())
     }
 
     fn look(&self, scope: &Scope, epoch: u64) -> Result<()> {
@@ -381,8 +419,7 @@ impl Reconciler {
             Scope::Some(_) => state.counters.looks += 1,
         }
         state.refresh.ended(began);
-        drop(state);
-        self.shared.tell(events);
+        self.shared.tell(state, events);
         Ok(())
     }
 }
@@ -418,4 +455,37 @@ impl Drop for EndOfWork<'_> {
 
 fn not_started(error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(Stage::Converge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_the_order_in_which_the_state_changed() {
+        const THREADS: u64 = 8;
+        const EACH: u64 = 500;
+        let shared = Shared::default();
+        let mut events = shared.followers.add();
+        let change = || {
+            for _ in 0..EACH {
+                let mut state = shared.state();
+                state.counters.steps += 1;
+                let volume = format!("pvc-{}", state.counters.steps).parse().unwrap();
+                shared.tell(state, [Event::Healed { volume }]);
+                thread::yield_now();
+            }
+        };
+        let limit = Deadline::after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(change);
+            }
+            for number in 1..=THREADS * EACH {
+                let event = events.next(limit).expect("in time");
+                assert_eq!(event.sequence, number);
+                assert_eq!(event.to_string(), format!("pvc-{number}: serves again"));
+            }
+        });
+    }
 }

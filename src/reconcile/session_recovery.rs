@@ -27,7 +27,7 @@ impl Reconciler {
             let Err(error) = self.recover_until_ended() else {
                 return;
             };
-            tracing::warn!(%error, "sessions are not kept");
+            tracing::warn!(%error, "lost sessions are not recovered");
             let goes_on = |state: &mut State| state.driver != RunState::Ended;
             let state = self.shared.state();
             let waited = self
@@ -81,17 +81,20 @@ impl Reconciler {
             let back = news.iter().filter(|kept| kept.outcome.serves());
             let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
-            self.shared.tell(events);
             let mut state = self.shared.state();
-            if state.driver == RunState::Ended {
-                return Ok(());
-            }
+            let is_over = state.driver == RunState::Ended;
             if !back.is_empty() {
                 // No uevent says that its devices run again.
                 state.refresh.now();
                 for target in back.iter().flatten() {
                     state.see_target_back(target);
                 }
+            }
+            self.shared.tell(state, events);
+            if is_over {
+                return Ok(());
+            }
+            if !back.is_empty() {
                 self.shared.wake.notify_all();
             }
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
-use super::failing::FailurePublisher;
+use super::failure_publisher::FailurePublisher;
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use super::queues::Queues;
 use super::refresh::{Refresh, Scope};
@@ -86,7 +86,7 @@ pub(super) struct State {
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
 
 /// Why a SCSI unit is asked that was away.
-const WAS_AWAY: &str = "a path of it was away, and nobody has asked since which unit answers";
+const WAS_AWAY: &str = "a path of it was lost, and its unit has not been verified since";
 
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -180,7 +180,9 @@ impl State {
     }
 
     pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        self.workers.lack_one(threads, Instant::now()) && self.has_a_step(threads)
+        let waiting = self.queues.waiting().count();
+        let lacks = self.workers.lack_one(threads, waiting, Instant::now());
+        lacks && self.has_a_step(threads)
     }
 
     pub(super) fn retry_is_due(&self) -> bool {
@@ -321,14 +323,15 @@ impl State {
         if !stands {
             tracked.differs = None;
         }
-        there.verify_reason = match known {
+        let seen = there.verify_reason.take().filter(|_| stands);
+        there.verify_reason = seen.or_else(|| match known {
             Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
             Some(known) => known.verify_reason.clone().filter(|_| stands),
             None if verify_reason && stands => {
-                Some("nobody has asked it since this process started".to_owned())
+                Some("this process has not verified it yet".to_owned())
             }
             None => None,
-        };
+        });
         let was_complete = known.is_some_and(|known| known.condition == Condition::Complete);
         if was_complete && there.spec.nbd.is_some() && there.condition == Condition::LinkDead {
             // Sysfs, or our own end of the link, may tell of it before the kernel does.

@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::state::State;
-use crate::engine::journal::VolumeSpec;
-use crate::engine::{Condition, ScsiTransport, ScsiTransports};
-use crate::id::{HostNo, Iqn, Source};
+use crate::engine::ScsiTransport;
 
 /// After the first event, for those that come with it.
 const MOMENT: Duration = Duration::from_millis(30);
@@ -19,7 +16,7 @@ const LOOKS: u32 = 6;
 /// What stood when it was last looked at, and when that is next.
 #[derive(Debug, Default)]
 pub(super) struct Transports {
-    known: BTreeSet<ScsiTransport>,
+    pub(super) known: BTreeSet<ScsiTransport>,
     next: Option<Instant>,
     /// Since the last event.
     looks: u32,
@@ -54,7 +51,11 @@ impl Transports {
     }
 
     /// It was looked at: what is new.
-    fn look(&mut self, standing: BTreeSet<ScsiTransport>, is_changing: bool) -> Vec<ScsiTransport> {
+    pub(super) fn look(
+        &mut self,
+        standing: BTreeSet<ScsiTransport>,
+        is_changing: bool,
+    ) -> Vec<ScsiTransport> {
         if is_changing && self.looks < LOOKS {
             let again = Instant::now() + NEXT_LOOK * (1 << self.looks);
             self.next.get_or_insert(again);
@@ -66,84 +67,32 @@ impl Transports {
     }
 }
 
-impl State {
-    /// Tries those volumes again to which something leads that did not before. A session
-    /// that a step is at now may be ended by it: it counts when that step has come to its
-    /// end, so that no volume is tried for a login that another volume's try has made.
-    pub(super) fn see_transports(&mut self, found: ScsiTransports) {
-        let mut standing = found.standing;
-        standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));
-        let new = self.transports.look(standing, found.is_changing);
-        if new.is_empty() {
-            return;
-        }
-        let is_led_to = |source: &Source| new.iter().any(|one| one.may_lead_to(source));
-        self.try_again_where(|spec| spec.sources.iter().any(is_led_to));
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Paths over this host may have come back. Where it is not known what is over it, all
-    /// may.
-    pub(super) fn try_again_over(&mut self, host: Option<HostNo>) {
-        let known = self.transports.known.iter();
-        let over = known.filter(|one| host.is_some_and(|host| one.is_on(host)));
-        let over: Vec<ScsiTransport> = over.cloned().collect();
-        let is_led_to = |source: &Source| over.iter().any(|one| one.may_lead_to(source));
-        self.try_again_where(|spec| over.is_empty() || spec.sources.iter().any(is_led_to));
-    }
-
-    /// A session with this target serves again: no uevent says so of its devices.
-    pub(super) fn see_target_back(&mut self, target: &Iqn) {
-        let is_with_it =
-            |source: &Source| matches!(source, Source::Iscsi(uri) if uri.target() == target);
-        self.try_again_where(|spec| spec.sources.iter().any(is_with_it));
-    }
-
-    /// Paths of these may have come back: those that failed are tried now.
-    pub(super) fn try_again_where(&mut self, is_concerned: impl Fn(&VolumeSpec) -> bool) {
-        for (volume, tracked) in &mut self.tracked {
-            let there = self.actual.get(volume);
-            let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
-            // One that only waits for a worker is thought over.
-            let is_at_work = tracked.doing.is_some();
-            if is_at_work || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
-                continue;
-            }
-            if let Some(failure) = &mut tracked.failure {
-                (failure.next, failure.is_called) = (Some(Instant::now()), true);
-                self.replan = true;
-                self.publisher.change();
-            }
-            if tracked.path_retry.take().is_some() {
-                self.refresh.some.insert(volume.clone());
-                self.refresh.soon();
-            }
+    #[test]
+    fn what_could_not_be_looked_at_is_looked_at_again() {
+        let mut transports = Transports::default();
+        for _ in 0..2 * LOOKS {
+            transports.look_later();
+            let due = transports.next.take().unwrap();
+            assert!(due <= Instant::now() + Duration::from_secs(60));
         }
     }
 
-    /// Those that lack a path are looked at.
-    pub(super) fn look_for_lost_paths(&mut self) {
-        for there in self.actual.volumes.values() {
-            let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
-            if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
-                self.refresh.some.insert(there.volume.clone());
-                self.refresh.soon();
-            }
+    #[test]
+    fn what_the_end_of_a_login_makes_stand_is_looked_for_though_no_event_tells_of_it() {
+        let mut transports = Transports::default();
+        transports.change();
+        assert!(transports.due().is_some());
+        transports.next = None;
+        for _ in 0..LOOKS {
+            assert!(transports.look(BTreeSet::new(), true).is_empty());
+            assert!(transports.due().is_some());
+            transports.next = None;
         }
-    }
-
-    fn is_made_now(&self, transport: &ScsiTransport) -> bool {
-        let logs_in = |spec: &VolumeSpec| {
-            let leads = |source| transport.may_lead_to(source);
-            spec.log_in.is_some() && spec.sources.iter().any(leads)
-        };
-        let at_work = self.tracked.iter();
-        let mut at_work = at_work.filter(|(_, tracked)| tracked.doing.is_some());
-        at_work.any(|(volume, _)| {
-            let there = self.actual.get(volume).map(|there| &there.spec);
-            there.is_some_and(logs_in) || self.desired.get(volume).is_some_and(logs_in)
-        })
+        transports.look(BTreeSet::new(), true);
+        assert!(transports.due().is_none(), "for ever");
     }
 }
-
-#[cfg(test)]
-mod tests;

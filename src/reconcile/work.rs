@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::jobs::{Done, Job};
+use super::job::{Done, Job};
 use super::plan::StepKind;
 use super::reconciler::Reconciler;
 use super::state::RunState;
@@ -25,8 +25,7 @@ impl Reconciler {
             let mut state = self.shared.state();
             let events = state.settle(&mut job, done, &self.options);
             let more = state.replan || state.is_idle() || state.refresh.due().is_some();
-            drop(state);
-            self.shared.tell(events);
+            self.shared.tell(state, events);
             self.shared.changed.notify_all();
             if more {
                 self.shared.wake.notify_all();
@@ -191,7 +190,7 @@ impl Reconciler {
             HealOutcome::Failed(error) | HealOutcome::Degraded(error) => error,
             HealOutcome::GeometryChanged(differences) => {
                 let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-                let what = format!("the export is another now: {}", told.join("; "));
+                let what = format!("the export has changed: {}", told.join("; "));
                 unhealed(ErrorKind::IdentityMismatch, what)
             }
             outcome => unhealed(ErrorKind::Unreachable, format!("{outcome:?}")),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::queues::Priority;
+use super::job::Priority;
 use crate::id::VolumeId;
 
 /// After this long a step's thread no longer counts among those that were given, and
@@ -15,7 +15,7 @@ const SLOW_AGAIN: Duration = Duration::from_secs(1);
 const MOST_BESIDE: usize = 64;
 /// Threads beside those that were given: no attach takes the last for what goes, nor
 /// the last for what may be over.
-pub(super) const RESERVED: usize = 2;
+const RESERVED: usize = 2;
 
 /// The threads, and the steps that they are at.
 #[derive(Debug, Default)]
@@ -24,6 +24,8 @@ pub(super) struct Workers {
     at: BTreeMap<VolumeId, At>,
     /// Until when no thread is started, since the last could not be.
     none_before: Option<Instant>,
+    /// The thread that keeps sessions is wanted and not started.
+    lacks_keeper: bool,
 }
 
 #[derive(Debug)]
@@ -99,6 +101,32 @@ impl Workers {
         self.none_before = Some(now + SLOW_AGAIN);
     }
 
+    /// Whether no thread for steps could be started so far.
+    pub(super) fn are_none(&self) -> bool {
+        self.started == 0
+    }
+
+    pub(super) fn want_keeper(&mut self) {
+        self.lacks_keeper = true;
+    }
+
+    pub(super) fn start_keeper(&mut self) {
+        self.lacks_keeper = false;
+    }
+
+    pub(super) fn lack_keeper(&self, now: Instant) -> bool {
+        self.lacks_keeper && !self.must_wait(now)
+    }
+
+    /// When the start of the thread that keeps sessions is tried again.
+    pub(super) fn next_keeper(&self) -> Option<Instant> {
+        self.none_before.filter(|_| self.lacks_keeper)
+    }
+
+    fn must_wait(&self, now: Instant) -> bool {
+        self.none_before.is_some_and(|at| now < at)
+    }
+
     pub(super) fn are_idle(&self) -> bool {
         self.at.is_empty()
     }
@@ -136,15 +164,17 @@ impl Workers {
         room
     }
 
-    /// Whether, of `given` threads, so many hang that another is to be started, and none
-    /// has nothing to do.
-    pub(super) fn lack_one(&self, given: usize, now: Instant) -> bool {
-        if self.none_before.is_some_and(|at| now < at) {
+    /// Whether another thread is to be started for one of the steps that are `waiting`: of
+    /// the threads that there are to be, `given` and those in the place of steps that hang,
+    /// no more are started than have a step.
+    pub(super) fn lack_one(&self, given: usize, waiting: usize, now: Instant) -> bool {
+        if self.must_wait(now) {
             return false;
         }
         let are_busy = self.started <= self.at.len();
         let given = given + RESERVED;
-        self.started < given || are_busy && self.started < given + self.slow(now)
+        let have_a_step = self.at.len() + waiting;
+        self.started < given.min(have_a_step) || are_busy && self.started < given + self.slow(now)
     }
 
     /// Whether one that has nothing to do is to go, since fewer hang by now.
@@ -178,10 +208,38 @@ mod tests {
     #[test]
     fn a_thread_that_cannot_be_had_is_tried_for_again_after_a_while() {
         let (mut workers, now) = (Workers::default(), Instant::now());
-        assert!(workers.lack_one(2, now));
+        assert!(workers.lack_one(2, 1, now));
         workers.fail_to_start(now);
-        assert!(!workers.lack_one(2, now), "the loop spins");
-        assert!(workers.lack_one(2, workers.next_slow(now)));
+        assert!(!workers.lack_one(2, 1, now), "the loop spins");
+        assert!(workers.lack_one(2, 1, workers.next_slow(now)));
+    }
+
+    #[test]
+    fn no_more_threads_are_started_than_there_are_steps() {
+        let (mut workers, now) = (Workers::default(), Instant::now());
+        for _ in 0..2 {
+            assert!(workers.lack_one(8, 2, now));
+            workers.start_one();
+        }
+        assert!(!workers.lack_one(8, 2, now), "both have a thread");
+        workers.begin(id(0), Priority::Fresh, None, now);
+        assert!(!workers.lack_one(8, 1, now), "the other will be taken");
+        workers.begin(id(1), Priority::Fresh, None, now);
+        assert!(workers.lack_one(8, 1, now));
+    }
+
+    #[test]
+    fn the_thread_that_keeps_sessions_is_tried_for_again_until_it_is_had() {
+        let (mut workers, now) = (Workers::default(), Instant::now());
+        assert!(!workers.lack_keeper(now), "an apply keeps none");
+        workers.want_keeper();
+        assert!(workers.lack_keeper(now));
+        workers.fail_to_start(now);
+        assert!(!workers.lack_keeper(now), "the loop spins");
+        let again = workers.next_keeper().expect("the loop sleeps for ever");
+        assert!(workers.lack_keeper(again));
+        workers.start_keeper();
+        assert!(!workers.lack_keeper(again) && workers.next_keeper().is_none());
     }
 
     #[test]
@@ -208,7 +266,7 @@ mod tests {
         for _ in 0..called {
             workers.start_one();
         }
-        assert!(workers.lack_one(given, later));
+        assert!(workers.lack_one(given, 1, later));
     }
 
     #[test]
@@ -216,20 +274,20 @@ mod tests {
         let mut workers = Workers::default();
         let begin = Instant::now();
         let given = 2 + u32::try_from(RESERVED).unwrap();
-        assert!(workers.lack_one(2, begin));
+        assert!(workers.lack_one(2, 1, begin));
         for number in 0..given {
             workers.start_one();
             workers.begin(id(number), Priority::Fresh, None, begin);
         }
-        assert!(!workers.lack_one(2, begin));
+        assert!(!workers.lack_one(2, 1, begin));
         let later = begin + SLOW;
         for number in given..2 * given {
-            assert!(workers.lack_one(2, later));
+            assert!(workers.lack_one(2, 1, later));
             workers.start_one();
-            assert!(!workers.lack_one(2, later), "one has nothing to do");
+            assert!(!workers.lack_one(2, 1, later), "one has nothing to do");
             workers.begin(id(number), Priority::Fresh, None, later);
         }
-        assert!(!workers.lack_one(2, later));
+        assert!(!workers.lack_one(2, 1, later));
         assert!(!workers.let_one_go(2, later));
         workers.end(&id(0));
         assert!(workers.let_one_go(2, later));

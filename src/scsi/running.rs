@@ -23,7 +23,7 @@ pub(crate) fn set_running(
     scheduler.on_device(
         hctl,
         Stage::Session,
-        &format!("the kernel to have {hctl} run again"),
+        &format!("the kernel to set {hctl} running"),
         deadline,
         || device.describe(),
         move || sysfs::write(&devices, &attribute, "running\n"),

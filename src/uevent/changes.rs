@@ -2,28 +2,11 @@
 //! question: what an index of them has to read again, and when it has to be made
 //! again.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::dispatch::Dispatch;
 use super::kernel_reader::KernelReader;
-
-/// Which component of a device path names a device of the kind; `None` where the
-/// path is of another kind.
-pub(crate) type Naming = fn(&str) -> Option<&str>;
-
-/// More names than this between two questions cost more than a new index.
-const MOST_NAMES: usize = 1024;
-
-/// The answer to a question.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Changed {
-    /// These devices had an event, and no other one: every event that the kernel had
-    /// sent before the question is taken into account.
-    These(BTreeSet<String>),
-    /// Events are lost, or none come: any device may have changed.
-    Unknown,
-}
+use super::noted::{Changed, Naming, Noted};
 
 /// A subscription to the names of the devices that have events. Dropping it ends it.
 #[derive(Debug)]
@@ -69,64 +52,11 @@ impl Changes {
     }
 }
 
-/// What a subscription has noted, which the hub's thread and those who ask share.
-#[derive(Debug)]
-pub(crate) struct Noted {
-    naming: Naming,
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    names: BTreeSet<String>,
-    lost: bool,
-}
-
-impl Noted {
-    fn new(naming: Naming) -> Arc<Self> {
-        Arc::new(Self {
-            naming,
-            inner: Mutex::default(),
-        })
-    }
-
-    /// Takes in an event of this device path.
-    pub(crate) fn event(&self, devpath: &str) {
-        let Some(name) = (self.naming)(devpath) else {
-            return;
-        };
-        let mut inner = self.lock();
-        if inner.names.len() >= MOST_NAMES && !inner.names.contains(name) {
-            inner.lost = true;
-        } else if !inner.names.contains(name) {
-            inner.names.insert(name.to_owned());
-        }
-    }
-
-    /// Takes in that events are lost.
-    pub(crate) fn lose(&self) {
-        self.lock().lost = true;
-    }
-
-    fn take(&self) -> Changed {
-        let inner = std::mem::take(&mut *self.lock());
-        if inner.lost {
-            Changed::Unknown
-        } else {
-            Changed::These(inner.names)
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave it half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::uevent::event::tests::event;
+    use crate::uevent::noted::MOST_NAMES;
 
     fn disk(devpath: &str) -> Option<&str> {
         devpath.split('/').find(|name| name.starts_with("nbd"))

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::changes::Noted;
 use super::counters::{Counters, Counts};
 use super::event::{Event, LONGEST_TEXT};
+use super::noted::Noted;
 use super::queue::Queue;
 
 pub(super) type WaiterId = u64;

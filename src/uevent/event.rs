@@ -1,9 +1,10 @@
 //! An event that somebody waits for: the properties that are used, copied.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::message::Message;
-use super::unit_attention_watch::UnitAttention;
+use super::unit_attention::UnitAttention;
 use crate::id::{DevNo, DiskSeq};
 
 /// The kernel puts a uevent's properties, its path among them, into 2 KiB
@@ -172,4 +173,13 @@ pub(super) mod tests {
         let length: usize = all.links.iter().map(String::len).sum();
         assert_eq!((length, all.cut), (LONGEST_LINKS, true));
     }
+}
+
+/// What a [`Watch`](super::Watch) delivers.
+#[derive(Debug, Clone)]
+pub enum Notice {
+    /// An event on the watched component.
+    Event(Arc<Event>),
+    /// Events may be missing: look at sysfs again.
+    Resync,
 }

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::event::Event;
-use super::watch::Notice;
+use super::event::{Event, Notice};
 
 /// Events that a waiter may leave unread. The next becomes a resync, so a slow
 /// waiter costs bounded memory and loses nothing without being told.

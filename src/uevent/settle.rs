@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::event::Notice;
 use super::event::{Event, Origin};
 use super::mark;
 use super::mode::Mode;
-use super::watch::{Notice, Watch};
+use super::watch::Watch;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};

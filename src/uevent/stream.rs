@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::event::Notice;
 use super::queue::Queue;
 use super::subscription::Subscription;
-use super::watch::Notice;
 use crate::deadline::Deadline;
 
 /// A subscription to every event of the kernel, and udev's of block devices, for

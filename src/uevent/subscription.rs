@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::dispatch::{Dispatch, Interest, WaiterId};
+use super::event::Notice;
 use super::queue::Queue;
-use super::watch::Notice;
 use crate::deadline::{Backoff, Deadline};
 
 /// A place in the dispatch and the queue that belongs to it. Dropping it gives

@@ -3,18 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::event::{Event, Origin};
+use super::event::{Event, Notice, Origin};
 use super::subscription::Subscription;
 use crate::deadline::Deadline;
-
-/// What a [`Watch`] delivers.
-#[derive(Debug, Clone)]
-pub enum Notice {
-    /// An event on the watched component.
-    Event(Arc<Event>),
-    /// Events may be missing: look at sysfs again.
-    Resync,
-}
 
 /// A subscription to the events of one component of a device path. Dropping it
 /// ends it.

@@ -14,7 +14,7 @@ mod up;
 use std::mem::{offset_of, size_of};
 
 pub use down::{Request, Stop};
-pub use params::Param;
+pub use params::{HostParam, Param};
 pub use up::{Answer, KernelEvent, answer, messages, news};
 
 /// The one multicast group: what the kernel says of its own accord comes there.

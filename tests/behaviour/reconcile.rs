@@ -51,7 +51,10 @@ fn while_running<M: Machine>(
 fn next(events: &mut Events, what: &str, is: impl Fn(&Event) -> bool) -> Event {
     let limit = soon();
     loop {
-        let event = events.next(limit).unwrap_or_else(|| panic!("no {what}"));
+        let event = events
+            .next(limit)
+            .unwrap_or_else(|| panic!("no {what}"))
+            .event;
         if is(&event) {
             return event;
         }

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, StepKind, plan};
@@ -14,9 +13,10 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::detach_limit::{self, DetachLimit};
+use crate::progress::BARS;
 use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
-use crate::{arguments, desired_file, exit, recover, table};
+use crate::{arguments, desired_file, exit, recover, table, threads};
 
 /// A plan: of what is to be done, or of what is left, and why.
 #[derive(Serialize)]
@@ -69,9 +69,9 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let reconciler = Arc::new(Reconciler::new(Arc::new(engine), journal, options));
     let count = desired.len();
     reconciler.set(desired.clone());
-    let display = ProgressDisplay::of(&reconciler, !what.watch, json);
+    let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
     if let Some(changes) = changes {
-        let deaf = follow(&reconciler, what, changes, desired);
+        let deaf = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
         // It ends by itself only where the file cannot be followed any more.
@@ -105,6 +105,44 @@ impl Told {
     }
 }
 
+/// What became of a change of the file.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum FileEvent<'a> {
+    #[serde(rename = "file_taken_in")]
+    TakenIn,
+    #[serde(rename = "file_refused")]
+    Refused { error: &'a Error },
+}
+
+#[derive(Serialize)]
+struct Timed<'a> {
+    time: String,
+    #[serde(flatten)]
+    event: FileEvent<'a>,
+}
+
+impl FileEvent<'_> {
+    /// Among the events on standard output for a program, and beside them for people.
+    fn tell(self, json: bool) {
+        // Where nobody reads it, the printer of the events notices it.
+        let _told = BARS.suspend(|| match self {
+            event if json => {
+                let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+                let mut out = io::stdout().lock();
+                exit::write_json(&mut out, &Timed { time, event }).and_then(|()| out.flush())
+            }
+            Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
+            Self::Refused { error } => {
+                writeln!(
+                    io::stderr(),
+                    "lunbd: the changed file is refused: {error:#}"
+                )
+            }
+        });
+    }
+}
+
 /// Sets what the file says whenever the file changes. A file that is broken, or that
 /// would detach too many volumes, changes nothing. Where the file cannot be followed any
 /// more the reconciler is stopped, and the error is sent.
@@ -113,11 +151,12 @@ fn follow(
     what: &arguments::Apply,
     mut changes: FileWatch,
     mut wanted: Desired,
-) -> Receiver<Error> {
+    json: bool,
+) -> Result<Receiver<Error>> {
     let reconciler = Arc::downgrade(reconciler);
     let (file, limit) = (what.file.clone(), what.allow_detach);
     let (ended, deaf) = mpsc::channel();
-    thread::spawn(move || {
+    threads::start("lunbd-follow", move || {
         let (mut again_after, mut told) = (None, Told::default());
         loop {
             let followed = changes.wait(again_after.take());
@@ -133,11 +172,11 @@ fn follow(
                 Ok(None) => told = Told::default(),
                 Ok(Some(now)) => {
                     (wanted, told) = (now, Told::default());
-                    let _told = writeln!(io::stderr(), "lunbd: the file has changed");
+                    FileEvent::TakenIn.tell(json);
                 }
                 Err(error) => {
                     if told.is_new(&error) {
-                        let _told = writeln!(io::stderr(), "lunbd: not taken in: {error:#}");
+                        FileEvent::Refused { error: &error }.tell(json);
                     }
                     let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
                     if !is_the_files.contains(&error.kind()) {
@@ -146,8 +185,8 @@ fn follow(
                 }
             }
         }
-    });
-    deaf
+    })?;
+    Ok(deaf)
 }
 
 /// Sets what the file says, unless it says what is wanted already.
@@ -172,7 +211,7 @@ fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()>
         return exit::write_json(&mut out, &Report::Plan(plan));
     }
     if plan.is_empty() {
-        return writeln!(out, "nothing is to be done");
+        return writeln!(out, "nothing to do");
     }
     write_steps(out, plan, &[])
 }

@@ -4,6 +4,7 @@
     reason = "clap prints these comments as they are"
 )]
 
+use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -12,10 +13,12 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use lunbd::engine::{Multipath, NbdOptions, SessionRecoveryOptions};
-use lunbd::id::{BackendId, Expected, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid};
+use lunbd::id::{
+    BackendId, Expected, InterfaceName, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid,
+};
 use lunbd::iscsi::{
-    Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions,
-    initiator_name,
+    Credentials, CredentialsFile, CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, Tunable,
+    Tunables, initiator_name,
 };
 use lunbd::{Deadline, DetachTarget, Error, ErrorKind, Source};
 
@@ -305,8 +308,36 @@ pub(crate) struct Iscsi {
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "log_in")]
     recovery_timeout: Option<Duration>,
 
+    /// Set one of: nop_interval and nop_timeout (seconds; 0 pings never), queue_depth,
+    /// commands_max, abort_timeout, lu_reset_timeout, target_reset_timeout (seconds),
+    /// first_burst, max_burst, receive_segment, send_segment (bytes). For the sessions that
+    /// are made; one that stands keeps its own, and what differs is printed.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = tunable, requires = "log_in")]
+    tune: Vec<(Tunable, u32)>,
+
+    #[command(flatten)]
+    local: LocalEnd,
+
     #[command(flatten)]
     who: Initiator,
+}
+
+// Where a login comes from.
+#[derive(Debug, Args)]
+pub(crate) struct LocalEnd {
+    /// Connect through this network interface alone.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<InterfaceName>,
+
+    /// Connect from this address of this machine.
+    #[arg(long, value_name = "IP")]
+    pub(crate) source_address: Option<IpAddr>,
+}
+
+impl LocalEnd {
+    pub(crate) fn is_given(&self) -> bool {
+        self.interface.is_some() || self.source_address.is_some()
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -321,6 +352,10 @@ impl Iscsi {
     /// `None` where no login is wanted.
     pub(crate) fn options(&self) -> lunbd::Result<Option<SessionOptions>> {
         if !self.log_in {
+            if self.local.is_given() {
+                let message = "--interface and --source-address need --log-in";
+                return Err(Error::new(ErrorKind::InvalidInput, message));
+            }
             return Ok(None);
         }
         let initiator = self.who.initiator()?;
@@ -336,6 +371,17 @@ impl Iscsi {
         }
         if let Some(limit) = self.recovery_timeout {
             options = options.recovery_timeout(limit);
+        }
+        let mut tunables = Tunables::default();
+        for (tunable, value) in &self.tune {
+            tunables.set(*tunable, *value)?;
+        }
+        options = options.tunables(tunables);
+        if let Some(name) = &self.local.interface {
+            options = options.interface(name.clone());
+        }
+        if let Some(address) = self.local.source_address {
+            options = options.source_address(address);
         }
         Ok(Some(options))
     }
@@ -638,6 +684,9 @@ pub(crate) struct Discover {
     #[command(flatten)]
     pub(crate) who: Initiator,
 
+    #[command(flatten)]
+    pub(crate) local: LocalEnd,
+
     /// How long the whole may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
     pub(crate) timeout: Duration,
@@ -673,6 +722,21 @@ fn multipath(text: &str) -> Result<Multipath, String> {
         "off" => Ok(Multipath::Off),
         _ => Err("expected require, prefer or off".to_owned()),
     }
+}
+
+fn tunable(text: &str) -> Result<(Tunable, u32), String> {
+    let (name, value) = text
+        .split_once('=')
+        .ok_or("expected NAME=VALUE, as in queue_depth=64")?;
+    let tunable: Tunable = name.parse().map_err(|error: Error| error.to_string())?;
+    let value = value
+        .parse()
+        .map_err(|_| format!("{value:?} is no whole number of 32 bits"))?;
+    let mut alone = Tunables::default();
+    alone
+        .set(tunable, value)
+        .map_err(|error| error.to_string())?;
+    Ok((tunable, value))
 }
 
 fn limit(text: &str) -> Result<Duration, String> {

@@ -103,6 +103,11 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
                     writeln!(out, "  missing   {path}")?;
                 }
             }
+            for path in paths {
+                for setting in &path.unmet_settings {
+                    writeln!(out, "  setting   {}: {setting}", path.via)?;
+                }
+            }
             for name in &identity.names {
                 writeln!(out, "  name      {name}")?;
             }

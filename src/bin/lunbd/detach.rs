@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{DetachVolume, Flush, NotLookedAt, Place, Receipt};
+use lunbd::engine::{DetachFailure, DetachVolume, Flush, NotLookedAt, Place, Receipt};
 use lunbd::{Cancel, Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, attach, exit, progress::Progress, recover};
@@ -53,7 +53,7 @@ pub(crate) fn run(
         Ok(detachment) => detachment,
         Err(failure) => {
             drop(progress);
-            return Ok(exit::detach_failure(&failure, json));
+            return Ok(self::failure(&failure, json));
         }
     };
     drop(progress);
@@ -96,6 +96,16 @@ fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
         writeln!(out, "  logout    session {session}")?;
     }
     attach::write_phases(out, &detachment.phases)
+}
+
+/// Says what failed, and how far the detach came.
+fn failure(failure: &DetachFailure, json: bool) -> ExitCode {
+    let code = exit::say(failure.kind(), failure, json);
+    if !json {
+        let mut stderr = io::stderr().lock();
+        let _ = write_receipt(&mut stderr, &failure.receipt);
+    }
+    code
 }
 
 /// What was done, device by device.

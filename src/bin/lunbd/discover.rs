@@ -7,7 +7,7 @@ use indicatif::HumanBytes;
 use lunbd::id::{NbdServer, Portal};
 use lunbd::iscsi::{Discovered, DiscoveryOptions, discover};
 use lunbd::nbd::{self, handshake::DiscoveredExport};
-use lunbd::{Deadline, Result};
+use lunbd::{Deadline, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::arguments::DiscoverAt;
@@ -21,20 +21,29 @@ struct Exports<'a> {
 pub(crate) fn run(what: &arguments::Discover, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
     match &what.at {
-        DiscoverAt::Iscsi(portal) => targets_of(portal, &what.who, deadline, json),
+        DiscoverAt::Iscsi(portal) => targets_of(portal, what, deadline, json),
+        DiscoverAt::Nbd(_) if what.local.is_given() => {
+            let message = "--interface and --source-address are for iSCSI portals";
+            Err(Error::new(ErrorKind::InvalidInput, message))
+        }
         DiscoverAt::Nbd(server) => exports_of(server, deadline, json),
     }
 }
 
 fn targets_of(
     portal: &Portal,
-    who: &arguments::Initiator,
+    what: &arguments::Discover,
     deadline: Deadline,
     json: bool,
 ) -> Result<ExitCode> {
-    let initiator = who.initiator()?;
-    let mut options = DiscoveryOptions::new(initiator);
-    if let Some(source) = who.credentials()? {
+    let mut options = DiscoveryOptions::new(what.who.initiator()?);
+    if let Some(name) = &what.local.interface {
+        options = options.interface(name.clone());
+    }
+    if let Some(address) = what.local.source_address {
+        options = options.source_address(address);
+    }
+    if let Some(source) = what.who.credentials()? {
         options = options.credentials(source.read(None, portal, deadline)?);
     }
     let progress = Progress::of(&format!("asking {portal}"));

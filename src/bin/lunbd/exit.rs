@@ -4,11 +4,10 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::DetachFailure;
 use lunbd::{Error, ErrorKind};
 use serde::Serialize;
 
-use crate::{detach, interrupt};
+use crate::interrupt;
 
 /// The exit code of a kind of failure. README.md and `--help` list them.
 fn code(kind: ErrorKind) -> u8 {
@@ -37,17 +36,8 @@ pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
     say(error.kind(), error, json)
 }
 
-/// Says what failed, and how far the detach came.
-pub(crate) fn detach_failure(failure: &DetachFailure, json: bool) -> ExitCode {
-    let code = say(failure.kind(), failure, json);
-    if !json {
-        let mut stderr = io::stderr().lock();
-        let _ = detach::write_receipt(&mut stderr, &failure.receipt);
-    }
-    code
-}
-
-fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
+/// Says what failed, as [`failure`].
+pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
     let mut stderr = io::stderr().lock();
     // Where standard error is closed there is nobody to tell.
     let _ = if json {

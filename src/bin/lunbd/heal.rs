@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::journal::VolumeSpec;
@@ -14,7 +13,7 @@ use lunbd::id::VolumeId;
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result, Source};
 use serde::Serialize;
 
-use crate::{arguments, exit, progress::Progress, recover};
+use crate::{arguments, exit, progress::Progress, recover, threads};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -114,7 +113,7 @@ fn watch(engine: Engine, options: SessionRecoveryOptions, json: bool) -> Result<
     match engine.recover_sessions(options) {
         Ok(keeper) => {
             let ended = ended.clone();
-            thread::spawn(move || ended.send(keep(keeper, json)));
+            threads::start("lunbd-keep", move || ended.send(keep(keeper, json)))?;
         }
         // In a network namespace of its own NBD alone is healed.
         Err(error) if error.kind() == ErrorKind::NotSupported => {
@@ -122,7 +121,7 @@ fn watch(engine: Engine, options: SessionRecoveryOptions, json: bool) -> Result<
         }
         Err(error) => return Err(error),
     }
-    thread::spawn(move || ended.send(heal(&engine, json)));
+    threads::start("lunbd-heal", move || ended.send(heal(&engine, json)))?;
     // Neither ends of its own accord; with the one the other ends.
     let died = || Error::new(ErrorKind::Io, "a thread died");
     first.recv().unwrap_or_else(|_| Err(died()))

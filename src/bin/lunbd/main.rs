@@ -26,6 +26,7 @@ mod resize;
 mod sessions;
 mod status;
 mod table;
+mod threads;
 mod watch;
 mod watch_file;
 

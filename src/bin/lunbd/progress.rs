@@ -2,17 +2,29 @@
 
 use std::io::{IsTerminal, stderr};
 use std::sync::LazyLock;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use lunbd::engine::StageObserver;
+
+use crate::threads;
+
+const TURN: Duration = Duration::from_millis(100);
 
 /// All that moves on standard error; other lines are written while it is suspended.
 pub(crate) static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// A line on standard error that is gone when it is dropped. There is none where
 /// standard error is no terminal: a hidden bar would have a thread all the same.
-pub(crate) struct Progress(Option<ProgressBar>);
+pub(crate) struct Progress(Option<Bar>);
+
+struct Bar {
+    bar: ProgressBar,
+    /// Dropped to end the ticking. indicatif's own thread panics where it cannot start.
+    ticking: Option<(SyncSender<()>, JoinHandle<()>)>,
+}
 
 impl Progress {
     pub(crate) fn of(what: &str) -> Self {
@@ -24,12 +36,21 @@ impl Progress {
             bar.set_style(style);
         }
         bar.set_prefix(what.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Self(Some(bar))
+        let (ended, end) = mpsc::sync_channel(0);
+        let own = bar.clone();
+        let tick = move || {
+            while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(TURN) {
+                own.tick();
+            }
+        };
+        // Without one the line moves with the stages alone.
+        let ticking = threads::start("lunbd-tick", tick).ok();
+        let ticking = ticking.map(|thread| (ended, thread));
+        Self(Some(Bar { bar, ticking }))
     }
 
     pub(crate) fn observer(&self) -> StageObserver {
-        let bar = self.0.clone();
+        let bar = self.0.as_ref().map(|bar| bar.bar.clone());
         StageObserver::new(move |stage| {
             if let Some(bar) = &bar {
                 bar.set_message(stage.to_string());
@@ -40,7 +61,11 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
+        if let Some(Bar { bar, ticking }) = self.0.take() {
+            if let Some((ended, thread)) = ticking {
+                drop(ended);
+                let _drew = thread.join();
+            }
             bar.finish_and_clear();
         }
     }

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lunbd::Deadline;
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{AtWork, Event, Events, Reconciler};
+use lunbd::reconcile::{AtWork, Event, Events, Reconciler, SequencedEvent};
+use lunbd::{Deadline, Result};
 
-use crate::exit;
 use crate::progress::BARS;
+use crate::{exit, threads};
 
 /// Tells of a reconciler from its making until the reconciler is gone.
 pub(crate) struct ProgressDisplay {
@@ -25,19 +25,27 @@ pub(crate) struct ProgressDisplay {
 
 impl ProgressDisplay {
     /// `once`: nothing is tried again.
-    pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Self {
+    ///
+    /// # Errors
+    /// `Io` where no thread that prints can be started.
+    pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Result<Self> {
         let events = reconciler.subscribe();
         let printer = {
             let weak = Arc::downgrade(reconciler);
-            thread::spawn(move || print_all(events, &weak, (once, json)))
+            threads::start("lunbd-print", move || {
+                print_all(events, &weak, (once, json));
+            })?
         };
         // Progress is for people; a pipe gets the lines alone.
         let drawing = io::stderr().is_terminal().then(|| {
             let (ended, end) = mpsc::sync_channel(0);
             let weak = Arc::downgrade(reconciler);
-            (ended, thread::spawn(move || draw(&weak, &end)))
+            let started = threads::start("lunbd-draw", move || draw(&weak, &end));
+            // Nothing but the drawing needs it.
+            started.ok().map(|thread| (ended, thread))
         });
-        Self { printer, drawing }
+        let drawing = drawing.flatten();
+        Ok(Self { printer, drawing })
     }
 
     /// Ends the drawing, lets go of the reconciler and prints what is left to
@@ -66,9 +74,9 @@ fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool
     }
 }
 
-fn print(event: &Event, (once, json): (bool, bool)) -> io::Result<()> {
+fn print(event: &SequencedEvent, (once, json): (bool, bool)) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match event {
+    match &event.event {
         _ if json => exit::write_json(&mut out, event)?,
         // Its error comes with what is left.
         Event::Failed { volume, step, .. } if once => writeln!(out, "{volume}: {step} failed")?,

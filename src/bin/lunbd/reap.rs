@@ -10,7 +10,7 @@ use crate::{arguments, attach, exit, progress::Progress, recover};
 
 /// Exits as the first phantom that stands says, where one was to go.
 pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result<ExitCode> {
-    let progress = Progress::of("looking for phantoms");
+    let progress = Progress::of("looking for stale LUNs");
     let request = ReapRequest::default().observe(progress.observer());
     let deadline = Deadline::after(what.timeout);
     let directory = what.journal.as_deref();
@@ -40,7 +40,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
 
 fn write(out: &mut dyn Write, report: &ReapReport) -> io::Result<()> {
     if report.stale_luns.is_empty() {
-        writeln!(out, "no phantoms")?;
+        writeln!(out, "no stale LUNs")?;
     }
     for stale_lun in &report.stale_luns {
         write_stale_lun(out, stale_lun)?;
@@ -59,7 +59,7 @@ fn write_stale_lun(out: &mut dyn Write, stale_lun: &StaleLun) -> io::Result<()> 
     let outcome = match &stale_lun.outcome {
         ReapOutcome::Reaped => "reaped".to_owned(),
         ReapOutcome::Reapable => "would be reaped".to_owned(),
-        ReapOutcome::Skipped(error) => format!("KEPT: {error:#}"),
+        ReapOutcome::Skipped(error) => format!("SKIPPED: {error:#}"),
         _ => "unknown".to_owned(),
     };
     writeln!(out, "scsi:{hctl} {node} {outcome}")?;

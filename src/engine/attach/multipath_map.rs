@@ -274,9 +274,9 @@ impl Engine {
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
             let message = format!(
-                "the map {map} holds {disk} ({hctl}) too, and nothing that is unique says that it \
-                 is {identity} as well: give the units names of their own (of tgt: scsi_id), or \
-                 attach without a map"
+                "the map {map} also holds {disk} ({hctl}), and no unique name proves that it is \
+                 {identity}: give each unit its own name (with tgt: scsi_id), or attach without \
+                 a map"
             );
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Map));
         }

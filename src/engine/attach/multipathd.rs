@@ -31,7 +31,7 @@ impl Answers {
             let name = path.disk.name();
             match daemon.add_path(name, deadline) {
                 Ok(Answer::NotWanted) => {
-                    let message = format!("multipathd's configuration leaves {name} out");
+                    let message = format!("multipathd's configuration excludes {name}");
                     answers.refuse(name, Error::new(ErrorKind::Refused, message));
                 }
                 Ok(Answer::Delayed) => answers.delayed = true,
@@ -81,14 +81,15 @@ impl Answers {
         }
         match daemon.add_map(wwid, deadline) {
             Ok(Answer::NotWanted) => Ok(Some(format!(
-                "multipathd's configuration leaves the unit {wwid} out"
+                "multipathd's configuration excludes the unit {wwid}"
             ))),
             Ok(Answer::Delayed) => {
                 self.delayed = true;
                 Ok(None)
             }
             Ok(Answer::Done) => Ok(Some(format!(
-                "multipathd says that it has made the map of {wwid}, and the map is not there"
+                "multipathd reports that it created the map of {wwid}, but the map does not \
+                 exist"
             ))),
             // Whoever has a path for himself keeps device-mapper from taking it.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(Some(format!(

@@ -30,9 +30,9 @@ impl Engine {
     ) -> Result<Attachment> {
         let roots = self.roots();
         let refused = match () {
-            () if !request.more.is_empty() => Some("an NBD source stands alone"),
+            () if !request.more.is_empty() => Some("an NBD source takes no further paths"),
             () if request.expected.is_some() => {
-                Some("an NBD server gives its exports no world-wide names to expect")
+                Some("an NBD export has no world-wide name to expect")
             }
             () => None,
         };
@@ -44,7 +44,7 @@ impl Engine {
 
         timer.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
-        let _lock = DeviceLock::take(roots, &lease_of(&backend), deadline)?;
+        let _lock = DeviceLock::take(roots, &DeviceLock::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             if request.finishing {
                 limit_as_served(&device, uri, timer, deadline);
@@ -154,7 +154,8 @@ impl Engine {
                     Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
                     Ok(()) => Err(error),
                     Err(failure) => Err(error.with_last_seen(format!(
-                        "nbd{index} was connected and could not be taken down again: {failure}"
+                        "nbd{index} was connected, and the rollback could not disconnect it: \
+                         {failure}"
                     ))),
                 }
             }
@@ -346,7 +347,7 @@ fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, dea
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {
-        tracing::warn!(%error, %uri, "requests may be longer than the server takes");
+        tracing::warn!(%error, %uri, "requests may be longer than the server accepts");
     }
 }
 
@@ -421,11 +422,6 @@ impl Offer<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// The name of the lease on a backend id, which may hold what no file name can.
-pub(in crate::engine) fn lease_of(backend: &BackendId) -> String {
-    format!("nbd-id-{:016x}", backend.digest())
 }
 
 #[cfg(test)]

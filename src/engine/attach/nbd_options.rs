@@ -3,7 +3,6 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::engine::nbd::reconnect::ContentRule;
 use crate::id::{BackendId, ContentName, NbdIndex, Source};
 use crate::nbd::{NewTimeouts, Timeouts};
 
@@ -18,7 +17,7 @@ pub struct NbdOptions {
     pub(in crate::engine) read_only: bool,
     pub(in crate::engine) block_size: Option<u32>,
     pub(in crate::engine) expected: Option<ContentName>,
-    pub(super) accepts_content: bool,
+    pub(in crate::engine) accepts_content: bool,
     /// Those that were said.
     pub(in crate::engine) timeouts: NewTimeouts,
 }
@@ -143,7 +142,7 @@ impl NbdOptions {
     }
 
     /// Whether the caller has chosen the id.
-    pub(super) fn backend_is_given(&self) -> bool {
+    pub(in crate::engine) fn backend_is_given(&self) -> bool {
         self.backend.is_some()
     }
 
@@ -152,4 +151,13 @@ impl NbdOptions {
         let derived = || BackendId::derived(&source.to_string());
         self.backend.clone().unwrap_or_else(derived)
     }
+}
+
+/// What the content of a device is to be.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct ContentRule {
+    /// Whatever is served.
+    pub(in crate::engine) accepts_any: bool,
+    /// A name that it must have.
+    pub(in crate::engine) expected: Option<ContentName>,
 }

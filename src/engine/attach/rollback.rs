@@ -21,12 +21,12 @@ pub(in crate::engine) fn device(
     timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Error {
-    tracing::info!(%error, "taking the device down again");
+    tracing::info!(%error, "rolling back: removing the device");
     match remove(engine, device, watch, timer, deadline) {
         Ok(()) => error,
         Err(failure) => {
             let stands = format!(
-                "the device {} was brought in and could not be taken down again: {failure}",
+                "the rollback could not remove the device {}: {failure}",
                 device.hctl()
             );
             error.with_last_seen(stands)
@@ -56,7 +56,7 @@ fn remove(
             // One that hangs has half of the time: the kernel does without.
             && let Err(error) = daemon.delete_path(disk.name(), deadline.half())
         {
-            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
         match engine.remove_device(device, watch, timer, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
@@ -95,7 +95,7 @@ fn remove(
         Some(map) => engine
             .remove_bare_map(&map, daemon.as_ref(), deadline)
             .map_err(|error| {
-                let message = format!("its map {} has no path left and stands", map.name());
+                let message = format!("its map {} remains without paths", map.name());
                 Error::new(error.kind(), message).caused_by(error)
             }),
         None => Ok(()),

@@ -15,9 +15,11 @@ use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source};
+use crate::iscsi::{IscsiSession, SessionOptions};
+use crate::kernel::Roots;
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity};
-use crate::transport::{self, Route};
+use crate::transport::{self, Route, RouteKind};
 use crate::uevent::Settled;
 
 impl Engine {
@@ -245,7 +247,7 @@ impl Engine {
             changed,
             unit: Unit::Scsi {
                 identity,
-                paths: unit.paths.iter().map(|path| path.facts(roots)).collect(),
+                paths: unit.facts(roots, request.log_in.as_ref()),
                 missing: std::mem::take(&mut unit.missing),
                 map: map.map(|(map, _)| map.name().to_owned()),
                 no_map: why_none,
@@ -286,7 +288,10 @@ impl Engine {
             let identity =
                 scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, deadline)?;
             if !identity.compare(&path.identity).is_proven_same() {
-                let message = format!("{hctl} was scanned as the unit of another LUN and is not");
+                let message = format!(
+                    "{hctl} was scanned as the unit of another LUN, but is \
+                                       another unit"
+                );
                 return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
             }
             (path.device, path.watch, path.identity) = (other, watch, identity);
@@ -328,6 +333,11 @@ impl PathSet {
     pub(in crate::engine) fn first(&self) -> Result<&ProbedPath> {
         let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
         self.paths.first().ok_or_else(none)
+    }
+
+    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> Vec<UnitPath> {
+        let facts = |path: &ProbedPath| path.facts(roots, options);
+        self.paths.iter().map(facts).collect()
     }
 
     /// Two addresses of one device are one path.
@@ -404,10 +414,25 @@ impl ProbedPath {
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
     }
 
-    fn facts(&self, roots: &crate::kernel::Roots) -> UnitPath {
+    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> UnitPath {
+        let hctl = self.device.hctl();
+        let unmet_settings = match (&self.via, options) {
+            (
+                RouteKind::Iscsi {
+                    session: Some(id), ..
+                },
+                Some(options),
+            ) => IscsiSession::new(roots, *id).unmet(roots, options, hctl),
+            _ => Vec::new(),
+        };
+        for setting in &unmet_settings {
+            tracing::warn!(via = %self.via, %setting, "a session setting differs from the \
+                                                       requested value");
+        }
         UnitPath {
             via: self.via.clone(),
-            hctl: self.device.hctl(),
+            hctl,
+            unmet_settings,
             node: self.disk.node(roots),
             devno: self.disk.devno(),
             diskseq: self.diskseq,
@@ -463,7 +488,6 @@ fn require_paths(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::RouteKind;
 
     #[test]
     fn each_path_that_is_missing_has_its_reason_once_and_what_is_left_of_it_is_said() {

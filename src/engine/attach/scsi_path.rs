@@ -4,15 +4,16 @@ use std::collections::BTreeSet;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::AttachRequest;
 use crate::engine::attach::rollback;
+use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{udev_record, worker};
+use crate::kernel::{pool, udev_record};
+use crate::multipath::Daemon;
 use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::RouteKind;
 use crate::uevent::Watch;
@@ -96,7 +97,7 @@ impl Engine {
         // it from those that can.
         let limit = deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
-        let done = worker::each(Stage::Probe, ways, |way| {
+        let done = pool::each(Stage::Probe, ways, |way| {
             let mut own = fork.clock();
             let probed = probe_path(way, &mut own, limit);
             (probed, own.part())
@@ -136,6 +137,7 @@ impl Engine {
                             .map_err(|error| stale(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
+                        self.wait_for_transition(&device, &found, request, deadline)?;
                         self.have_its_size_read(&device, &found, timer, deadline)?;
                         return Ok(found.probed(via, device, false, watch));
                     }
@@ -143,7 +145,7 @@ impl Engine {
                 // No unit was connected at the last scan, and the kernel does not look
                 // again at a device that is there.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    tracing::info!(%hctl, %error, "deleting what is left");
+                    tracing::info!(%hctl, %error, "deleting the stale device");
                     timer.enter(Stage::Delete);
                     self.delete_bare(&device, &mut watch, deadline)?;
                 }
@@ -171,6 +173,7 @@ impl Engine {
             })
             .and_then(|found| {
                 expect(request, hctl, &found)?;
+                self.wait_for_transition(&device, &found, request, deadline)?;
                 self.have_its_size_read(&device, &found, timer, deadline)?;
                 Ok(found)
             });
@@ -203,7 +206,7 @@ impl Engine {
             Ok(routes) => routes,
             Err(error) => return error.at(Stage::Scan),
         };
-        let mut why = format!("{via} leads to {hctl} no more");
+        let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
             match route.place {
                 Ok(place) if place == hctl => return error,
@@ -237,6 +240,29 @@ impl Engine {
         })
     }
 
+    /// Waits for the end of a transition between ALUA access states: meanwhile the unit
+    /// serves no I/O, so that udev's look at the disk would take the caller's time. Where
+    /// a map may come, multipathd asks for the states, and the unit is asked here only
+    /// where the kernel has seen it in transition.
+    fn wait_for_transition(
+        &self,
+        device: &ScsiDevice,
+        found: &FoundDisk,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if !device.has_port_groups()? {
+            return Ok(());
+        }
+        let may_have_map =
+            request.multipath != Multipath::Off && Daemon::find(self.roots())?.is_some();
+        if may_have_map && !device.was_in_transition()? {
+            return Ok(());
+        }
+        let state = self.lasting_access_state(device, &found.disk, deadline);
+        state.map(drop).map_err(|error| state_behind(error, device))
+    }
+
     /// The kernel takes a disk for empty that it looks at while the path is lost
     /// (`sd_revalidate_disk`), and does not look again.
     ///
@@ -254,19 +280,19 @@ impl Engine {
             return Ok(());
         }
         timer.enter(Stage::Rescan);
-        scsi::rescan(device, &self.scheduler, deadline)?;
+        scsi::have_size_read(device, &self.scheduler, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }
         let (roots, scheduler, disk) = (self.roots(), &self.scheduler, &found.disk);
         let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
-            Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
+            Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
                 if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
-            Err(error) => format!("the unit does not say its size: {error}"),
+            Err(error) => format!("the unit does not report its size: {error}"),
         };
         let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::replaced;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
-use crate::engine::detach::remove_paths::{ClaimedPath, DetachRun};
+use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// How long a path may take to write back when all has gone through its map
@@ -81,9 +81,9 @@ impl DetachRun<'_> {
             }
         }
         let message = format!(
-            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages are \
-             written and nothing is deleted: have the target make a path active and detach again, \
-             or abandon what is unwritten"
+            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages \
+             are written and nothing is deleted: make a path active on the target and detach \
+             again, or abandon unwritten data"
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }

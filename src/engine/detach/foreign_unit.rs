@@ -3,7 +3,7 @@
 
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::detach::remove_paths::DetachRun;
+use crate::engine::detach::run::DetachRun;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -22,7 +22,7 @@ impl DetachRun<'_> {
                     self.replaced.push(kept);
                 }
                 (PathIdentity::Silent(_), Some((_, identity_now))) => {
-                    path.identity_now = identity_now.clone()
+                    path.identity_now = identity_now.clone();
                 }
                 _ => {}
             }
@@ -66,9 +66,9 @@ impl DetachRun<'_> {
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
             let message = format!(
-                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove that \
-                 it is a path of this unit: nothing was written to the map or taken down; have \
-                 multipathd let go of that path first"
+                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove \
+                 that it is a path of this unit: nothing was written to the map or removed; \
+                 make multipathd drop that path first"
             );
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
         }
@@ -123,10 +123,10 @@ pub(super) fn refuse_map_of_another(
         };
         let (map, disk, hctl) = (map.name(), disk.name(), path.device.hctl());
         let message = format!(
-            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what was \
-             written to the map would go to that unit, so nothing was written or taken down; have \
-             the array give {hctl} back to {name} and detach again, or give up what is unwritten: \
-             dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
+            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what \
+             was written to the map would go to that unit, so nothing was written or removed; \
+             have the array give {hctl} back to {name} and detach again, or abandon unwritten \
+             data: dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
         );
         return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
     }

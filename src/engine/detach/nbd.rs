@@ -2,7 +2,6 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::lock::device_lock::DeviceLock;
@@ -26,7 +25,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment> {
         timer.enter(Stage::Lock);
-        let _lock = DeviceLock::take(self.roots(), &lease_of(&backend), deadline)?;
+        let _lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             return self.disconnect(&device, Some(&backend), request, timer, deadline);
         }
@@ -48,7 +47,7 @@ impl Engine {
                 continue;
             }
             let message = format!(
-                "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
+                "this kernel stores no backend ids (Linux 5.14 does), so nbd{} may belong to \
                  this source: name the device's node",
                 device.index()
             );
@@ -70,7 +69,7 @@ impl Engine {
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
-        let lock = |id| DeviceLock::take(self.roots(), &lease_of(id), deadline);
+        let lock = |id| DeviceLock::take(self.roots(), &DeviceLock::of_backend(id), deadline);
         let _lock = id.as_ref().map(lock).transpose()?;
         self.disconnect(device, id.as_ref(), request, timer, deadline)
     }

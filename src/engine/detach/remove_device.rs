@@ -43,7 +43,8 @@ impl Engine {
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Flush> {
-        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting what is left");
+        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale \
+                                                     device");
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
@@ -69,7 +70,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         if let Some(disk) = device.disk()? {
-            let message = format!("{} is the disk of {} meanwhile", disk.name(), device.hctl());
+            let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
         scsi::delete(device, &self.scheduler, watch, deadline)

@@ -65,7 +65,7 @@ impl Engine {
             let told = self.free_lookers(map, daemon, deadline);
             // Why it could not be removed says more than why nobody was freed.
             receipt.told_to_fail |= told.unwrap_or_else(|error| {
-                tracing::debug!(%error, "who looks at the map is not freed");
+                tracing::debug!(%error, "cannot unblock the processes that probe the map");
                 false
             });
         }
@@ -197,7 +197,7 @@ impl Engine {
     fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
         tracing::warn!(
             map = map.name(),
-            "it queues with no path left: told to fail"
+            "it queues with no path left: telling it to fail I/O"
         );
         // A daemon that hangs, or has no such map just now, has half of the time: the
         // kernel does it without.
@@ -205,7 +205,7 @@ impl Engine {
         if let Some(daemon) = daemon
             && let Err(error) = daemon.disable_queueing(map.name(), limit)
         {
-            tracing::debug!(%error, "multipathd does not turn queueing off");
+            tracing::debug!(%error, "multipathd does not disable queueing");
         }
         match multipath::fail_if_no_path(self.roots(), map, deadline) {
             // Suspended for a moment, or told to queue by another: at the next look.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::detach::DetachRequest;
 use crate::engine::detach::foreign_unit::{
     refuse_map_of_another, refuse_maps_of_others, replaced_below,
 };
-use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt, Receipt};
+use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt};
+use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
@@ -16,49 +16,13 @@ use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::worker;
+use crate::kernel::pool;
 use crate::multipath::{Daemon, Map};
-use crate::scsi::{Identity, ScsiDevice};
-use crate::uevent::Watch;
+use crate::scsi::ScsiDevice;
 
 /// How long others may take with a device of which nobody can say any more whose
 /// path it is. A host that hangs must not hold up those of others.
 const LEAVING_LIMIT: Duration = Duration::from_secs(2);
-
-/// A detach under way.
-pub(in crate::engine) struct DetachRun<'a> {
-    pub(in crate::engine) engine: &'a Engine,
-    pub(in crate::engine) request: &'a DetachRequest,
-    /// The devices that the caller named.
-    pub(in crate::engine) named_devices: Vec<ScsiDevice>,
-    /// The map that the caller named.
-    pub(in crate::engine) map: Option<Map>,
-    pub(in crate::engine) unit: Identity,
-    /// Sees every map that comes and goes.
-    pub(in crate::engine) maps: Watch,
-    pub(in crate::engine) daemon: Option<Daemon>,
-    pub(in crate::engine) receipt: Receipt,
-    /// The devices of the receipt's paths, in their order.
-    pub(in crate::engine) devices: Vec<ScsiDevice>,
-    /// What was found out before the first turn.
-    pub(in crate::engine) looked_at: Vec<KnownPath>,
-    /// A path had not answered us in time: that question, when it comes back,
-    /// lets go of the device.
-    pub(in crate::engine) timed_out: bool,
-    /// Nobody was seen any more who held what had been refused to us.
-    pub(in crate::engine) holder_vanished: bool,
-    /// Paths at which another unit has answered, and which.
-    pub(in crate::engine) replaced: Vec<(ScsiDevice, PathIdentity)>,
-}
-
-/// A path that is claimed and about to go.
-pub(super) struct ClaimedPath {
-    pub(in crate::engine) path: KnownPath,
-    pub(in crate::engine) watch: Watch,
-    pub(in crate::engine) claim: Option<Claim>,
-    /// All that it held went through its map, whose flush was done.
-    pub(super) in_map: bool,
-}
 
 impl DetachRun<'_> {
     /// Takes down the map and the paths that there are now; `false` where there
@@ -249,7 +213,7 @@ impl DetachRun<'_> {
     fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
         let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
-        let ended = worker::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
+        let ended = pool::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
         for (device, ended) in devices.into_iter().zip(ended) {
             let result = ended.and_then(|result| result);
@@ -276,7 +240,7 @@ impl DetachRun<'_> {
             && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
             // The path's own removal tells it too; it is asked in the end.
-            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
     }
 
@@ -400,7 +364,7 @@ impl DetachRun<'_> {
         }
         let doubt = |device: &ScsiDevice| {
             let hctl = device.hctl();
-            format!("{hctl}, which may be a path of it, is being taken away and is not gone yet")
+            format!("{hctl}, which may be a path of it, is still being removed")
         };
         Ok(leaving.iter().map(doubt).collect())
     }

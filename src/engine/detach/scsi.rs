@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
-use crate::engine::detach::remove_paths::DetachRun;
+use crate::engine::detach::resolve::ResolvedUnit;
+use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::refuse_weak_name;
@@ -17,28 +18,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
-
-/// What a detach was told to take down.
-#[derive(Debug, Default)]
-pub(in crate::engine) struct ResolvedUnit {
-    /// Where the sources lead.
-    pub(in crate::engine) addresses: BTreeSet<Hctl>,
-    /// The one life of a device that was named by its node.
-    pub(in crate::engine) device: Option<ScsiDevice>,
-    /// The map that was named by its node.
-    pub(in crate::engine) map: Option<Map>,
-    /// A name of the unit.
-    pub(in crate::engine) name: Option<Wwid>,
-}
-
-impl ResolvedUnit {
-    /// The addresses that nobody else may work on meanwhile.
-    pub(in crate::engine) fn locked_addresses(&self) -> BTreeSet<Hctl> {
-        let mut addresses = self.addresses.clone();
-        addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
-        addresses
-    }
-}
 
 impl Engine {
     /// Detaches the unit with all its paths, and then what scans bring whose callers
@@ -182,8 +161,8 @@ impl Engine {
             let other = Hctl { lun, ..hctl };
             if ScsiDevice::find(self.roots(), other)?.is_some() {
                 let message = format!(
-                    "nothing is at {hctl}, and {other}, which is attached, may be the same unit: \
-                     name that one, or say the unit's name (--expect)"
+                    "there is no device at {hctl}, but {other} is attached and may be the same \
+                     unit: name that address, or the unit's name (--expect)"
                 );
                 return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
             }
@@ -268,7 +247,7 @@ fn retry_until_gone(
                 if deadline.has_passed() {
                     // A turn without time would say less than this one did.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
-                    let what = "what is in the way to pass";
+                    let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
                     return Err(timed_out.with_last_seen(error.to_string()));
                 }

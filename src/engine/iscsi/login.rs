@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -117,15 +118,33 @@ impl Drop for NewSession {
             return;
         }
         let (roots, session) = (self.roots.clone(), self.session.clone());
-        let end = move || {
-            let deadline = Deadline::after(Duration::from_secs(30));
-            if let Err(error) = end_if_unused(&roots, &session, deadline) {
+        let end = move |limit| {
+            if let Err(error) = end_if_unused(&roots, &session, Deadline::after(limit)) {
                 tracing::warn!(session = %session.id(), %error, "a session is left");
             }
         };
-        let _ = thread::Builder::new()
-            .name("lunbd-logout".to_owned())
-            .spawn(end);
+        beside_or_here(thread::Builder::new().name("lunbd-logout".to_owned()), end);
+    }
+}
+
+/// Runs `end` on a thread that nobody waits for, and tells it how long it may take. Where
+/// that thread cannot be started, the caller's runs it, for a moment.
+fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
+    const BESIDE: Duration = Duration::from_secs(30);
+    const HERE: Duration = Duration::from_secs(3);
+    let end = Arc::new(Mutex::new(Some(end)));
+    let take = |end: &Mutex<Option<_>>| end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let theirs = Arc::clone(&end);
+    let run = move || {
+        if let Some(end) = take(&theirs) {
+            end(BESIDE);
+        }
+    };
+    if let Err(error) = thread.spawn(run) {
+        tracing::warn!(%error, "a thread cannot be started: the caller waits");
+        if let Some(end) = take(&end) {
+            end(HERE);
+        }
     }
 }
 
@@ -186,7 +205,7 @@ impl Engine {
                 _ => {}
             }
             if deadline.has_passed() {
-                let what = "the sessions to stand";
+                let what = "the sessions to reach LOGGED_IN";
                 return Err(Error::timed_out(Stage::Login, deadline, what));
             }
         }

@@ -3,17 +3,15 @@
 mod attempt;
 mod devices;
 mod once;
+mod options;
 mod report;
+mod spawn;
 mod state;
 
-pub use report::{SessionRecoveryOutcome, SessionRecoveryReport};
-
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
@@ -21,13 +19,12 @@ use crate::engine::{Engine, telemetry};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
-use crate::iscsi::{
-    ConnectionStatus, Credentials, IscsiSession, SessionName, SessionNotice, SessionWaker,
-    SessionWatch,
-};
+use crate::iscsi::{ConnectionStatus, IscsiSession, SessionNotice, SessionWaker, SessionWatch};
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
 use attempt::{AttemptDone, RecoveryAttempt};
+pub use options::SessionRecoveryOptions;
+pub use report::{SessionRecoveryOutcome, SessionRecoveryReport};
 use state::RecoveryState;
 
 /// Without a word of the kernel's sessions are looked at this often: it may have had
@@ -39,55 +36,6 @@ const LOOK_SOON: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_millis(500);
 /// How long a target may ask us to stay away: it could say 18 hours, and I/O waits.
 const LONGEST_WISH: Duration = Duration::from_secs(60);
-
-type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
-
-/// What is needed to log a session in again that the kernel does not keep.
-#[derive(Clone, Default)]
-pub struct SessionRecoveryOptions {
-    ask: Option<Arc<Ask>>,
-    digests: (bool, bool),
-}
-
-impl SessionRecoveryOptions {
-    /// Without credentials and digests.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// With CHAP: `ask` is asked before each login what to prove to the session's
-    /// target. Nothing of it is kept, so a process that takes over the sessions of
-    /// one that died finds the secrets where it reads them:
-    /// [`Credentials::from_file`] and [`Credentials::from_environment`]. Its time is
-    /// the login's: one that takes longer than 10 seconds never logs in.
-    #[must_use]
-    pub fn credentials(
-        mut self,
-        ask: impl Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync + 'static,
-    ) -> Self {
-        self.ask = Some(Arc::new(ask));
-        self
-    }
-
-    /// Offers CRC32C over headers, over data or both where it is not known what a
-    /// session has: the kernel forgets it with the connection, so of one that was
-    /// lost before it was seen here nobody knows it.
-    #[must_use]
-    pub fn digests(mut self, header: bool, data: bool) -> Self {
-        self.digests = (header, data);
-        self
-    }
-}
-
-impl fmt::Debug for SessionRecoveryOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepOptions")
-            .field("asks_for_credentials", &self.ask.is_some())
-            .field("digests", &self.digests)
-            .finish()
-    }
-}
 
 impl Engine {
     /// Keeps the iSCSI sessions that were made here, by this process or by one before
@@ -119,7 +67,7 @@ impl Engine {
             recoveries: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
-            is_first_look: true,
+            brings_devices_back: true,
         })
     }
 }
@@ -140,7 +88,8 @@ pub struct SessionRecovery {
     recoveries: BTreeMap<SessionId, RecoveryState>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    is_first_look: bool,
+    /// The next look also has the devices of sessions that stand run again.
+    brings_devices_back: bool,
 }
 
 /// What is known of a session of ours from when it stood.
@@ -233,6 +182,7 @@ impl SessionRecovery {
     fn scan_sessions(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
+        let mut devices_are_left = false;
         for session in IscsiSession::all(&self.roots)? {
             let id = session.id();
             if !session.is_lunbd_owned()? {
@@ -246,20 +196,33 @@ impl SessionRecovery {
                     if session.connection_status()? == Some(ConnectionStatus::LoggedIn) {
                         known.digests = Some(digests);
                     }
-                    if self.is_first_look {
-                        devices::set_running_in_background(&self.roots, &self.scheduler, &session)?;
+                    // A rescan that failed meanwhile may end after a recovery.
+                    let recovered = known.recovered;
+                    let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
+                    if self.brings_devices_back || is_fresh {
+                        devices_are_left |= !self.set_offline_running(&session);
                     }
                 }
                 Some(connection_status) if connection_status.is_lost() => {
-                    self.track(&session, &known, false)
+                    self.track(&session, &known, false);
                 }
                 _ => {}
             }
             there.insert(id, known);
         }
         self.known = there;
-        self.is_first_look = false;
+        self.brings_devices_back = devices_are_left;
         Ok(())
+    }
+
+    /// `false` where no thread for it could be started.
+    fn set_offline_running(&self, session: &IscsiSession) -> bool {
+        let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
+        if let Err(error) = &begun {
+            tracing::warn!(session = %session.id(), %error, "its devices are checked again \
+                                                             later");
+        }
+        begun.is_ok()
     }
 
     fn take_notice(&mut self, notice: SessionNotice) -> Result<()> {
@@ -313,7 +276,7 @@ impl SessionRecovery {
     fn take_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
-        tracing::info!(session = %id, ?message, "the target speaks");
+        tracing::info!(session = %id, ?message, "the target sent an asynchronous message");
         match message.event {
             1 | 4 => {
                 // One that asks again and again is not left without a pause.
@@ -367,8 +330,11 @@ impl SessionRecovery {
         };
         recovery.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            recovery.end(Instant::now());
-            return Err(error);
+            let outcome = Err(error);
+            return self.finish_attempt(AttemptDone {
+                session: id,
+                outcome,
+            });
         }
         if connection_status == ConnectionStatus::GivenUp && recovery.is_first_to_say_spent() {
             return self
@@ -378,9 +344,9 @@ impl SessionRecovery {
         Ok(None)
     }
 
-    /// An attempt hangs where no deadline ends it: in a file system that does not
-    /// answer for its credentials, say. None is made beside it, and what becomes of the
-    /// session meanwhile is said.
+    /// An attempt hangs where no deadline ends it: in a file system does not answer for its
+    /// credentials, say. None is made beside it, and what becomes of the session meanwhile
+    /// is said.
     fn check_overdue(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
@@ -397,7 +363,7 @@ impl SessionRecovery {
                 SessionRecoveryOutcome::BudgetSpent
             }
             _ if recovery.is_news(ErrorKind::TimedOut) => {
-                let what = "a login again to end, and none is tried before";
+                let what = "the current re-login attempt; no other starts meanwhile";
                 let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
@@ -452,7 +418,7 @@ impl SessionRecovery {
     ) -> Result<Option<SessionRecoveryReport>> {
         if matches!(outcome, Some(SessionRecoveryOutcome::Healthy)) {
             let session = IscsiSession::new(&self.roots, id);
-            devices::set_running_in_background(&self.roots, &self.scheduler, &session)?;
+            self.brings_devices_back |= !self.set_offline_running(&session);
         }
         let reports = outcome.map(|outcome| self.report(id, outcome)).transpose();
         self.recoveries.remove(&id);
@@ -480,7 +446,7 @@ impl SessionRecovery {
             _ => None,
         };
         tracing::info!(session = %id, ?outcome, "kept");
-        telemetry::session_recovery(&outcome);
+        telemetry::session_recovery(outcome.as_str());
         Ok(SessionRecoveryReport {
             session: id,
             target,
@@ -497,19 +463,5 @@ fn connection_status_of(recovery: &RecoveryState) -> Result<ConnectionStatus> {
     Ok(match recovery.session().connection_status()? {
         Some(connection_status) if recovery.session().is_lunbd_owned()? => connection_status,
         _ => ConnectionStatus::Ending,
-    })
-}
-
-/// Runs `work` on a thread that nobody waits for.
-fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let span = tracing::Span::current();
-    let run = move || {
-        let _entered = span.entered();
-        work();
-    };
-    let thread = thread::Builder::new().name("lunbd-recovery".to_owned());
-    thread.spawn(run).map(drop).map_err(|error| {
-        let message = format!("cannot start a thread: {error}");
-        Error::new(ErrorKind::Io, message).at(Stage::Session)
     })
 }

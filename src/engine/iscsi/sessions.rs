@@ -17,7 +17,7 @@ use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Portal, Source};
 use crate::iscsi::{self, ConnectionStatus, IscsiSession, SessionName, lock_creation, log_out};
-use crate::kernel::{Roots, worker};
+use crate::kernel::{Roots, pool};
 
 fn lock_name(id: SessionId) -> String {
     format!("iscsi-session-{id}")
@@ -284,7 +284,7 @@ impl Engine {
         let done: Vec<Result<bool>> = match sessions.as_slice() {
             [] => return Ok(Vec::new()),
             [one] => vec![end(one)],
-            several => worker::each(Stage::Logout, several, end)
+            several => pool::each(Stage::Logout, several, end)
                 .into_iter()
                 .map(|ended| ended.and_then(|done| done))
                 .collect(),

@@ -204,7 +204,7 @@ pub(super) fn with_another(
     let theirs = other.volume;
     let what = |what: String| {
         let message =
-            format!("{what} is that of volume {theirs}, and volume {volume} wants it too");
+            format!("{what} belongs to volume {theirs}, and volume {volume} also wants it");
         Err(refusal(ErrorKind::InUse, message))
     };
     if let Some(source) = wanted
@@ -236,7 +236,7 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
     }
     let was: Vec<String> = own.names.iter().map(ToString::to_string).collect();
     let (volume, was) = (own.volume, was.join(", "));
-    let message = format!("volume {volume} is unit {was}, and its source leads to {found} now");
+    let message = format!("volume {volume} is unit {was}, but its source now leads to {found}");
     Err(refusal(ErrorKind::IdentityMismatch, message))
 }
 
@@ -252,7 +252,8 @@ pub(super) fn with_unit(
     }
     let theirs = other.volume;
     let message = format!(
-        "unit {found} is that of volume {theirs}, and the source of volume {volume} leads to it too"
+        "unit {found} belongs to volume {theirs}, and the source of volume {volume} also leads \
+         to it"
     );
     Err(refusal(ErrorKind::InUse, message))
 }

@@ -15,12 +15,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Journal;
 use super::file::BEING_WRITTEN;
-use crate::deadline::Deadline;
-use crate::error::{Error, Result, Stage};
+use crate::error::Result;
 use crate::id::VolumeId;
-use crate::kernel::worker;
 
 /// Its file. No record's name ends so.
 pub(super) const FAILING: &str = "journal.failing";
@@ -79,38 +76,8 @@ struct Content {
     failing: Vec<Failing>,
 }
 
-impl Journal {
-    /// Tells those who look from beside which volumes fail.
-    ///
-    /// # Errors
-    /// `Io`; `TimedOut` at stage `journal`.
-    pub(crate) fn tell_failing(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
-        if failing.is_empty() && self.shared.told().is_none() {
-            return Ok(());
-        }
-        let shared = self.shared.clone();
-        worker::run(
-            Stage::Journal,
-            "what fails to be written",
-            deadline,
-            || "the journal's file system has not returned".to_owned(),
-            move || {
-                let path = shared.directory.join(FAILING);
-                let written = if failing.is_empty() {
-                    fs::remove_file(&path).map(|()| None)
-                } else {
-                    write(&path, failing).map(Some)
-                };
-                let failed = |error| Error::io("cannot tell what fails", &path, &error);
-                *shared.told() = written.map_err(failed)?;
-                Ok(())
-            },
-        )
-    }
-}
-
 /// Puts it there, locked from the beginning. The lock goes with its file.
-fn write(path: &Path, failing: Vec<Failing>) -> io::Result<Flock<File>> {
+pub(super) fn write(path: &Path, failing: Vec<Failing>) -> io::Result<Flock<File>> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(BEING_WRITTEN);
     let file = OpenOptions::new()

@@ -45,7 +45,7 @@ pub(super) fn name_of(volume: &VolumeId) -> String {
 
 /// Puts `bytes` at `name`, whole or not at all, whenever the machine stops: it
 /// is written beside, brought to the disk, and renamed. That it is there after the
-/// machine stops takes a [`keep`] besides. **Blocks** for as long as the file
+/// machine stops takes a [`sync`] besides. **Blocks** for as long as the file
 /// system does.
 pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
@@ -67,21 +67,14 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     write().map_err(|error| {
         // It says nothing, and takes room on a disk that is full.
         let _ = fs::remove_file(&beside);
-        Error::io("cannot write down what is to be done", &path, &error)
+        Error::io("cannot write the intent", &path, &error)
     })?;
     point!(JournalRenamed);
     Ok(())
 }
 
-/// Brings what was [replaced](replace) to the disk by its name too. **Blocks** as
-/// that does.
-pub(super) fn keep(directory: &Path) -> Result<()> {
-    sync(directory)?;
-    point!(JournalKept);
-    Ok(())
-}
-
-/// Takes `name` away for good. **Blocks** for as long as the file system does.
+/// Takes `name` away. That it stays away after the machine stops takes a [`sync`] besides.
+/// **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
     point!(JournalToRemove);
@@ -92,8 +85,6 @@ pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
         _ => {}
     }
     point!(JournalRemoved);
-    sync(directory)?;
-    point!(JournalForgotten);
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use super::conflict::{self, Reservation};
 use super::record::{Record, VolumeSpec};
 use super::{InFlight, Journal, Shared, Table, file};
+use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::unit::place::PathPlace;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -35,7 +36,7 @@ impl Journal {
         let mut table = self.shared.table();
         while table.in_flight.contains_key(volume) {
             if deadline.has_passed() {
-                let what = format!("another thread to be done with volume {volume}");
+                let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
             let woken = self.shared.freed.wait_timeout(table, deadline.turn());
@@ -147,22 +148,60 @@ impl VolumeGuard {
             let path = directory.join(name);
             let known = guard.shared.table().records.contains_key(&guard.volume);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "what is there could not be read as its record, or not be set aside";
+                let message = "the file at its place is no readable record, or could not be set \
+                               aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
             // It is there, whatever becomes of the rest.
             let volume = guard.volume.clone();
             guard.shared.table().records.insert(volume, record);
-            file::keep(directory)
+            (guard.shared.sync)(directory)?;
+            point!(JournalKept);
+            Ok(())
         })
     }
 
+    /// Writes down what is about to be done. Where that fails nothing may be done, and the
+    /// record is as it was before: nobody finishes what its caller was refused. After a
+    /// timeout the intent may still be written, and stays.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(in crate::engine) fn begin(
+        self: &Arc<Self>,
+        intent: Record,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let before = self.record();
+        let Err(error) = self.write(intent, deadline) else {
+            return Ok(());
+        };
+        if !error.kind().is_out_of_time() && self.record() != before {
+            let limit = deadline.for_rollback();
+            let restored = match before {
+                Some(before) => self.write(before, limit),
+                None => self.remove(limit),
+            };
+            if let Err(error) = restored {
+                tracing::warn!(%error, "the record is restored, and may not outlive the machine");
+            }
+        }
+        Err(error)
+    }
+
     /// Removes the record: nothing of the volume is left on this machine.
+    ///
+    /// # Errors
+    /// `Io` where the record stays, or where it went and the disk was not told so;
+    /// `TimedOut` at stage `journal`, and then it may still go.
     pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
         self.run(deadline, |guard, name| {
             file::remove(&guard.shared.directory, name)?;
+            // It is gone, whatever becomes of the rest.
             guard.shared.table().records.remove(&guard.volume);
+            (guard.shared.sync)(&guard.shared.directory)?;
+            point!(JournalForgotten);
             Ok(())
         })
     }

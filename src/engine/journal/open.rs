@@ -7,16 +7,15 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::failing::{self, FAILING};
 use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
-use super::format::{Fault, FaultKind, LONGEST};
+use super::format::{Fault, FaultKind, LONGEST, Problem};
 use super::record::Record;
 use super::view::JournalView;
 use crate::crash::point;
-use crate::engine::lock::run_dir;
+use crate::engine::lock::lock_file::{self, Locked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
@@ -26,18 +25,6 @@ use crate::kernel::sysfs;
 const LOCK: &str = "journal.lock";
 /// How often its lock may be removed while it is taken.
 const TRIES: u32 = 16;
-
-/// A file of the journal's directory that is no record.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Problem {
-    /// Where it is now.
-    pub file: PathBuf,
-    /// What is wrong with it.
-    pub kind: FaultKind,
-    /// The same in words.
-    pub text: String,
-}
 
 /// What was found in the directory.
 pub(super) struct Found {
@@ -169,12 +156,10 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
     // Where the file was removed before it was locked, another makes the next one.
     for _ in 0..TRIES {
-        let file = run_dir::open_lock(&path).map_err(|error| failed(&error))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(mut file) => {
-                if !run_dir::is_at(&path, &file).map_err(|error| failed(&error))? {
-                    continue;
-                }
+        let file = lock_file::open(&path).map_err(|error| failed(&error))?;
+        let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
+        match locked.map_err(|error| failed(&error))? {
+            Locked::Ours(mut file) => {
                 // For the error of who comes next; the lock itself is the flock.
                 let _ = file
                     .set_len(0)
@@ -183,20 +168,20 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
                 point!(JournalLocked);
                 return Ok(file);
             }
-            Err((_, Errno::EWOULDBLOCK)) => {
+            Locked::Removed => {}
+            Locked::Anothers => {
                 let holder = sysfs::read_if_there(&path).ok().flatten();
                 let holder = holder.filter(|pid| !pid.is_empty());
-                let message = "another process has the journal";
+                let message = "another process holds the journal";
                 let error = Error::new(ErrorKind::InUse, message).with_path(path);
                 return Err(match holder {
                     Some(pid) => error.with_last_seen(format!("held by process {pid}")),
                     None => error,
                 });
             }
-            Err((_, errno)) => return Err(failed(&errno.into())),
         }
     }
-    let message = "somebody removes the journal's lock again and again";
+    let message = "another process keeps removing the journal's lock";
     Err(Error::new(ErrorKind::InUse, message).with_path(path))
 }
 

@@ -1,5 +1,6 @@
 //! What is written down of one volume.
 
+use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -8,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Iqn, NbdIndex, Source, VolumeId, Wwid};
-use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions};
+use crate::id::{
+    BackendId, ContentName, DevNo, DiskSeq, InterfaceName, Iqn, NbdIndex, Source, VolumeId, Wwid,
+};
+use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions, Tunables};
 
 /// One volume: how it is attached, what is under way, and what was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +73,15 @@ pub struct LogInSpec {
     pub requires_digests: bool,
     /// See [`SessionOptions::recovery_timeout`].
     pub recovery_timeout_ms: Option<u64>,
+    /// See [`SessionOptions::tunables`].
+    #[serde(default, skip_serializing_if = "Tunables::is_empty")]
+    pub tune: Tunables,
+    /// See [`SessionOptions::interface`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<InterfaceName>,
+    /// See [`SessionOptions::source_address`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_address: Option<IpAddr>,
 }
 
 /// How an NBD source is attached.
@@ -205,6 +217,9 @@ impl VolumeSpec {
                     data_digest: options.data_digest,
                     requires_digests: options.requires_digests,
                     recovery_timeout_ms: options.recovery_timeout.map(milliseconds),
+                    tune: options.tunables.clone(),
+                    interface: options.local.interface.clone(),
+                    source_address: options.local.address,
                 }),
         }
     }
@@ -270,6 +285,9 @@ impl LogInSpec {
         options.requires_digests = self.requires_digests;
         options.proof = self.credentials.clone().map(Proof::At);
         options.recovery_timeout = self.recovery_timeout_ms.map(Duration::from_millis);
+        options.tunables = self.tune.clone();
+        options.local.interface.clone_from(&self.interface);
+        options.local.address = self.source_address;
         options
     }
 }
@@ -289,10 +307,10 @@ impl AttachRequest {
             .and_then(|options| options.proof.as_ref());
         let message = match proof {
             Some(Proof::Known(_)) => {
-                "a CHAP secret is not written down: say which file or variables have it"
+                "the journal stores no CHAP secret: name the file or the variables that hold it"
             }
             Some(Proof::At(CredentialsSource::File(path))) if !path.is_absolute() => {
-                "the path of a file of CHAP secrets is to begin at the root"
+                "the path of a CHAP file must be absolute"
             }
             _ => return Ok(()),
         };

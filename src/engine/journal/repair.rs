@@ -40,7 +40,7 @@ impl Journal {
         let (directory, name) = self.set_aside_file(name)?;
         run(&directory, deadline, {
             let directory = directory.clone();
-            move || file::remove(&directory, &name)
+            move || remove(&directory, &name)
         })
     }
 
@@ -70,7 +70,7 @@ impl Journal {
         guard.write(record.clone(), deadline)?;
         run(&directory, deadline, {
             let directory = directory.clone();
-            move || file::remove(&directory, &name)
+            move || remove(&directory, &name)
         })?;
         Ok(record)
     }
@@ -81,14 +81,19 @@ impl Journal {
         let path = directory.join(name);
         let plain = name.to_str().filter(|name| !name.contains('/'));
         let Some(plain) = plain.filter(|name| is_set_aside(name)) else {
-            let message = "it is no file that the journal has set aside: `lunbd journal show` \
-                           lists those";
+            let message = "the journal has set aside no such file: `lunbd journal show` lists \
+                           those that it has";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
         };
         fs::symlink_metadata(&path)
             .map_err(|error| Error::io("cannot look at the file", &path, &error))?;
         Ok((directory, plain.to_owned()))
     }
+}
+
+fn remove(directory: &Path, name: &str) -> Result<()> {
+    file::remove(directory, name)?;
+    file::sync(directory)
 }
 
 fn no_record(path: &Path, fault: &Fault) -> Error {

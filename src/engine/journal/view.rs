@@ -1,16 +1,10 @@
 //! A journal as somebody sees it who does not hold it.
 
-use std::path::Path;
-
 use super::conflict::Reservation;
 use super::failing::Failing;
-use super::open::{self, Problem};
+use super::format::Problem;
 use super::record::Record;
-use crate::deadline::Deadline;
-use crate::engine::Engine;
-use crate::error::{Result, Stage};
 use crate::id::{Hctl, VolumeId};
-use crate::kernel::worker;
 use crate::scsi::Identity;
 
 /// What a journal held at one look. Each record is whole; while its holder works,
@@ -32,24 +26,5 @@ impl JournalView {
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
         Reservation::owner(self.records.iter().map(Reservation::of), identity, hctl)
-    }
-}
-
-impl Engine {
-    /// Reads a journal beside whoever holds it, and changes nothing: what is no
-    /// record is left where it is. Empty where there is no such directory.
-    ///
-    /// # Errors
-    /// `InvalidInput` where the directory holds something and was never a
-    /// journal; `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
-    pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
-        let path = directory.to_owned();
-        worker::run(
-            Stage::Journal,
-            "the journal to be read",
-            deadline,
-            || format!("{}: its file system does not answer", directory.display()),
-            move || open::look(&path),
-        )
     }
 }

@@ -5,90 +5,15 @@ use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
+use crate::engine::HealOutcome;
+use crate::engine::HealReport;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::worker;
-use crate::nbd::{DeadLinks, Difference, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
-
-/// How the healing of one device came out.
-#[derive(Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(tag = "outcome", content = "detail", rename_all = "snake_case")
-)]
-#[non_exhaustive]
-pub enum HealOutcome {
-    /// The device answers a read: there is nothing to heal.
-    Healthy,
-    /// The kernel took a new connection for each that was dead, and the device answers
-    /// a read. Connections that lived were left as they were. What the server says
-    /// otherwise than before, and does no harm, is listed: an export that has grown,
-    /// for one, whose device keeps its size until it is [resized](Engine::resize).
-    ///
-    /// Of a device that another process attached without a request timeout the kernel
-    /// does not show whether it took a connection: one that was offered for a dead one of
-    /// this process is taken for adopted.
-    Adopted(Vec<Difference>),
-    /// The device answers a read, but not over all of its connections: some are dead,
-    /// and the error says why they were not replaced.
-    Degraded(Error),
-    /// The device answers a read late, and no connection of it was dead: the kernel
-    /// did not take the new one, which was closed.
-    DiscardedByKernel,
-    /// The server is back with another export, or with another volume for certain
-    /// ([`Difference::Content`]): it was **not** connected, and requests still wait.
-    GeometryChanged(Vec<Difference>),
-    /// No server came back in time: requests fail with `EIO`. The device stays
-    /// configured, and a later heal revives it.
-    BudgetSpent,
-    /// No server was reached yet, or the healing failed.
-    Failed(Error),
-}
-
-impl HealOutcome {
-    /// Whether the device serves I/O.
-    #[must_use]
-    pub fn serves(&self) -> bool {
-        matches!(
-            self,
-            Self::Healthy | Self::Adopted(_) | Self::Degraded(_) | Self::DiscardedByKernel
-        )
-    }
-}
-
-/// What was found and done about one device.
-#[derive(Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct HealReport {
-    /// The device.
-    pub index: NbdIndex,
-    /// Where its server is.
-    pub source: Source,
-    /// The id that the kernel keeps with it.
-    pub backend: BackendId,
-    /// How it came out.
-    #[cfg_attr(feature = "serde", serde(flatten))]
-    pub outcome: HealOutcome,
-    /// How long requests still wait before they fail with `EIO`, at the least;
-    /// `None` where the device serves I/O, where nobody saw when its link died, or
-    /// where another process has said how long that may be, which the kernel shows
-    /// to nobody. `seconds` when serialised.
-    #[cfg_attr(
-        feature = "serde",
-        serde(
-            rename = "budget_left_seconds",
-            serialize_with = "crate::engine::timing::as_seconds_if_any"
-        )
-    )]
-    pub budget_left: Option<Duration>,
-    /// How often the server was dialled.
-    pub dials: u32,
-}
+use crate::kernel::pool;
+use crate::nbd::{DeadLinks, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 impl Engine {
     /// Looks at every NBD device that was attached by its URI, by this process
@@ -96,7 +21,8 @@ impl Engine {
     /// export is compared, and the kernel is given a new connection for each that is
     /// dead, each once. Connections that live stay. The socket itself shows that the
     /// kernel took it, and a read that the device serves. Servers are dialled again
-    /// until `deadline`, in parallel, with growing pauses.
+    /// until `deadline`, with growing pauses: 64 at once, and where there are more
+    /// devices, each for two seconds after the other.
     ///
     /// A device that serves I/O over its other connections is read: a server that serves other
     /// first bytes on a new connection is refused, and the device is
@@ -120,7 +46,19 @@ impl Engine {
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
             let mut reconnects = self.reconnects()?;
-            Ok(self.heal_all(reconnects.values_mut(), deadline))
+            let reconnected = self.heal_all(reconnects.values_mut(), deadline).into_iter();
+            let without_turn = |reconnect: &NbdReconnect| {
+                let what = format!("a thread that heals nbd{}", reconnect.index());
+                let error = Error::timed_out(Stage::Resolve, deadline, &what);
+                let error =
+                    error.with_last_seen(format!("{} devices are healed at once", pool::MOST));
+                reconnect.report(HealOutcome::Failed(error))
+            };
+            let mut healings: Vec<HealReport> = reconnected
+                .map(|(reconnect, healing)| healing.unwrap_or_else(|| without_turn(reconnect)))
+                .collect();
+            healings.sort_by_key(|healing| healing.index);
+            Ok(healings)
         })
     }
 
@@ -231,25 +169,46 @@ impl Engine {
         Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
     }
 
-    /// Treats all at once, each on a thread of its own.
+    /// Treats all, [as many at once](pool::MOST) as the pool has threads. Where there are
+    /// more, those whose last turn is longest ago come first, and none has a second turn
+    /// before all have had one. The result of a device whose turn did not come by
+    /// `deadline` is `None`.
     fn heal_all<'a>(
         &self,
         reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
         deadline: Deadline,
-    ) -> Vec<HealReport> {
+    ) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
+        /// Longer than a device and a server that work take to answer.
+        const TURN: Duration = Duration::from_secs(2);
         let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
+        reconnects.sort_by_key(|reconnect| reconnect.last_turn());
+        let turn = if reconnects.len() > pool::MOST {
+            TURN
+        } else {
+            Duration::MAX
+        };
         let each = reconnects.iter_mut().map(|reconnect| &mut **reconnect);
-        let one = |reconnect: &mut NbdReconnect| reconnect.reconnect(self, deadline);
-        let reconnected = worker::each(Stage::Resolve, each, one);
+        let one = |reconnect: &mut NbdReconnect| {
+            let limit = deadline.at_most(turn);
+            let healing = reconnect.reconnect(self, limit);
+            let is_over = healing.outcome.serves() || !limit.has_passed();
+            (healing, is_over)
+        };
+        let reconnected = pool::in_turns(Stage::Resolve, each, deadline, one);
         let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
-        reconnects
-            .iter()
-            .zip(reconnected)
-            .map(|(reconnect, reconnected)| {
-                reconnected.unwrap_or_else(|error| failed(reconnect, error))
-            })
-            .inspect(|healing| telemetry::heal_report(&healing.outcome))
-            .collect()
+        let reconnected =
+            reconnects
+                .into_iter()
+                .zip(reconnected)
+                .map(|(reconnect, reconnected)| {
+                    let healing =
+                        reconnected.map(|one| one.unwrap_or_else(|error| failed(reconnect, error)));
+                    if let Some(healing) = &healing {
+                        telemetry::heal_report(healing.outcome.as_str());
+                    }
+                    (reconnect, healing)
+                });
+        reconnected.collect()
     }
 }
 
@@ -262,7 +221,7 @@ impl ReconnectHandle {
     /// dialled until then, with growing pauses.
     pub fn proceed(&mut self, engine: &Engine, deadline: Deadline) -> HealReport {
         let healing = self.0.reconnect(engine, deadline);
-        telemetry::heal_report(&healing.outcome);
+        telemetry::heal_report(healing.outcome.as_str());
         healing
     }
 }
@@ -321,7 +280,9 @@ impl Healer<'_> {
         let turn = deadline.at_most(TURN);
         let due = self.disconnected.values_mut();
         let due = due.filter(|reconnect| reconnect.next_try().is_none());
-        let reports = self.engine.heal_all(due, turn);
+        let reconnected = self.engine.heal_all(due, turn).into_iter();
+        let mut reports: Vec<HealReport> = reconnected.filter_map(|(_, healing)| healing).collect();
+        reports.sort_by_key(|healing| healing.index);
         for healing in &reports {
             let is_over = match &healing.outcome {
                 HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,

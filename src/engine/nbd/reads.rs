@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::deadline::Deadline;
-use crate::engine::Engine;
 use crate::error::{Result, Stage};
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
@@ -63,6 +62,29 @@ impl NbdReads {
         })
     }
 
+    /// Starts a read of a device, when an earlier one has returned; `None` where that has
+    /// not by `deadline`.
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub(in crate::engine) fn start<T: Send + 'static>(
+        &self,
+        device: &NbdDevice,
+        roots: &Roots,
+        deadline: Deadline,
+        read: impl FnOnce(&BlockDevice, &Roots) -> Result<T> + Send + 'static,
+    ) -> Result<Option<Pending<T>>> {
+        let Some(guard) = self.guard(device.index(), deadline) else {
+            return Ok(None);
+        };
+        let (disk, roots) = (device.disk().clone(), roots.clone());
+        let call = move || {
+            let _until_it_returns = guard;
+            read(&disk, &roots)
+        };
+        worker::start_apart(Stage::Probe, call).map(Some)
+    }
+
     /// The kernel took a new connection of the device. A read that went out over an old
     /// one waits for its own timeout, and the next has not to wait for it.
     pub(in crate::engine) fn has_new_connection(&self, index: NbdIndex) {
@@ -86,30 +108,6 @@ impl Drop for ReadGuard {
         }
         drop(under_way);
         self.shared.ended.notify_all();
-    }
-}
-
-impl Engine {
-    /// Starts a read of a device, when an earlier one has returned; `None` where that has
-    /// not by `deadline`.
-    ///
-    /// # Errors
-    /// Where no thread can be started.
-    pub(in crate::engine) fn start_read<T: Send + 'static>(
-        &self,
-        device: &NbdDevice,
-        deadline: Deadline,
-        read: impl FnOnce(&BlockDevice, &Roots) -> Result<T> + Send + 'static,
-    ) -> Result<Option<Pending<T>>> {
-        let Some(guard) = self.nbd_reads.guard(device.index(), deadline) else {
-            return Ok(None);
-        };
-        let (disk, roots) = (device.disk().clone(), self.roots().clone());
-        let call = move || {
-            let _until_it_returns = guard;
-            read(&disk, &roots)
-        };
-        worker::start_apart(Stage::Probe, call).map(Some)
     }
 }
 

@@ -2,12 +2,14 @@
 
 mod content;
 mod replace;
+mod server;
 
 use std::time::{Duration, Instant};
 
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
-use crate::engine::nbd::heal::{HealOutcome, HealReport};
+use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -15,8 +17,7 @@ use crate::kernel::worker::Pending;
 use crate::nbd::{
     Connection, Difference, KnownContent, NbdDevice, NewTimeouts, Reconfigure, Refusal,
 };
-pub(in crate::engine) use content::ContentRule;
-use replace::{ONE_TRY, Server};
+use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
@@ -46,6 +47,7 @@ pub(in crate::engine) struct NbdReconnect {
     dials: u32,
     /// It is not treated before.
     next_try: Option<Instant>,
+    last_turn: Option<Instant>,
 }
 
 impl NbdReconnect {
@@ -71,6 +73,7 @@ impl NbdReconnect {
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             next_try: None,
+            last_turn: None,
         }
     }
 
@@ -105,6 +108,11 @@ impl NbdReconnect {
         self.next_try.filter(|until| *until > Instant::now())
     }
 
+    /// When it was treated last.
+    pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
+        self.last_turn
+    }
+
     /// The kernel said that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
@@ -117,6 +125,7 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> HealReport {
+        self.last_turn = Some(Instant::now());
         let outcome = self
             .try_reconnect(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);
@@ -241,8 +250,8 @@ impl NbdReconnect {
         match asked {
             Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
                 let message = format!(
-                    "nbd{} was disconnected, and goes when the last process closes it: it is \
-                     not healed",
+                    "nbd{} was disconnected and disappears when the last process closes it: it \
+                     cannot be healed",
                     self.index()
                 );
                 let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);
@@ -257,7 +266,12 @@ impl NbdReconnect {
             probe
         } else {
             self.own_link_had_ended = self.link_state(engine)?.is_dead();
-            let begun = engine.start_read(&self.device, deadline, BlockDevice::read_first_block)?;
+            let begun = engine.nbd_reads.start(
+                &self.device,
+                engine.roots(),
+                deadline,
+                BlockDevice::read_first_block,
+            )?;
             // That of another caller waits as this one would.
             let Some(begun) = begun else {
                 return Ok(ProbeResult::Waits);

@@ -90,7 +90,7 @@ impl Engine {
     fn first_bytes_of(&self, device: &NbdDevice, deadline: Deadline) -> Result<Vec<u8>> {
         let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
         let read = move |disk: &BlockDevice, roots: &_| disk.read_first_bytes(roots, length);
-        let read = self.start_read(device, deadline, read)?;
+        let read = self.nbd_reads.start(device, self.roots(), deadline, read)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
             let what = format!(

@@ -4,10 +4,9 @@ use nix::libc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::nbd::heal::HealOutcome;
+use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
 use crate::engine::timing::StageTimer;
@@ -27,7 +26,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Resized> {
         timer.enter(Stage::Lock);
-        let lock = DeviceLock::take(self.roots(), &lease_of(backend), deadline)?;
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
@@ -51,13 +50,13 @@ impl Engine {
         let id = device.backend()?.and_then(|id| id.parse().ok());
         let Some(backend) = id else {
             let message = format!(
-                "nbd{index} has no backend id by which its server is found: an attach gives one, \
-                 on Linux 5.14 or later"
+                "nbd{index} has no backend id, so its server is unknown: an attach by lunbd \
+                 gives one, on Linux 5.14 or later"
             );
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
         timer.enter(Stage::Lock);
-        let lock = DeviceLock::take(self.roots(), &lease_of(&backend), deadline)?;
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
         self.grow_nbd(device, &backend, lock, request, timer, deadline)
     }
 
@@ -84,7 +83,7 @@ impl Engine {
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
         if let Some(least) = request.at_least.filter(|&least| size < least) {
-            let message = format!("its server says {size} bytes and {least} are expected");
+            let message = format!("its server reports {size} bytes, expected at least {least}");
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake));
         }
 
@@ -171,7 +170,9 @@ impl Engine {
 
     /// Its connections serve what the kernel was told.
     fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
-        let read = self.start_read(device, deadline, BlockDevice::read_last_block)?;
+        let read =
+            self.nbd_reads
+                .start(device, self.roots(), deadline, BlockDevice::read_last_block)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());
@@ -227,8 +228,8 @@ impl Engine {
         }
         self.known_source(device, backend).ok_or_else(|| {
             let message = format!(
-                "nbd{} was attached by another process under backend id {backend}, which says no \
-                 server: name its source, and the id",
+                "nbd{} was attached by another process under backend id {backend}, which does \
+                 not name a server: give its source and the id",
                 device.index()
             );
             Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve)
@@ -247,8 +248,8 @@ struct Connections {
 /// A read proves the new size of one connection alone.
 fn several_of_another(index: NbdIndex) -> Error {
     let message = format!(
-        "nbd{index} has several connections that this process cannot replace, and a read shows \
-         the size of one of them alone: have the process that attached it resize it, with a \
+        "nbd{index} has several connections that this process cannot replace, and a read checks \
+         the size of only one of them: resize it in the process that attached it, with a \
          dead-connection timeout above zero"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
@@ -258,10 +259,9 @@ fn several_of_another(index: NbdIndex) -> Error {
 /// does, and nobody can end the connections of another process.
 fn serves_others_only(index: NbdIndex, before: u64) -> Error {
     let message = format!(
-        "the server of nbd{index} serves the new size on new connections only, and the device \
-         has connections of another process, or ones that nothing can replace: have the process \
-         that attached it resize it, or restart the server, heal the device and resize it then; \
-         it has {before} bytes"
+        "the server of nbd{index} serves the new size only on new connections, and this process \
+         cannot replace all connections of the device: resize it in the process that attached \
+         it, or restart the server, heal the device and resize again; it has {before} bytes"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
@@ -286,8 +286,8 @@ fn require_renewed(outcome: HealOutcome) -> Result<()> {
         outcome if outcome.serves() => Ok(()),
         outcome => {
             let message = format!(
-                "its connections were ended, to be replaced by such as serve its new size, and \
-                 were not replaced: {outcome:?}; heal it"
+                "its connections were ended so that new ones serve the new size, and could not \
+                 be replaced: {outcome:?}; heal it"
             );
             Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
         }
@@ -306,8 +306,8 @@ fn size_on_server(index: NbdIndex, shown: u64, differences: &[Difference]) -> Re
                 continue;
             }
             Difference::Shrunk { from, to } => format!(
-                "its server says {to} bytes and nbd{index} has {from}: an NBD device is never \
-                 shrunk"
+                "its server reports {to} bytes and nbd{index} has {from}: lunbd never shrinks \
+                 an NBD device"
             ),
             other if other.prevents_reattach() => {
                 format!("the server of nbd{index} has another export now: {other}")

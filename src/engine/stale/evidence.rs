@@ -157,7 +157,10 @@ impl Engine {
                     return Ok(match was.compare(&now) {
                         Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
-                            why: format!("it says another name now, and none is unique: {why}"),
+                            why: format!(
+                                "it reports another name now, and no name is unique: \
+                                          {why}"
+                            ),
                         },
                         _ => LunCheck::Present,
                     });
@@ -226,7 +229,7 @@ impl Engine {
 }
 
 fn why_no_disk(qualifier: u8) -> String {
-    let without = "it has no disk, through which it could be asked and claimed";
+    let without = "it has no disk to query or claim";
     if qualifier == 0 {
         return without.to_owned();
     }

@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Owner;
 use super::evidence::{LunCheck, StaleProof};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::{Act, Extent};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::VolumeId;
+use crate::id::{Hctl, VolumeId};
 use crate::kernel::blockdev::BlockDevice;
-use crate::scsi::ScsiDevice;
+use crate::scsi::{Identity, ScsiDevice};
 
 /// How long another process may take with the address: the other phantoms of the
 /// host wait for it.
@@ -36,15 +35,26 @@ pub enum ReapOutcome {
     Skipped(Error),
 }
 
+impl ReapOutcome {
+    /// A word for logs and labels.
+    pub(in crate::engine) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Reaped => "reaped",
+            Self::Reapable => "reapable",
+            Self::Skipped(_) => "skipped",
+        }
+    }
+}
+
 /// It is a volume of the journal.
-pub(super) fn left_to(volume: &VolumeId) -> ReapOutcome {
-    let message = format!("it is volume {volume}, which is left to its detach");
+pub(in crate::engine) fn left_to(volume: &VolumeId) -> ReapOutcome {
+    let message = format!("it belongs to volume {volume}: detach that volume");
     ReapOutcome::Skipped(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
 impl Engine {
     /// What would become of it.
-    pub(super) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> ReapOutcome {
+    pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> ReapOutcome {
         match self.refuse_users(disk, deadline) {
             Ok(()) => ReapOutcome::Reapable,
             Err(error) => ReapOutcome::Skipped(error),
@@ -95,7 +105,7 @@ impl Engine {
         let _unit = self.lock_unit(&proof.was.names, limit)?;
         // An attach that had it meanwhile has written down whose it is.
         if let Some(volume) = owner(&proof.was, hctl) {
-            let message = format!("it has become volume {volume}");
+            let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
         timer.enter(Stage::Claim);
@@ -119,3 +129,6 @@ fn no_proof(why: &str) -> Error {
     let message = format!("the proof did not hold under the claim: {why}");
     Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
 }
+
+/// Whose a unit is.
+pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Option<VolumeId> + Sync);

@@ -26,7 +26,7 @@ fn engine_with_a_disk() -> (tempfile::TempDir, Engine) {
 }
 
 #[test]
-fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
+fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
     let (_machine, engine) = engine_with_a_disk();
     let device = ScsiDevice::all(engine.roots()).unwrap().pop().unwrap();
     let not_listed = Evidence::NotListed {
@@ -73,8 +73,8 @@ fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
     assert_eq!(
         counted,
         [
-            "not_listed skipped 1",
             "not_listed reapable 1",
+            "not_listed skipped 1",
             "not_supported skipped 2"
         ]
     );

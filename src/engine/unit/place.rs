@@ -190,8 +190,8 @@ impl Engine {
             if !is_elsewhere(&device) {
                 let hctl = device.hctl();
                 doubts.push(format!(
-                    "{hctl} says that it is {identity}, {why}: it may be a path of this unit, and \
-                     was left"
+                    "{hctl} reports {identity}, {why}: it may be a path of this unit and was \
+                     left in place"
                 ));
             }
         }
@@ -201,7 +201,8 @@ impl Engine {
         {
             let map = map.name();
             doubts.push(format!(
-                "the map {map} has no path and a name that other units may have: it was left"
+                "the map {map} has no path and a name that other units may have: it was left in \
+                 place"
             ));
         }
         Ok(doubts)
@@ -213,8 +214,8 @@ pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -
     let addresses: Vec<String> = devices.iter().map(|it| it.hctl().to_string()).collect();
     let addresses = addresses.join(" and ");
     let message = format!(
-        "{name} is no unique name, and another unit than the one that is meant may have it; it is \
-         a name of {addresses}: name the unit by its source, its address or its node"
+        "{name} is not unique, so another unit may have it too; {addresses} have it: name the \
+         unit by its source, its address or its node"
     );
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve)
 }

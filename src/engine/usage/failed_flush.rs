@@ -98,7 +98,10 @@ impl FailedFlush {
             || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
         let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
         if let Err(failure) = written {
-            tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
+            tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot \
+                                                                                    record the \
+                                                                                    outcome of \
+                                                                                    a flush");
         }
         point!(LostWritten);
     }
@@ -212,9 +215,8 @@ pub(in crate::engine) fn purge_stale(
 /// What is said instead of a flush that would prove nothing.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
     let message = format!(
-        "an earlier flush of {} failed, and what was written before is lost ({earlier}): a flush \
-         that succeeds now would prove nothing; to take it down all the same, abandon what is \
-         unwritten",
+        "an earlier flush of {} failed, and the data written before is lost ({earlier}): a \
+         later flush proves nothing; to detach it anyway, abandon unwritten data",
         disk.name()
     );
     Error::new(ErrorKind::Io, message).at(Stage::Flush)

@@ -30,7 +30,7 @@ impl Engine {
                 continue;
             };
             if let Err(error) = self.learn_content(&guard, Deadline::after(LIMIT)) {
-                tracing::warn!(%error, volume = %there.volume, "its content is not written down");
+                tracing::warn!(%error, volume = %there.volume, "cannot record its content names");
             }
         }
     }

@@ -1,10 +1,9 @@
 //! After a crash: what the journal says against what sysfs shows, and the way
 //! from one to the other.
 
+mod condition;
 mod observe;
 mod status;
-
-pub use status::VolumeStatus;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +16,13 @@ use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::DetachVolume;
-use crate::error::{Error, Result, Stage};
-use crate::id::{Source, VolumeId, Wwid};
-use crate::kernel::worker;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Source, VolumeId};
+use crate::kernel::pool;
+use crate::scsi::{self, ScsiDevice};
+pub use condition::{Action, Condition, Foreign};
 use observe::Observed;
+pub use status::VolumeStatus;
 
 /// What was found of every volume of a journal, and done about it.
 #[derive(Debug, serde::Serialize)]
@@ -81,59 +83,6 @@ impl Recovered {
     }
 }
 
-/// How a volume was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Condition {
-    /// It is attached, as the device that was handed out, and it answers.
-    Complete,
-    /// Its attach, or its resize, was begun, and something of it stands.
-    HalfAttached,
-    /// Its detach was begun, and something of it stands.
-    HalfDetached,
-    /// Nothing of it stands.
-    Gone,
-    /// Something else stands: another unit answers at its place, or it is
-    /// another device than the one that was handed out.
-    Changed,
-    /// It stands and does not answer: an NBD device whose server went away, a
-    /// SCSI unit none of whose paths works.
-    LinkDead,
-}
-
-/// What was done about a volume.
-#[derive(Debug, serde::Serialize)]
-#[serde(tag = "action", content = "error", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Action {
-    /// Nothing: there was nothing to do, or nothing that was asked for.
-    Nothing,
-    /// What was begun came to its end.
-    Finished,
-    /// Its attach had left nothing, which was proven, and its record is gone.
-    Undone,
-    /// It has its server again.
-    Healed,
-    /// It was tried, and it stands as the error says. A later recovery tries
-    /// again.
-    Failed(Error),
-}
-
-/// A device that the journal does not know.
-#[derive(Debug, Clone, serde::Serialize)]
-#[non_exhaustive]
-pub struct Foreign {
-    /// Its address, `scsi:2:0:0:1`, or its name, `nbd3`.
-    pub device: String,
-    /// Its node; `None` where it has none.
-    pub node: Option<PathBuf>,
-    /// The names that the kernel has read of it.
-    pub names: Vec<Wwid>,
-    /// The backend id of an NBD device.
-    pub backend: Option<String>,
-}
-
 impl Engine {
     /// Looks for every volume of the journal, by its identity, finishes or undoes
     /// what was begun, and reports all of it. A process that starts does this
@@ -144,6 +93,7 @@ impl Engine {
     /// | attached | the unit answers, as the device that was handed out | `Complete` | nothing |
     /// | | an NBD device whose server is away | `LinkDead` | healed, if the server is back within seconds; [`Engine::healer`] goes on |
     /// | | no path answers, or a map without paths | `LinkDead` | nothing: paths come back |
+    /// | | the unit answers, and the kernel takes a path for empty | `Complete` | healed: the kernel reads its size again |
     /// | | another unit answers there, or the unit is another device now | `Changed` | nothing: a repeated attach hands out the new one |
     /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
     /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
@@ -156,8 +106,8 @@ impl Engine {
     ///
     /// A detach that is finished loses nothing that a detach would not lose, and
     /// abandons unwritten data only where the caller had said so. An iSCSI session
-    /// that a login of ours made and died before it had named it is ended. Volumes do not
-    /// wait for each other. What goes wrong with one is its
+    /// that a login of ours made and died before it had named it is ended. 64 volumes are
+    /// worked on at once. What goes wrong with one is its
     /// [`Action::Failed`]. Minimum kernel: 5.10, for NBD 5.14.
     ///
     /// # Errors
@@ -168,10 +118,11 @@ impl Engine {
 
     fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
         let records = journal.records();
-        let one = |record: &Record| self.recover_volume(journal, &record.volume, deadline);
-        let ended = worker::each(Stage::Resolve, &records, one);
+        let patience = patience(records.len(), deadline);
+        let one = |record: &Record| self.recover_one(journal, &record.volume, patience, deadline);
+        let ended = pool::each(Stage::Resolve, &records, one);
         let without_end = |record: &Record, error| {
-            let seen = "it could not be looked for to the end".to_owned();
+            let seen = "the search for it did not finish".to_owned();
             Recovered::failed(record.volume.clone(), under_way(record), seen, error)
         };
         let volumes = records
@@ -183,7 +134,7 @@ impl Engine {
             .collect();
         if let Err(error) = destroy_incomplete(self.roots(), deadline) {
             // Its lease stays, and the next recovery finds it.
-            tracing::warn!(%error, "a session that was never named is left");
+            tracing::warn!(%error, "cannot destroy an incomplete session");
         }
         self.purge_stale_locks();
         // A volume that was attached meanwhile is known as well.
@@ -210,6 +161,16 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
+        self.recover_one(journal, volume, PATIENCE, deadline)
+    }
+
+    fn recover_one(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        patience: Duration,
+        deadline: Deadline,
+    ) -> Option<Recovered> {
         let failed =
             |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
         let guard = match journal.guard(volume, None, deadline) {
@@ -229,14 +190,15 @@ impl Engine {
             }
         };
         let condition = seen.condition(&record);
-        let (condition, action) = match self.act(&guard, &record, &seen, condition, deadline) {
-            Ok(done) => done,
-            Err(error) => (condition, Action::Failed(error)),
-        };
+        let (condition, action) =
+            match self.act(&guard, &record, &seen, condition, patience, deadline) {
+                Ok(done) => done,
+                Err(error) => (condition, Action::Failed(error)),
+            };
         if condition == Condition::Complete
             && let Err(error) = self.learn_content(&guard, deadline)
         {
-            tracing::warn!(%error, "its content is not written down");
+            tracing::warn!(%error, "cannot record its content names");
         }
         tracing::info!(?condition, ?action, %seen, "recovered");
         let outcome = guard.record().and_then(|record| record.outcome);
@@ -257,13 +219,14 @@ impl Engine {
         record: &Record,
         seen: &Observed,
         condition: Condition,
+        patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
         let stands = !matches!(seen, Observed::Nothing);
         let done = |action| Ok((condition, action));
         match operation {
-            None => self.look_after(record, condition, deadline),
+            None => self.look_after(record, seen, condition, patience, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
                 let how = DetachVolume {
                     abandon: abandon_unwritten,
@@ -281,7 +244,7 @@ impl Engine {
                 done(Action::Finished)
             }
             Some(Operation::Attach) if stands => {
-                let (_, healed) = self.look_after(record, condition, deadline)?;
+                let (_, healed) = self.look_after(record, seen, condition, patience, deadline)?;
                 if matches!(healed, Action::Failed(_)) {
                     return Ok((Condition::LinkDead, healed));
                 }
@@ -313,25 +276,57 @@ impl Engine {
         }
     }
 
-    /// The server of an NBD device that stands is asked whether it lives.
+    /// The server of an NBD device that stands is asked whether it lives; the size of a
+    /// SCSI path that the kernel takes for empty is read again.
     fn look_after(
         &self,
         record: &Record,
+        seen: &Observed,
         condition: Condition,
+        patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
-        /// A server that is back answers within this; the healer waits for
-        /// others.
-        const PATIENCE: Duration = Duration::from_secs(5);
+        if let Observed::Answers { without_size, .. } = seen
+            && !without_size.is_empty()
+        {
+            return Ok(match self.have_sizes_read(without_size, deadline) {
+                Ok(()) => (condition, Action::Healed),
+                Err(error) => (Condition::LinkDead, Action::Failed(error)),
+            });
+        }
         let source = record.spec.sources.first();
         let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
         let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
             return Ok((condition, Action::Nothing));
         };
-        let limit = deadline.at_most(PATIENCE);
+        let limit = deadline.at_most(patience);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
         Ok(observe::after_healing(condition, healing))
     }
+
+    fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+        for device in paths {
+            if !scsi::have_size_read(device, &self.scheduler, deadline)? {
+                let hctl = device.hctl();
+                let message = format!(
+                    "the kernel still shows {hctl} without a size after a \
+                                       rescan"
+                );
+                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A server that is back answers within this; the healer waits for others.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long one of `count` volumes may wait for its server: where there are more than
+/// threads, not so long that the last have no time.
+fn patience(count: usize, deadline: Deadline) -> Duration {
+    let rounds = u32::try_from(count.div_ceil(pool::MOST)).unwrap_or(u32::MAX);
+    PATIENCE.min(deadline.remaining() / rounds.saturating_mul(2).max(1))
 }
 
 /// The condition of a volume that could not be looked for.
@@ -340,5 +335,20 @@ fn under_way(record: &Record) -> Condition {
         Some(Operation::Detach { .. }) => Condition::HalfDetached,
         Some(_) => Condition::HalfAttached,
         None => Condition::LinkDead,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_whose_servers_are_away_leave_time_for_those_behind_them() {
+        let limit = Duration::from_secs(60);
+        let deadline = Deadline::after(limit);
+        assert_eq!(patience(1, deadline), PATIENCE);
+        let many = 1000;
+        let rounds = u32::try_from(many / pool::MOST + 1).unwrap();
+        assert!(patience(many, deadline) * rounds <= limit / 2);
     }
 }

@@ -163,3 +163,51 @@ fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
     let name: Wwid = NAME.parse().unwrap();
     assert_eq!(failure.receipt.names, [name]);
 }
+
+/// A disk that does not take the names of a directory.
+fn no_sync(directory: &std::path::Path) -> Result<()> {
+    let error = std::io::Error::from_raw_os_error(nix::libc::EIO);
+    Err(Error::io("cannot write back", directory, &error))
+}
+
+#[test]
+fn a_detach_or_attach_whose_beginning_is_not_on_the_disk_is_refused_and_finished_by_nobody() {
+    let mut node = Node::new();
+    let attached = Record {
+        intent: None,
+        ..node.attached_before()
+    };
+    node.write(&attached);
+    let attached = node.journal.record(&node.volume).unwrap();
+    node.journal = node.journal.with_sync(no_sync);
+    let file = node.journal.directory().join("pvc-1.json");
+    let on_disk = || Record::parse(&fs::read(&file).unwrap()).unwrap();
+    let refused = node.detach(soon()).unwrap_err();
+    assert_eq!(refused.stage(), Some(Stage::Journal), "{refused}");
+    assert_eq!(node.journal.record(&node.volume).unwrap(), attached);
+    assert_eq!(on_disk(), attached);
+
+    let request = attached.spec.request().unwrap();
+    let other: VolumeId = "pvc-2".parse().unwrap();
+    let request =
+        AttachRequest::new("scsi:1:0:0:5".parse::<Source>().unwrap()).multipath(request.multipath);
+    let refused = node
+        .engine
+        .attach_volume(&node.journal, &other, &request, soon());
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.stage(), Some(Stage::Journal), "{refused}");
+    assert_eq!(node.journal.record(&other), None);
+    assert!(!file.with_file_name("pvc-2.json").exists());
+}
+
+#[test]
+fn a_record_that_went_is_known_to_be_gone_also_where_the_disk_was_not_told() {
+    let mut node = Node::new();
+    node.write(&node.begun());
+    node.journal = node.journal.with_sync(no_sync);
+    let guard = node.journal.guard(&node.volume, None, soon()).unwrap();
+    let failed = guard.remove(soon()).unwrap_err();
+    assert_eq!(failed.stage(), Some(Stage::Journal), "{failed}");
+    assert_eq!(node.journal.records(), []);
+    assert!(!node.journal.directory().join("pvc-1.json").exists());
+}

@@ -4,14 +4,24 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
 use super::NbdUri;
 use crate::id::host::host_and_port;
+use crate::id::text::ParseIdError;
+
+impl FromStr for NbdUri {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        parse(text).map_err(|expected| ParseIdError::new("an NBD URI", expected, text))
+    }
+}
 
 /// The error says what was expected.
-pub(super) fn parse(text: &str) -> Result<NbdUri, &'static str> {
+fn parse(text: &str) -> Result<NbdUri, &'static str> {
     const FORMS: &str =
         "nbd://HOST[:PORT]/EXPORT, the same with nbds://, or nbd+unix:///EXPORT?socket=PATH";
     const EXPORT: &str =

@@ -1,15 +1,13 @@
 //! Names and secrets: from a file or from the environment, never from where a
 //! list of processes shows them.
 
-use std::fmt;
-
 use zeroize::Zeroizing;
 
-use super::{Algorithms, invalid};
+use super::algorithm::Algorithms;
+use super::invalid;
+use super::secret::{LONGEST, Secret};
 use crate::error::Result;
 
-/// Of a name or a secret, in bytes.
-const LONGEST: usize = 255;
 /// What a file calls them; in the environment they are in capitals, behind a
 /// prefix.
 const FIELDS: [&str; 5] = [
@@ -22,38 +20,6 @@ const FIELDS: [&str; 5] = [
 
 /// What the variables begin with where nothing else is said.
 pub(super) const VARIABLES: &str = "LUNBD_CHAP_";
-
-/// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
-/// when it is dropped.
-///
-/// The RFC wants 12 random bytes at least; many arrays have shorter ones, which
-/// are taken.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Zeroizing<Vec<u8>>);
-
-impl Secret {
-    /// The secret of these bytes.
-    ///
-    /// # Errors
-    /// `InvalidInput` where they are none or more than 255.
-    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
-        let bytes = bytes.as_ref();
-        if bytes.is_empty() || bytes.len() > LONGEST {
-            return Err(invalid("a CHAP secret has 1 to 255 bytes"));
-        }
-        Ok(Self(Zeroizing::new(bytes.to_vec())))
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
 
 /// What we prove to a target that we know, and what it must prove to us.
 #[derive(Debug, Clone)]

@@ -2,14 +2,17 @@
 
 use std::io::{Read, Write};
 
+use super::address::target_address;
 use super::negotiation::{Negotiation, Step};
-use super::{CID, LoginOptions, Session, TAG, broken, status, target_address};
+use super::options::LoginOptions;
+use super::parameters::Parameters;
+use super::status;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Portal;
-use crate::iscsi::PEER;
-use crate::iscsi::pdu::{LoginRequest, LoginResponse, LoginStage, Response};
+use crate::iscsi::pdu::{Isid, LoginRequest, LoginResponse, LoginStage, Response};
 use crate::iscsi::text::pairs;
 use crate::iscsi::wire::{Wire, rejected};
+use crate::iscsi::{PEER, Proven, broken};
 
 /// Between the first request and the full feature phase.
 const MOST_EXCHANGES: usize = 32;
@@ -133,3 +136,33 @@ fn moved(data: &[u8]) -> Result<Outcome> {
     let field = format!("the TargetAddress of {PEER}'s redirect");
     Err(broken(&field, "absent", "a portal"))
 }
+
+/// What a login has agreed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Session {
+    /// The initiator's part of its name.
+    pub isid: Isid,
+    /// The target's part of its name.
+    pub tsih: u16,
+    /// The number of its next command.
+    pub cmd_sn: u32,
+    /// The number of the target's next status.
+    pub exp_stat_sn: u32,
+    /// The portal group that it is with, where the target says it.
+    pub group: Option<u16>,
+    /// The target's name for people, free text without control characters.
+    pub alias: Option<String>,
+    /// Which sides have proven who they are.
+    pub proven: Proven,
+    /// Whether a login without the digests would have been refused.
+    pub requires_digests: bool,
+    /// All that was negotiated.
+    pub parameters: Parameters,
+}
+
+/// The tag of a login's task.
+pub(in crate::iscsi) const TAG: u32 = 1;
+
+/// The connection of a session that has only one.
+pub(in crate::iscsi) const CID: u16 = 0;

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use super::parameters::{NORMAL, Parameters};
-use super::{LoginOptions, SessionKind, broken};
+use super::options::LoginOptions;
+use super::parameters::{NORMAL, Parameters, SessionKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::chap::{Conversation, Credentials};
 use crate::iscsi::pdu::{LoginResponse, LoginStage};
 use crate::iscsi::text::{Answer, Pair, PartialText, Text, pairs};
-use crate::iscsi::{PEER, Proven};
+use crate::iscsi::{PEER, Proven, broken};
 
 /// More than a target has to say in a whole login. As many answers of ours, and
 /// what we offer, fit into one PDU.

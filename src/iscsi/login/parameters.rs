@@ -2,8 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::SessionKind;
 use crate::error::Result;
+use crate::id::Iqn;
+use crate::iscsi::broken;
 use crate::iscsi::text::{Answer, Pair, Text};
 
 const LENGTHS: RangeInclusive<u32> = 512..=0x00ff_ffff;
@@ -189,7 +190,7 @@ impl Parameters {
         if is_sent_unasked && self.first_burst_length > self.max_burst_length {
             let expected = format!("at most MaxBurstLength, {}", self.max_burst_length);
             let found = self.first_burst_length;
-            return Err(super::broken("FirstBurstLength", found, &expected));
+            return Err(broken("FirstBurstLength", found, &expected));
         }
         Ok(())
     }
@@ -206,6 +207,15 @@ pub(super) const NORMAL: [&str; 8] = [
     "DataPDUInOrder",
     "DataSequenceInOrder",
 ];
+
+/// What the session is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionKind {
+    /// To ask which targets there are.
+    Discovery,
+    /// To use this target.
+    Normal(Iqn),
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,11 +4,13 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use super::incomplete::take_away;
-use super::settings::{RECOVERY, Settings};
+use super::kept;
+use super::settings::{Made, RECOVERY, Settings};
 use super::{IscsiSession, KernelSession, SessionName, SessionOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::iscsi::login::Connection;
+use crate::iscsi::tunables::Tunable;
 use crate::kernel::iscsi_netlink::{Control, CreateLock};
 use crate::kernel::{Roots, worker};
 
@@ -31,7 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// the deadline stands then, as a session of ours.
 ///
 /// # Errors
-/// `InvalidInput` for a recovery timeout that is no whole number of seconds;
+/// `InvalidInput` for a recovery timeout that is no whole number of seconds, and for settings
+/// that contradict each other;
 /// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
 /// closed the connection meanwhile; `InUse` where another process had the right to make
 /// sessions for half of the time, naming it; `TimedOut` at stage `session`.
@@ -43,8 +46,14 @@ pub fn hand_over(
     deadline: Deadline,
 ) -> Result<KernelSession> {
     options.require_valid()?;
-    let recovery = options.recovery_timeout.unwrap_or(RECOVERY);
-    let settings = Settings::of(name, &connection, Some(recovery));
+    let made = Made {
+        recovery: options.recovery_timeout.unwrap_or(RECOVERY),
+        tunables: &options.tunables,
+    };
+    let settings = Settings::of(name, &connection, Some(&made));
+    let of_host = kept::of_host(&options.local);
+    let most = |tunable| u16::try_from(options.tunables.value(tunable)).unwrap_or(u16::MAX);
+    let (commands, depth) = (most(Tunable::CommandsMax), most(Tunable::QueueDepth));
     let (roots, what) = (
         roots.clone(),
         format!("the kernel to take the session {name}"),
@@ -59,14 +68,19 @@ pub fn hand_over(
             // Until it is started, or gone again. Who waits in vain says so while there is
             // somebody to hear it.
             let maker = CreateLock::wait(&roots, deadline.half())?;
-            let (id, host) = control.create_session(&maker, connection.session.cmd_sn)?;
+            let cmd_sn = connection.session.cmd_sn;
+            let (id, host) = control.create_session(&maker, cmd_sn, commands, depth)?;
             let standing = IscsiSession::new(&roots, id);
-            match begin(&mut control, &standing, &connection, &settings, deadline) {
+            let begun = of_host
+                .iter()
+                .try_for_each(|(param, value)| control.set_of_host(host, *param, value))
+                .and_then(|()| begin(&mut control, &standing, &connection, &settings, deadline));
+            match begun {
                 Ok(()) => Ok(KernelSession { id, host }),
                 Err(error) => {
                     let patience = Deadline::after(PATIENCE);
                     if let Err(left) = take_away(&mut control, &standing, patience) {
-                        tracing::warn!(%id, error = %left, "a session that failed is left");
+                        tracing::warn!(%id, error = %left, "cannot end a failed session");
                     }
                     Err(error)
                 }

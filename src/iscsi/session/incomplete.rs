@@ -56,7 +56,7 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
     let roots = roots.clone();
     worker::run(
         Stage::Session,
-        "sessions that were never named to be ended",
+        "incomplete sessions to be destroyed",
         deadline,
         || "not returned".to_owned(),
         move || {
@@ -69,7 +69,8 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
                     continue;
                 }
                 taken?;
-                tracing::info!(session = %session.id(), "ended: its maker was killed");
+                tracing::info!(session = %session.id(), "destroyed: the process that created it \
+                                                         was killed");
                 ended.push(session.id());
             }
             drop(maker);

@@ -77,7 +77,7 @@ pub(in crate::iscsi) fn say_goodbye(
             Notification::Pdu { session, pdu } if session == id => {
                 let header = pdu.first_chunk::<HEADER>();
                 let response = header.map(Response::decode);
-                tracing::debug!(%id, ?response, "the target says goodbye");
+                tracing::debug!(%id, ?response, "the target closes the connection");
                 if matches!(response, Some(Ok(Response::Logout(_)))) {
                     return Ok(());
                 }
@@ -196,7 +196,7 @@ impl Ending {
     fn unless_gone(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match step(self) {
             Err(error) if is_unknown(&error) => {
-                tracing::debug!(session = %self.session.id(), %error, "another ends it");
+                tracing::debug!(session = %self.session.id(), %error, "another process ends it");
                 Ok(())
             }
             done => done,

@@ -6,6 +6,7 @@ use super::SessionName;
 use crate::error::Result;
 use crate::id::SessionId;
 use crate::iscsi::login::Connection;
+use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::{Control, Param};
 
 /// What a session's interface is called: the kernel keeps it with the session,
@@ -17,19 +18,39 @@ pub(super) const REQUIRES_DIGESTS: &str = "lunbd:digests-required";
 /// How long I/O waits for a lost session where nobody chose, as iscsid has it.
 pub(super) const RECOVERY: Duration = Duration::from_secs(120);
 
+/// How a session is made, as far as a login again does not change it.
+pub(in crate::iscsi) struct Made<'a> {
+    pub(super) recovery: Duration,
+    pub(super) tunables: &'a Tunables,
+}
+
+impl Made<'_> {
+    fn times(&self) -> [(Param, String); 6] {
+        let tuned = |param, tunable| (param, self.tunables.value(tunable).to_string());
+        [
+            tuned(Param::AbortTimeout, Tunable::AbortTimeout),
+            tuned(Param::LuResetTimeout, Tunable::LuResetTimeout),
+            tuned(Param::TargetResetTimeout, Tunable::TargetResetTimeout),
+            tuned(Param::PingTimeout, Tunable::NopTimeout),
+            tuned(Param::ReceiveTimeout, Tunable::NopInterval),
+            (Param::RecoveryTimeout, self.recovery.as_secs().to_string()),
+        ]
+    }
+}
+
 /// What a connection is given each time that it is bound, as iscsid gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
 
 impl Settings {
-    /// All that was negotiated (RFC 7143, 13), the names, and times as iscsid
-    /// has them; without `recovery` the session keeps its own. No user's name and
+    /// All that was negotiated (RFC 7143, 13), the names, and the times of `made`; without
+    /// it the session keeps its own, as one that is logged in again. No user's name and
     /// no secret: sysfs would show them. In the place of the target's user name is the
     /// [mark](crate::iscsi::Proven::mark) of how the sides proved themselves.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,
-        recovery: Option<Duration>,
+        made: Option<&Made<'_>>,
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
@@ -41,6 +62,8 @@ impl Settings {
         if connection.session.requires_digests {
             all.push((Param::Username, REQUIRES_DIGESTS.to_owned()));
         }
+        // Before the names, by which a session is found that was never started.
+        all.extend(made.iter().flat_map(|made| made.times()));
         all.extend([
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),
@@ -74,14 +97,7 @@ impl Settings {
             ),
             (Param::ExpStatSn, connection.session.exp_stat_sn.to_string()),
             (Param::FastAbort, flag(true)),
-            (Param::AbortTimeout, "15".to_owned()),
-            (Param::LuResetTimeout, "30".to_owned()),
-            (Param::TargetResetTimeout, "30".to_owned()),
-            // A link that is silent for ten seconds is lost.
-            (Param::PingTimeout, "5".to_owned()),
-            (Param::ReceiveTimeout, "5".to_owned()),
         ]);
-        all.extend(recovery.map(|limit| (Param::RecoveryTimeout, limit.as_secs().to_string())));
         let group = connection.session.group;
         all.extend(group.map(|tag| (Param::PortalGroup, tag.to_string())));
         Self(all)

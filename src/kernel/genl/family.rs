@@ -7,7 +7,8 @@ use netlink_packet_core::{Emitable, NlasIterator, parse_u16};
 use netlink_packet_generic::constants::{CTRL_ATTR_FAMILY_ID, CTRL_CMD_GETFAMILY, GENL_ID_CTRL};
 use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
 
-use super::{Connection, Payload};
+use super::connection::Connection;
+use super::conversation::Payload;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Asked once in a process: to ask waits behind every other command.

@@ -74,7 +74,9 @@ impl Listener {
                     }
                 }
             })
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| {
+                Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
+            })?;
         match listening.recv_timeout(deadline.remaining()) {
             Ok(result) => result.map(|()| Self { _stop: stop }),
             Err(RecvTimeoutError::Timeout) => {
@@ -176,7 +178,7 @@ async fn attend<F: GenlFamily>(
             Next::Stop => return Ok(()),
             Next::Closed => return Err(Error::new(ErrorKind::Io, "the netlink socket broke")),
             Next::Message(_, sender) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
             Next::Message(message, _) => match message.payload {
                 NetlinkPayload::Overrun(_) => deliver(Notification::Missed),
@@ -238,7 +240,7 @@ fn announces<F: GenlFamily>(message: &RawGenlMessage) -> bool {
 }
 
 fn failed(error: &io::Error) -> Error {
-    super::failed("cannot listen to generic netlink", error)
+    super::connection::failed("cannot listen to generic netlink", error)
 }
 
 #[cfg(test)]

@@ -107,10 +107,10 @@ impl Listener {
         let flags = nix::libc::MSG_TRUNC;
         match self.socket.recv_from(&mut self.buffer, flags) {
             Ok((_, sender)) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
             Ok((length, _)) if length != self.buffer.len() => {
-                self.heard.push_back(Notification::Missed)
+                self.heard.push_back(Notification::Missed);
             }
             Ok(_) => {
                 let news = iscsi::messages(&self.buffer).filter_map(iscsi::news);

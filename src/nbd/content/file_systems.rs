@@ -1,6 +1,6 @@
 //! The UUIDs of file systems.
 
-use super::Bytes;
+use super::bytes::Bytes;
 use crate::id::ContentName;
 
 /// ext2, ext3 and ext4: Linux, `fs/ext4/ext4.h`, `struct ext4_super_block`: at byte 1024,

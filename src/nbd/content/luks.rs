@@ -4,7 +4,7 @@
 //! 1.1.3, 2.1: both begin with `LUKS` 0xBA 0xBE and the version, of two bytes and
 //! big-endian, and have the UUID at byte 168, as text of at most 40 bytes.
 
-use super::Bytes;
+use super::bytes::Bytes;
 use crate::id::ContentName;
 
 pub(super) fn name(first: Bytes<'_>) -> Option<ContentName> {

@@ -5,7 +5,7 @@
 //! at 24) and `lib/format_text/layout.h` (`struct pv_header`: the content begins with the
 //! UUID, of 32 letters).
 
-use super::Bytes;
+use super::bytes::Bytes;
 use crate::id::ContentName;
 
 pub(super) fn name(first: Bytes<'_>) -> Option<ContentName> {

@@ -5,7 +5,7 @@
 //! little-endian (appendix A). MBR: UEFI 2.10, 5.2.1 (tables 5.1 and 5.2): the signature is
 //! at byte 440, four records of 16 bytes are at 446, and 0x55 0xAA at 510.
 
-use super::Bytes;
+use super::bytes::Bytes;
 use crate::id::ContentName;
 
 /// A table counts in the sectors of the disk that it was made on.

@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 
 use super::server::Server;
 use super::wire::OptionCode;
-use super::{Answer, ask_for, broken, greet, in_handshake, read_list};
+use super::{Answer, ask_for, greet, in_handshake, read_list};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
+use crate::nbd::violation::broken;
 
 /// What all answers about exports may hold together, in bytes: each of 65,536 exports has
 /// its size, flags and block sizes in 26 of them.

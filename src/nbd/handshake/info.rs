@@ -1,10 +1,10 @@
 //! What a server says of its exports.
 
 use super::wire::{self, Fields};
-use super::{LONGEST_NAME, ListedExport, broken};
 use crate::error::{Error, Result, shown};
 use crate::nbd::block_size::BlockSizes;
 use crate::nbd::export::Export;
+use crate::nbd::violation::broken;
 
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
@@ -85,6 +85,22 @@ pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
         name: String::from_utf8(name.to_vec()).map_err(not_text)?,
         description: (!description.is_empty()).then(|| shown(description)),
     })
+}
+
+/// The protocol's limit for strings.
+pub(super) const LONGEST_NAME: usize = 4096;
+
+/// One export in a server's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ListedExport {
+    /// Its name: free text, which may hold control characters, so show it with
+    /// `{:?}`.
+    pub name: String,
+    /// What the server says of it, escaped and cut to be shown; `None` where it
+    /// says nothing.
+    pub description: Option<String>,
 }
 
 #[cfg(test)]

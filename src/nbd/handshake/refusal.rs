@@ -1,7 +1,7 @@
 //! A server's error replies.
 
-use super::broken;
 use crate::error::{Error, ErrorKind, Result, shown};
+use crate::nbd::violation::broken;
 
 /// An error reply: which, and the server's words for it.
 #[derive(Debug)]

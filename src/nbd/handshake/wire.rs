@@ -2,8 +2,8 @@
 
 use bitflags::bitflags;
 
-use super::broken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::nbd::violation::broken;
 
 const NBDMAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 const IHAVEOPT: u64 = u64::from_be_bytes(*b"IHAVEOPT");

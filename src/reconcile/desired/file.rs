@@ -1,5 +1,6 @@
 //! The shape of a file that says what is wanted.
 
+use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +11,10 @@ use super::size::size;
 use super::{Desired, of_volume};
 use crate::engine::{AttachRequest, Multipath, NbdOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, Expected, Iqn, NbdIndex, Source, VolumeId};
-use crate::iscsi::{CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, initiator_name};
+use crate::id::{BackendId, Expected, InterfaceName, Iqn, NbdIndex, Source, VolumeId};
+use crate::iscsi::{
+    CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, Tunables, initiator_name,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,6 +48,10 @@ struct LogIn {
     digests: Digests,
     #[serde(default, deserialize_with = "duration")]
     recovery_timeout: Option<Duration>,
+    #[serde(default)]
+    tune: Tunables,
+    interface: Option<InterfaceName>,
+    source_address: Option<IpAddr>,
 }
 
 /// `true`, `false` or `"require"`.
@@ -174,7 +181,13 @@ impl LogIn {
             Some(name) => name.clone(),
             None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
         };
-        let options = SessionOptions::new(initiator);
+        let mut options = SessionOptions::new(initiator).tunables(self.tune.clone());
+        if let Some(name) = &self.interface {
+            options = options.interface(name.clone());
+        }
+        if let Some(address) = self.source_address {
+            options = options.source_address(address);
+        }
         let options = match self.digests {
             Digests::Offer(offer) => options.digests(offer, offer),
             Digests::How(How::Require) => options.require_digests(),

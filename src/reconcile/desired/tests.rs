@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::iscsi::{Credentials, CredentialsSource, Secret, SessionOptions};
+use crate::iscsi::{Credentials, CredentialsSource, Secret, SessionOptions, Tunable};
 
 fn read(file: &serde_json::Value) -> std::result::Result<Desired, String> {
     serde_json::from_value(file.clone()).map_err(|error| error.to_string())
@@ -23,7 +23,9 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
             "io_timeout": "10s", "dead_connection_timeout": "1m 30s" } },
         { "id": "c", "source": "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1", "log_in": {
             "initiator": "iqn.2026-01.example:host", "chap_file": "/etc/lunbd/chap",
-            "digests": true, "recovery_timeout": "5s" } },
+            "digests": true, "recovery_timeout": "5s",
+            "tune": { "queue_depth": 64, "nop_interval": 0 },
+            "interface": "eth1", "source_address": "10.0.0.7" } },
     ]});
     let desired = read(&file).unwrap();
     let a = desired.get(&"a".parse().unwrap()).unwrap();
@@ -45,6 +47,15 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     assert_eq!(log_in.credentials, Some(file));
     assert!(log_in.header_digest && log_in.data_digest);
     assert_eq!(log_in.recovery_timeout_ms, Some(5_000));
+    let chosen: Vec<_> = log_in.tune.iter().collect();
+    assert_eq!(
+        chosen,
+        [(Tunable::NopInterval, 0), (Tunable::QueueDepth, 64)]
+    );
+    assert_eq!(log_in.interface, Some("eth1".parse().unwrap()));
+    assert_eq!(log_in.source_address, Some("10.0.0.7".parse().unwrap()));
+    let text = serde_json::to_string(c).unwrap();
+    assert_eq!(serde_json::from_str::<VolumeSpec>(&text).unwrap(), *c);
     // What a journal has of it is what it is attached with.
     assert_eq!(VolumeSpec::of(&c.request().unwrap()), *c);
 }
@@ -173,12 +184,21 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         ),
         (
             logs_in(&json!({ "chap_file": "chap" })),
-            "volume a: the path of a file of CHAP secrets is to begin at the root",
+            "volume a: the path of a CHAP file must be absolute",
         ),
         (
             logs_in(&json!({ "recovery_timeout": "500ms" })),
             "a recovery timeout of 500ms is refused",
         ),
+        (
+            logs_in(&json!({ "tune": { "abort_timeout": 0 } })),
+            "abort_timeout=0 is refused: it must be 1 to 3600",
+        ),
+        (
+            logs_in(&json!({ "tune": { "first_burst": 1024, "max_burst": 512 } })),
+            "volume a: first_burst=1024 is refused",
+        ),
+        (logs_in(&json!({ "tune": { "depth": 1 } })), "queue_depth"),
         (
             json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),
             "printable",

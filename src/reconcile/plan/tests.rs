@@ -355,7 +355,7 @@ fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
     let (desired, actual) = sized(None, Some(8192));
     assert_eq!(
         plan(&desired, &actual).to_string(),
-        "resize pvc-1: nobody has read its size, and at least 8192 are wanted\n"
+        "resize pvc-1: its size is unknown, and at least 8192 are wanted\n"
     );
     for (size, min_size) in [
         (Some(8192), Some(8192)),

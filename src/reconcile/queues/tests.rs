@@ -5,7 +5,7 @@ use crate::engine::{AttachRequest, ChangeEvent, Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind};
 use crate::id::{Source, VolumeId};
 use crate::reconcile::desired::Desired;
-use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 use crate::reconcile::plan::StepKind;
 use crate::reconcile::state::State;

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::ErrorKind;
-use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 
 fn id(number: u32) -> VolumeId {
@@ -147,4 +147,14 @@ fn one_path_that_was_offline_is_asked_which_unit_it_is_though_the_other_served_m
     state.settle(&mut job, Done::Serves, &impatient());
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_path_that_the_kernel_takes_for_empty_has_its_volume_asked_at_the_next_look() {
+    let mut state = unit_attached();
+    let mut there = unit_there();
+    there.verify_reason = Some("the kernel takes 2:0:0:1 for empty".to_owned());
+    look(&mut state, there);
+    let job = take(&mut state, StepKind::Prove);
+    assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");
 }

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::uevent::event::Notice;
 use crate::uevent::event::tests::event;
-use crate::uevent::watch::Notice;
 
 const PATH: &str = "/devices/x/host2/target2:0:0/2:0:0:3/scsi_disk/2:0:0:3";
 

@@ -3,7 +3,7 @@
 use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
 
-use super::{DATA, HEADER, Header, Param, U, Uevent};
+use super::{DATA, HEADER, Header, HostParam, Param, U, Uevent};
 
 /// `NLM_F_REQUEST` of `include/uapi/linux/netlink.h`.
 const REQUEST: u16 = 1;
@@ -102,6 +102,16 @@ pub enum Request<'a> {
         /// Without a zero byte.
         value: &'a str,
     },
+    /// `ISCSI_UEVENT_SET_HOST_PARAM`.
+    #[doc(alias = "ISCSI_UEVENT_SET_HOST_PARAM")]
+    SetHostParam {
+        /// The SCSI host.
+        host: u32,
+        /// Which.
+        param: HostParam,
+        /// Without a zero byte.
+        value: &'a str,
+    },
     /// `ISCSI_UEVENT_START_CONN`.
     #[doc(alias = "ISCSI_UEVENT_START_CONN")]
     StartConnection {
@@ -166,6 +176,7 @@ impl Request<'_> {
             Self::StartConnection { .. } => 17,
             Self::StopConnection { .. } => 18,
             Self::SendPdu { .. } => 19,
+            Self::SetHostParam { .. } => 26,
             Self::UnbindSession { .. } => 27,
             Self::DestroySessionAsync { .. } => 43,
         }
@@ -176,7 +187,7 @@ impl Request<'_> {
     pub fn encode(&self, transport_handle: u64) -> Vec<u8> {
         let mut message = vec![0; DATA];
         match *self {
-            Self::SetParam { value, .. } => {
+            Self::SetParam { value, .. } | Self::SetHostParam { value, .. } => {
                 message.extend(value.as_bytes());
                 message.push(0);
             }
@@ -243,6 +254,9 @@ impl Request<'_> {
                 param,
                 value,
             } => words([sid, cid, param as u32, length(value.len() + 1), 0, 0]),
+            Self::SetHostParam { host, param, value } => {
+                words([host, param as u32, length(value.len() + 1), 0, 0, 0])
+            }
             Self::StopConnection { sid, cid, stop } => words([sid, cid, 0, 0, stop as u32, 0]),
             Self::SendPdu { sid, cid, data, .. } => {
                 words([sid, cid, length(BHS), length(data.len()), 0, 0])
@@ -310,6 +324,14 @@ mod tests {
         assert_eq!(words(&set[..72])[8..12], [7, 3, 15, 6]);
         assert_eq!(set[72..], *b"iqn.x\0");
         assert_eq!(words(&set[..72])[0], 78);
+        let of_host = Request::SetHostParam {
+            host: 9,
+            param: HostParam::NetworkInterface,
+            value: "eth0",
+        }
+        .encode(0);
+        assert_eq!(words(&of_host[..72])[8..12], [9, 2, 5, 0]);
+        assert_eq!(of_host[72..], *b"eth0\0");
         let header = [6; BHS];
         let data = b"a=b\0";
         let send = Request::SendPdu {

@@ -1,5 +1,18 @@
 //! What of a session and its connections can be set.
 
+/// `enum iscsi_host_param`: text that the kernel keeps with a session's SCSI host, shows in
+/// `/sys/class/iscsi_host`, and that means nothing to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum HostParam {
+    /// `ISCSI_HOST_PARAM_HWADDRESS`: `hwaddress`.
+    #[doc(alias = "ISCSI_HOST_PARAM_HWADDRESS")]
+    HardwareAddress = 0,
+    /// `ISCSI_HOST_PARAM_NETDEV_NAME`: `netdev`.
+    #[doc(alias = "ISCSI_HOST_PARAM_NETDEV_NAME")]
+    NetworkInterface = 2,
+}
+
 /// `enum iscsi_param`. The value of each is text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]

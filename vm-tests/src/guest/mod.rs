@@ -44,6 +44,7 @@ pub mod system_calls;
 mod tcp_reset;
 pub mod terminal;
 pub mod tgt;
+pub mod thread_limit;
 pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;

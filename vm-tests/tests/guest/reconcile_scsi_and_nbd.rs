@@ -60,7 +60,10 @@ fn while_running(
 fn next(events: &mut Events, what: &str, is: impl Fn(&Event) -> bool) -> Event {
     let limit = Deadline::after(LIMIT);
     loop {
-        let event = events.next(limit).unwrap_or_else(|| panic!("no {what}"));
+        let event = events
+            .next(limit)
+            .unwrap_or_else(|| panic!("no {what}"))
+            .event;
         println!("{event}");
         if is(&event) {
             return event;

@@ -105,7 +105,9 @@ impl Engine {
         let limit = deadline.at_most(if is_dead { PATIENCE } else { Duration::MAX });
         let first_bytes =
             move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
-        let read = self.start_read(device, limit, first_bytes)?;
+        let read = self
+            .nbd_reads
+            .start(device, self.roots(), limit, first_bytes)?;
         let earlier = if read.is_none() {
             "an earlier read has not returned, "
         } else {

@@ -56,7 +56,7 @@ fn what_fails_after_the_end_of_a_detach_leaves_its_conclusion_as_it_is() {
     let mut receipt = Receipt::default();
     receipt.conclude(vec!["a doubt".to_owned()]);
     let notes = receipt.notes.clone();
-    let error = Error::new(crate::error::ErrorKind::Io, "no");
+    let error = Error::new(ErrorKind::Io, "no");
     let failure = DetachFailure::after(error, Some(receipt));
     assert_eq!(failure.receipt.notes, notes);
     assert!(!failure.receipt.safe_to_unmap);
@@ -100,7 +100,7 @@ fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
         assert!(safe().and(detached(nothing.clone())).safe_to_unmap);
         assert!(detached(nothing).and(safe()).safe_to_unmap);
     }
-    let error = Error::new(crate::error::ErrorKind::InUse, "no");
+    let error = Error::new(ErrorKind::InUse, "no");
     let failure = DetachFailure::from(error).after_part(safe().receipt);
     assert!(failure.receipt.paths[0].gone && !failure.receipt.safe_to_unmap);
 }
@@ -193,7 +193,7 @@ fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down()
             paths: paths.collect(),
             ..Receipt::default()
         };
-        let error = Error::new(crate::error::ErrorKind::Io, "no");
+        let error = Error::new(ErrorKind::Io, "no");
         DetachFailure::after(error.caused_by(fmt::Error), Some(receipt))
     };
     let whole = failed(&[]).error.to_string();
@@ -203,7 +203,7 @@ fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down()
     let part = failed(&[true, false, false]);
     let expected = format!("{whole}; taken down in part: 2:0:0:1, 2:0:0:1 stands");
     assert_eq!(part.to_string(), expected);
-    assert_eq!(part.kind(), crate::error::ErrorKind::Io);
+    assert_eq!(part.kind(), ErrorKind::Io);
     let cause = std::error::Error::source(&part).unwrap();
     assert!(cause.is::<fmt::Error>(), "{cause}");
 }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::engine::detach::DetachTarget;
+use crate::engine::detach::receipt::Receipt;
+use crate::engine::detach::request::DetachRequest;
 use crate::kernel::Roots;
+use crate::scsi::Identity;
 
 pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest) -> DetachRun<'a> {
     let map = MapReceipt {

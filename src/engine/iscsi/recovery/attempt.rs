@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use super::{Ask, devices, spawn};
+use super::devices;
+use super::options::{Ask, ONE_TRY};
+use super::spawn::spawn;
 use crate::deadline::Deadline;
 use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
 use crate::engine::lock::device_lock::DeviceLock;
@@ -15,8 +17,6 @@ use crate::iscsi::{self, IscsiSession, Proven, SessionName, SessionOptions, Sess
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
 
-/// One target's time to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 /// One that has not ended then hangs.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// Who ends the session is waited for no longer.
@@ -54,7 +54,7 @@ impl RecoveryAttempt {
             // What the caller's own function for credentials does is not ours, and a
             // session of which nothing is told any more would never be tried again.
             let outcome = catch_unwind(run).unwrap_or_else(|_| {
-                let message = "a login again panicked";
+                let message = "a re-login attempt panicked";
                 Err(Error::new(ErrorKind::Io, message).at(Stage::Session))
             });
             let done = AttemptDone {
@@ -112,7 +112,9 @@ impl RecoveryAttempt {
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
         let (header, data) = self.digests;
-        let options = SessionOptions::new(name.initiator.clone()).digests(header, data);
+        let options = SessionOptions::new(name.initiator.clone())
+            .digests(header, data)
+            .kept_by(&self.session)?;
         let credentials = match &self.ask {
             Some(ask) => ask(name)?,
             None => None,
@@ -152,7 +154,10 @@ impl RecoveryAttempt {
             Some(right) if self.is_lost()? => Ok(right),
             _ => {
                 let id = self.session.id();
-                let message = format!("session {id} is ended by another, or is not lost any more");
+                let message = format!(
+                    "another process ends session {id}, or it is no longer \
+                                       lost"
+                );
                 Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
         }

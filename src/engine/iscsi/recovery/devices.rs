@@ -1,7 +1,10 @@
-//! Devices of a session that the kernel has given up while it was lost.
+//! Devices of a session that the kernel has given up, or lost the size of, while it was
+//! lost.
 
-use super::attempt::ONE_TRY;
-use super::spawn;
+use std::fmt;
+
+use super::options::ONE_TRY;
+use super::spawn::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -9,61 +12,91 @@ use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;
 use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
-/// Has those run again that are offline.
+/// Has those run again that are offline, and has the size of those read again that the
+/// kernel takes for empty.
 ///
 /// A command that could not be sent for too long may have had the kernel give its
 /// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
 /// given up where the command's own end comes before that of the recovery timeout);
 /// devices whose transport alone was given up run already. Nobody else's will is
-/// overruled: what was offline before, the kernel itself has run again.
+/// overruled: what was offline before, the kernel itself has run again. A rescan while
+/// the session was lost has left a disk without a size.
 pub(super) fn set_offline_running(
     roots: &Roots,
     scheduler: &CallScheduler,
     session: &IscsiSession,
     deadline: Deadline,
 ) {
-    let bring = |device: ScsiDevice| -> Result<()> {
+    let run = |device: &ScsiDevice| -> Result<()> {
         point!(DeviceToRun);
-        scsi::set_running(&device, scheduler, deadline)?;
+        scsi::set_running(device, scheduler, deadline)?;
         point!(DeviceRuns);
         tracing::info!(hctl = %device.hctl(), "runs again");
         Ok(())
     };
     let id = session.id();
-    let devices = offline(roots, session).unwrap_or_else(|error| {
-        tracing::warn!(session = %id, %error, "its devices are not looked at");
+    let devices = ailing(roots, session).unwrap_or_else(|error| {
+        tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
-    for device in devices {
+    for (device, ailment) in devices {
         let hctl = device.hctl();
+        let ran = match ailment {
+            Ailment::Offline => run(&device),
+            Ailment::NoSize => Ok(()),
+        };
         // One that cannot be does not hold up the others.
-        if let Err(error) = bring(device) {
-            tracing::warn!(session = %id, %hctl, %error, "a device is left offline");
+        match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
+            Err(error) => {
+                tracing::warn!(session = %id, %hctl, %error, "a device is still {ailment}");
+            }
         }
     }
 }
 
 /// The same of one that stands already, on a thread of its own: who has had it back
-/// may have been killed before it came to the devices.
+/// may have been killed before it came to the devices, and a rescan that failed may
+/// have ended after they were looked at.
 pub(super) fn set_running_in_background(
     roots: &Roots,
     scheduler: &CallScheduler,
     session: &IscsiSession,
 ) -> Result<()> {
-    if offline(roots, session).is_ok_and(|devices| devices.is_empty()) {
+    if ailing(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
     let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
     spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
 }
 
-fn offline(roots: &Roots, session: &IscsiSession) -> Result<Vec<ScsiDevice>> {
+/// Why a device serves no I/O though its session stands.
+#[derive(Clone, Copy)]
+enum Ailment {
+    Offline,
+    NoSize,
+}
+
+impl fmt::Display for Ailment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Offline => "offline",
+            Self::NoSize => "without a size",
+        })
+    }
+}
+
+fn ailing(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
     let mut found = Vec::new();
     for hctl in session.devices()? {
-        if let Some(device) = ScsiDevice::find(roots, hctl)?
-            && device.state()? == Some(State::Offline)
-        {
-            found.push(device);
+        let Some(device) = ScsiDevice::find(roots, hctl)? else {
+            continue;
+        };
+        if device.state()? == Some(State::Offline) {
+            found.push((device, Ailment::Offline));
+        } else if scsi::shows_no_size(&device)? {
+            found.push((device, Ailment::NoSize));
         }
     }
     Ok(found)

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::attempt::{AttemptOutcome, ONE_TRY, RecoveryAttempt};
+use super::attempt::{AttemptOutcome, RecoveryAttempt};
+use super::options::ONE_TRY;
 use super::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Retry, Stage};
 use crate::id::IscsiUri;
 use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName};
-use crate::kernel::worker;
+use crate::kernel::pool;
 
 impl Engine {
     /// Logs in again those sessions of ours that lead to this source and are lost, all
@@ -33,15 +34,15 @@ impl Engine {
         let sessions = self.own_sessions_to(source)?;
         if sessions.is_empty() {
             let message = format!(
-                "no session of lunbd's leads to {source}: `attach --log-in` makes one, and the \
-                 sessions of iscsid are its own to heal"
+                "no session of lunbd leads to {source}: `attach --log-in` creates one, and \
+                 iscsid recovers its own"
             );
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         }
         let heal = |(session, name): &(IscsiSession, SessionName)| {
             self.heal_session(session, name, options, deadline)
         };
-        let healed = worker::each(Stage::Session, &sessions, heal);
+        let healed = pool::each(Stage::Session, &sessions, heal);
         healed.into_iter().map(|healed| healed?).collect()
     }
 
@@ -110,7 +111,7 @@ impl RecoveryAttempt {
                 Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
                 Ok(AttemptOutcome::NotOurs) => {
                     let id = self.session.id();
-                    let message = format!("another process is at a login again of session {id}");
+                    let message = format!("another process logs in again for session {id}");
                     Error::new(ErrorKind::InUse, message).at(Stage::Session)
                 }
                 Err(error) if error.retry() != Retry::Again => {

@@ -25,11 +25,22 @@ pub enum SessionRecoveryOutcome {
     /// It was lost for longer than its recovery timeout: I/O fails. It is tried on,
     /// and devices run again when it is had back.
     BudgetSpent,
-    /// It is gone, or another ends it: there is nothing to keep any more.
+    /// It is gone, or another process ends it: there is nothing to keep any more.
     Gone,
 }
 
 impl SessionRecoveryOutcome {
+    /// A word for logs and labels.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Recovered => "recovered",
+            Self::Healthy => "healthy",
+            Self::Failed(_) => "failed",
+            Self::BudgetSpent => "budget_spent",
+            Self::Gone => "gone",
+        }
+    }
+
     /// Whether the session serves I/O.
     #[must_use]
     pub fn serves(&self) -> bool {
@@ -79,7 +90,7 @@ impl fmt::Display for SessionRecoveryReport {
             SessionRecoveryOutcome::Healthy => f.write_str("serves"),
             SessionRecoveryOutcome::Failed(error) => write!(f, "lost: {error:#}"),
             SessionRecoveryOutcome::BudgetSpent => {
-                f.write_str("NOT had back in time: I/O fails until it is")
+                f.write_str("NOT recovered in time: I/O fails until it is")
             }
             SessionRecoveryOutcome::Gone => f.write_str("gone"),
         }?;

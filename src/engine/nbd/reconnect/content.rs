@@ -17,15 +17,6 @@ use crate::id::ContentName;
 use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content, spelt_content};
 use crate::uevent::Mode;
 
-/// What the content of a device is to be.
-#[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct ContentRule {
-    /// Whatever is served.
-    pub(in crate::engine) accepts_any: bool,
-    /// A name that it must have.
-    pub(in crate::engine) expected: Option<ContentName>,
-}
-
 /// What the device held when it was read last.
 #[derive(Debug, PartialEq, Eq)]
 struct LastHeld<'a> {

@@ -9,46 +9,15 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::NbdReconnect;
+use super::server::{ONE_TRY, Server};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::attach::nbd::lease_of;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::nbd::{
     self, Adoption, Connection, Difference, KnownContent, Link, LinkState, Reconfigure,
 };
-
-/// One server's time to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
-
-/// A connection that was dialled, and not offered yet.
-#[derive(Debug)]
-pub(super) struct Server {
-    stream: OwnedFd,
-    content: Option<KnownContent>,
-    /// What the server says otherwise than the kernel was told at the connect.
-    pub(super) differences: Vec<Difference>,
-}
-
-impl Server {
-    pub(super) fn new(
-        connection: Connection,
-        content: Option<KnownContent>,
-        differences: Vec<Difference>,
-    ) -> Self {
-        Self {
-            stream: connection.stream,
-            content,
-            differences,
-        }
-    }
-
-    /// Whether it is to be kept from the device.
-    pub(super) fn differs(&self) -> bool {
-        self.differences.iter().any(Difference::prevents_reattach)
-    }
-}
 
 /// A connection that shows nothing of whether the kernel took it.
 pub(super) struct UnprovenOffer {
@@ -122,7 +91,11 @@ impl NbdReconnect {
         server: Server,
         deadline: Deadline,
     ) -> Result<Option<UnprovenOffer>> {
-        let _lock = DeviceLock::take(engine.roots(), &lease_of(&self.backend), deadline)?;
+        let _lock = DeviceLock::take(
+            engine.roots(),
+            &DeviceLock::of_backend(&self.backend),
+            deadline,
+        )?;
         self.still_there()?;
         let Server {
             stream,

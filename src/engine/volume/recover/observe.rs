@@ -7,7 +7,7 @@ use super::{Action, Condition, Foreign};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::journal::{Operation, Outcome, Record, VolumeGuard};
-use crate::engine::nbd::heal::{HealOutcome, HealReport};
+use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -15,7 +15,7 @@ use crate::id::{Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
-use crate::scsi::{Identity, ScsiDevice};
+use crate::scsi::{self, Identity, ScsiDevice};
 
 /// What stands of a volume.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) enum Observed {
         what: String,
         /// It is the device that was handed out.
         handed_out: bool,
+        /// The paths that answer and that the kernel takes for empty.
+        without_size: Vec<ScsiDevice>,
     },
     /// Nobody answers.
     Silent(String),
@@ -36,10 +38,12 @@ pub(super) enum Observed {
 impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => f.write_str("nothing of it stands"),
-            Self::Answers { what, handed_out } => {
+            Self::Nothing => f.write_str("nothing of it is attached"),
+            Self::Answers {
+                what, handed_out, ..
+            } => {
                 f.write_str(what)?;
-                let note = ", not as the device that was handed out";
+                let note = ", as another device than the attach returned";
                 f.write_str(if *handed_out { "" } else { note })
             }
             Self::Silent(what) | Self::Other(what) => f.write_str(what),
@@ -48,6 +52,14 @@ impl fmt::Display for Observed {
 }
 
 impl Observed {
+    pub(super) fn answers(what: String, handed_out: bool) -> Self {
+        Self::Answers {
+            what,
+            handed_out,
+            without_size: Vec::new(),
+        }
+    }
+
     pub(super) fn condition(&self, record: &Record) -> Condition {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
         match (self, operation) {
@@ -93,13 +105,13 @@ impl Engine {
     ) -> Result<Observed> {
         if let Some(nbd) = &record.spec.nbd {
             return Ok(match self.nbd_of(&nbd.backend)? {
-                Some(device) => Observed::Answers {
-                    what: format!("{}: {}", device.index().name(), device.facts()?),
-                    handed_out: record
-                        .outcome
-                        .as_ref()
-                        .is_some_and(|outcome| outcome.devno == device.disk().devno()),
-                },
+                Some(device) => {
+                    let what = format!("{}: {}", device.index().name(), device.facts()?);
+                    let outcome = record.outcome.as_ref();
+                    let handed_out =
+                        outcome.is_some_and(|outcome| outcome.devno == device.disk().devno());
+                    Observed::answers(what, handed_out)
+                }
                 None => Observed::Nothing,
             });
         }
@@ -126,9 +138,7 @@ impl Engine {
         let paths = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
-                Some(map) => {
-                    Observed::Silent(format!("the map {} stands without paths", map.name()))
-                }
+                Some(map) => Observed::Silent(format!("the map {} has no paths", map.name())),
                 None => Observed::Nothing,
             });
         }
@@ -147,6 +157,7 @@ impl Engine {
     fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Observed> {
         let mut live = Vec::new();
         let mut silent = Vec::new();
+        let mut without_size = Vec::new();
         for path in paths {
             let hctl = path.device.hctl();
             match &path.identity_now {
@@ -154,9 +165,14 @@ impl Engine {
                     let what = format!("{now} answers at {hctl}, where {was} was scanned");
                     return Ok(Observed::Other(what));
                 }
-                PathIdentity::Live(identity) => live.push(format!("{hctl} is {identity}")),
+                PathIdentity::Live(identity) => {
+                    let has_none = scsi::shows_no_size(&path.device)?;
+                    let note = if has_none { ", without a size" } else { "" };
+                    live.push(format!("{hctl} is {identity}{note}"));
+                    without_size.extend(has_none.then(|| path.device.clone()));
+                }
                 PathIdentity::Silent(was) => {
-                    silent.push(format!("{hctl}, scanned as {was}, is silent"));
+                    silent.push(format!("{hctl}, scanned as {was}, does not answer"));
                 }
             }
         }
@@ -173,7 +189,11 @@ impl Engine {
             None => false,
         };
         let what = live.join("; ");
-        Ok(Observed::Answers { what, handed_out })
+        Ok(Observed::Answers {
+            what,
+            handed_out,
+            without_size,
+        })
     }
 
     /// The device that was handed out, where it is there, in the same life, and is

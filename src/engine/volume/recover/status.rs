@@ -14,7 +14,7 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
-use crate::scsi::{Identity, ScsiDevice, State};
+use crate::scsi::{self, Identity, ScsiDevice, State};
 use crate::transport::{MissingReason, Route, RouteKind};
 
 /// Where a volume of a journal stands.
@@ -50,8 +50,8 @@ pub struct VolumeStatus {
     pub without_session: Vec<Portal>,
     /// Paths that its sources name and that lead nowhere now.
     pub missing: Vec<MissingPath>,
-    /// Why the device itself is to be asked whether this is so. sysfs shows no
-    /// such reason: whoever learns of one sets it.
+    /// Why the device itself is to be asked whether this is so. sysfs shows one such
+    /// reason: a path that runs and has no size. Whoever learns of another sets it.
     pub verify_reason: Option<String>,
 }
 
@@ -222,7 +222,7 @@ impl Engine {
             return Ok(Observed::Silent(what));
         }
         let what = format!("connected as {}", index.name());
-        Ok(Observed::Answers { what, handed_out })
+        Ok(Observed::answers(what, handed_out))
     }
 
     fn survey_scsi(
@@ -281,7 +281,7 @@ impl Engine {
         if there.is_empty() {
             for name in names.iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {
-                    let what = format!("the map {} stands without paths", map.name());
+                    let what = format!("the map {} has no paths", map.name());
                     return Ok(Observed::Silent(what));
                 }
             }
@@ -304,7 +304,13 @@ impl Engine {
                 found.size = size_if_there(&disk)?;
             }
         }
-        Ok(Observed::Answers { what, handed_out })
+        for scanned in &there {
+            if scsi::shows_no_size(&scanned.device)? {
+                let hctl = scanned.device.hctl();
+                found.verify_reason = Some(format!("the kernel shows {hctl} without a size"));
+            }
+        }
+        Ok(Observed::answers(what, handed_out))
     }
 
     /// Where the volume's sources lead; what cannot be said is missing.

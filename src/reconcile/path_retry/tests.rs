@@ -1,10 +1,12 @@
+use std::time::Duration;
+
 use super::*;
 use crate::engine::{AttachRequest, ChangeEvent};
 use crate::error::{Error, ErrorKind};
 use crate::id::{HostNo, SessionId, VolumeId};
 use crate::iscsi::SessionOptions;
 use crate::reconcile::desired::Desired;
-use crate::reconcile::jobs::{Done, Job};
+use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
@@ -134,31 +136,6 @@ fn a_session_that_serves_again_is_a_cause_for_the_volumes_of_its_target() {
     assert!(take_all(&mut state).is_empty());
     state.see_target_back(&TARGET.parse().unwrap());
     assert_eq!(take_all(&mut state).len(), 2);
-}
-
-#[test]
-fn what_could_not_be_looked_at_is_looked_at_again() {
-    let mut transports = Transports::default();
-    for _ in 0..2 * LOOKS {
-        transports.look_later();
-        let due = transports.next.take().unwrap();
-        assert!(due <= Instant::now() + Duration::from_secs(60));
-    }
-}
-
-#[test]
-fn what_the_end_of_a_login_makes_stand_is_looked_for_though_no_event_tells_of_it() {
-    let mut transports = Transports::default();
-    transports.change();
-    assert!(transports.due().is_some());
-    transports.next = None;
-    for _ in 0..LOOKS {
-        assert!(transports.look(BTreeSet::new(), true).is_empty());
-        assert!(transports.due().is_some());
-        transports.next = None;
-    }
-    transports.look(BTreeSet::new(), true);
-    assert!(transports.due().is_none(), "for ever");
 }
 
 #[test]

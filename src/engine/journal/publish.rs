@@ -1,0 +1,39 @@
+//! Tells those who read a journal beside its holder what fails.
+
+use std::fs::{self};
+
+use super::failing::{FAILING, Failing, write};
+use crate::deadline::Deadline;
+use crate::engine::journal::Journal;
+use crate::error::{Error, Result, Stage};
+use crate::kernel::worker;
+
+impl Journal {
+    /// Tells those who look from beside which volumes fail.
+    ///
+    /// # Errors
+    /// `Io`; `TimedOut` at stage `journal`.
+    pub(crate) fn tell_failing(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
+        if failing.is_empty() && self.shared.told().is_none() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        worker::run(
+            Stage::Journal,
+            "the failures to be written",
+            deadline,
+            || "the journal's file system has not returned".to_owned(),
+            move || {
+                let path = shared.directory.join(FAILING);
+                let written = if failing.is_empty() {
+                    fs::remove_file(&path).map(|()| None)
+                } else {
+                    write(&path, failing).map(Some)
+                };
+                let failed = |error| Error::io("cannot publish the failures", &path, &error);
+                *shared.told() = written.map_err(failed)?;
+                Ok(())
+            },
+        )
+    }
+}

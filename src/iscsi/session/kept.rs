@@ -1,0 +1,125 @@
+//! What a session keeps over a loss, so that any process logs it in again as it was made.
+
+use super::unmet::stated;
+use super::{IscsiSession, SessionOptions};
+use crate::error::{Error, Result};
+use crate::iscsi::tunables::{Tunable, Tunables};
+use crate::kernel::iscsi_netlink::HostParam;
+use crate::kernel::tcp::LocalEnd;
+
+/// Before the address from which a session of ours is logged in, in the kernel's place for
+/// the hardware address of its interface, which nothing reads.
+const SOURCE: &str = "lunbd:source:";
+
+/// What the kernel is told of a session's host, so that the session's own end of the
+/// connection is known as long as it is there.
+pub(super) fn of_host(local: &LocalEnd) -> Vec<(HostParam, String)> {
+    let interface = local.interface.as_ref();
+    let interface = interface.map(|name| (HostParam::NetworkInterface, name.to_string()));
+    let mark = |address| (HostParam::HardwareAddress, format!("{SOURCE}{address}"));
+    interface
+        .into_iter()
+        .chain(local.address.map(mark))
+        .collect()
+}
+
+impl SessionOptions {
+    /// With the lengths that were agreed on for `session`, which is ours, and its own end of
+    /// the connection. Its times stay in the kernel.
+    ///
+    /// # Errors
+    /// Where sysfs cannot be read.
+    pub(crate) fn kept_by(mut self, session: &IscsiSession) -> Result<Self> {
+        let of_session = |name| Ok::<_, Error>(number(session.attribute(name)?));
+        let of_connection = |name| Ok::<_, Error>(number(session.connection_attribute(name)?));
+        let max = of_session("max_burst_len")?;
+        let first = of_session("first_burst_len")?;
+        let lengths = [
+            (Tunable::MaxBurst, max),
+            // Where nothing is sent unasked it may be more, and is not looked at.
+            (
+                Tunable::FirstBurst,
+                first.map(|first| first.min(max.unwrap_or(first))),
+            ),
+            (Tunable::ReceiveSegment, of_connection("max_recv_dlength")?),
+            (Tunable::SendSegment, of_connection("max_xmit_dlength")?),
+        ];
+        let mut tunables = Tunables::default();
+        for (tunable, length) in lengths {
+            // A length that was never set is 0.
+            if let Some(length) = length.filter(|length| tunable.limits().contains(length)) {
+                tunables.set(tunable, length)?;
+            }
+        }
+        self.tunables = tunables;
+        let interface = session.host_attribute("netdev")?.and_then(stated);
+        let mark = session.host_attribute("hwaddress")?.and_then(stated);
+        self.local = LocalEnd {
+            interface: interface.and_then(|name| name.parse().ok()),
+            address: mark.and_then(|mark| mark.strip_prefix(SOURCE)?.parse().ok()),
+        };
+        Ok(self)
+    }
+}
+
+fn number(text: Option<String>) -> Option<u32> {
+    text?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::id::SessionId;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_session_is_logged_in_again_with_its_lengths_and_from_its_own_end() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let device = roots.sysfs.join("devices/platform/host3/session4");
+        let class = device.join("iscsi_session/session4");
+        let connection = device.join("connection4:0");
+        let host = roots.sysfs.join("devices/platform/host3/iscsi_host/host3");
+        let local = LocalEnd {
+            interface: Some("eth0".parse().unwrap()),
+            address: Some("fe80::5".parse().unwrap()),
+        };
+        let told = of_host(&local);
+        let values = [
+            (&class, "first_burst_len", "65536"),
+            (&class, "max_burst_len", "16384"),
+            (&connection, "max_recv_dlength", "0"),
+            (&connection, "max_xmit_dlength", "8192"),
+            (&host, "netdev", &told[0].1),
+            (&host, "hwaddress", &told[1].1),
+        ];
+        for (dir, name, value) in values {
+            fs::create_dir_all(dir).unwrap();
+            fs::write(dir.join(name), format!("{value}\n")).unwrap();
+        }
+        for (kind, name, dir) in [
+            ("session", "session4", &class),
+            ("connection", "connection4:0", &connection),
+        ] {
+            let classes = roots.sysfs.join(format!("class/iscsi_{kind}"));
+            fs::create_dir_all(&classes).unwrap();
+            symlink(dir, classes.join(name)).unwrap();
+        }
+        let session = IscsiSession::new(&roots, SessionId(4));
+        let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
+        let options = options.kept_by(&session).unwrap();
+        let chosen = |tunable| options.tunables.chosen(tunable);
+        assert_eq!(chosen(Tunable::FirstBurst), Some(16384));
+        assert_eq!(chosen(Tunable::MaxBurst), Some(16384));
+        assert_eq!(chosen(Tunable::ReceiveSegment), None);
+        assert_eq!(chosen(Tunable::SendSegment), Some(8192));
+        assert_eq!(options.local, local);
+        fs::write(host.join("netdev"), "(null)\n").unwrap();
+        fs::write(host.join("hwaddress"), "02:00:00:00:00:01\n").unwrap();
+        let options = options.kept_by(&session).unwrap();
+        assert_eq!(options.local, LocalEnd::default());
+    }
+}

@@ -1,0 +1,10 @@
+//! The error of a server that breaks the protocol.
+
+use std::fmt;
+
+use crate::error::Error;
+
+/// The server broke the protocol in this field.
+pub(in crate::nbd) fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::broken("the NBD server", field, found, expected)
+}

@@ -1,0 +1,213 @@
+//! Who follows the events, and in which order they come.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::SystemTime;
+
+use super::event::Event;
+use crate::deadline::Deadline;
+
+/// An event with its place among all events of its reconciler.
+#[derive(Debug, Clone, serde::Serialize)]
+#[non_exhaustive]
+pub struct SequencedEvent {
+    /// It counts the reconciler's events from 1, in the order in which its state changed.
+    /// Of [`Event::Missed`] it is that of the last event that was missed.
+    pub sequence: u64,
+    /// When, by the machine's clock. In UTC when serialised.
+    #[serde(serialize_with = "as_text")]
+    pub time: SystemTime,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+impl fmt::Display for SequencedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.event.fmt(f)
+    }
+}
+
+fn as_text<S: serde::Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_millis(*time))
+}
+
+/// Events one follower may leave unread. Past that the oldest are dropped and
+/// counted: what is newer says more.
+const LONGEST: usize = 1024;
+
+/// One follower's end. Dropping it ends it.
+#[derive(Debug)]
+pub struct Events(Arc<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    inner: Mutex<Inner>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    events: VecDeque<SequencedEvent>,
+    missed: Option<SequencedEvent>,
+    closed: bool,
+}
+
+impl Inner {
+    fn drop_oldest(&mut self) {
+        let Some(oldest) = self.events.pop_front() else {
+            return;
+        };
+        let before = match self.missed.take().map(|missed| missed.event) {
+            Some(Event::Missed { count }) => count,
+            _ => 0,
+        };
+        let event = Event::Missed { count: before + 1 };
+        self.missed = Some(SequencedEvent { event, ..oldest });
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code under this lock can leave the queue half changed.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Events {
+    /// Waits for the next event; `None` when the deadline has passed, or when the
+    /// reconciler is gone and all was read.
+    pub fn next(&mut self, deadline: Deadline) -> Option<SequencedEvent> {
+        let idle =
+            |inner: &mut Inner| inner.events.is_empty() && inner.missed.is_none() && !inner.closed;
+        let mut inner = self.0.lock();
+        loop {
+            let woken = self
+                .0
+                .filled
+                .wait_timeout_while(inner, deadline.turn(), idle);
+            inner = woken.unwrap_or_else(PoisonError::into_inner).0;
+            if deadline.has_passed() || !idle(&mut inner) {
+                break;
+            }
+        }
+        inner.missed.take().or_else(|| inner.events.pop_front())
+    }
+}
+
+/// Those who follow.
+#[derive(Debug, Default)]
+pub(super) struct Followers(Mutex<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    last: u64,
+    queues: Vec<Weak<Queue>>,
+}
+
+impl Followers {
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self) -> Events {
+        let queue = Arc::<Queue>::default();
+        self.lock().queues.push(Arc::downgrade(&queue));
+        Events(queue)
+    }
+
+    /// The caller holds what the event is about: the order of the calls is that of the
+    /// events.
+    pub(super) fn tell(&self, event: Event) -> SequencedEvent {
+        let mut told = self.lock();
+        told.last += 1;
+        let event = SequencedEvent {
+            sequence: told.last,
+            time: SystemTime::now(),
+            event,
+        };
+        told.queues.retain(|follower| {
+            let Some(queue) = follower.upgrade() else {
+                return false;
+            };
+            let mut inner = queue.lock();
+            if inner.events.len() >= LONGEST {
+                inner.drop_oldest();
+            }
+            inner.events.push_back(event.clone());
+            drop(inner);
+            queue.filled.notify_one();
+            true
+        });
+        event
+    }
+}
+
+impl Drop for Followers {
+    fn drop(&mut self) {
+        for queue in self.lock().queues.iter().filter_map(Weak::upgrade) {
+            queue.lock().closed = true;
+            queue.filled.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn healed(number: usize) -> Event {
+        Event::Healed {
+            volume: format!("pvc-{number}").parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_follower_who_does_not_read_is_told_how_many_it_missed_and_has_the_newest() {
+        let followers = Followers::default();
+        let (mut slow, now) = (followers.add(), Deadline::after(Duration::ZERO));
+        for number in 0..LONGEST + 5 {
+            followers.tell(healed(number));
+        }
+        let missed = slow.next(now).unwrap();
+        assert!(matches!(missed.event, Event::Missed { count: 5 }));
+        assert_eq!(missed.sequence, 5);
+        let read: Vec<SequencedEvent> = std::iter::from_fn(|| slow.next(now)).collect();
+        assert_eq!(read.len(), LONGEST);
+        assert_eq!(read[0].to_string(), "pvc-5: serves again");
+        let numbers = read.iter().map(|event| event.sequence);
+        assert!(numbers.eq(6..=u64::try_from(LONGEST).unwrap() + 5));
+        assert!(slow.next(now).is_none());
+    }
+
+    #[test]
+    fn a_follower_reads_to_the_end_when_nobody_tells_any_more() {
+        let followers = Followers::default();
+        let mut events = followers.add();
+        followers.tell(healed(1));
+        drop(followers);
+        let long = Deadline::after(Duration::from_secs(60));
+        assert!(events.next(long).is_some());
+        assert!(events.next(long).is_none());
+        assert!(!long.has_passed());
+    }
+
+    #[test]
+    fn an_event_in_json_has_its_number_and_its_time_in_utc() {
+        let followers = Followers::default();
+        let told = followers.tell(healed(1));
+        let json = serde_json::to_value(&told).unwrap();
+        assert_eq!(json["sequence"], 1);
+        assert_eq!(json["event"], "healed");
+        let time = json["time"].as_str().unwrap();
+        let read = humantime::parse_rfc3339(time).unwrap();
+        let lost = told.time.duration_since(read).unwrap();
+        assert!(
+            time.ends_with('Z') && lost < Duration::from_millis(1),
+            "{time}"
+        );
+    }
+}

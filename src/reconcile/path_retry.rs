@@ -1,0 +1,90 @@
+//! Volumes that are tried again, since something leads to them that did not before.
+
+use std::time::Instant;
+
+use super::state::State;
+use crate::engine::journal::VolumeSpec;
+use crate::engine::{Condition, ScsiTransport, ScsiTransports};
+use crate::id::{HostNo, Iqn, Source};
+
+impl State {
+    /// Tries those volumes again to which something leads that did not before. A session
+    /// that a step is at now may be ended by it: it counts when that step has come to its
+    /// end, so that no volume is tried for a login that another volume's try has made.
+    pub(super) fn see_transports(&mut self, found: ScsiTransports) {
+        let mut standing = found.standing;
+        standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));
+        let new = self.transports.look(standing, found.is_changing);
+        if new.is_empty() {
+            return;
+        }
+        let is_led_to = |source: &Source| new.iter().any(|one| one.may_lead_to(source));
+        self.try_again_where(|spec| spec.sources.iter().any(is_led_to));
+    }
+
+    /// Paths over this host may have come back. Where it is not known what is over it, all
+    /// may.
+    pub(super) fn try_again_over(&mut self, host: Option<HostNo>) {
+        let known = self.transports.known.iter();
+        let over = known.filter(|one| host.is_some_and(|host| one.is_on(host)));
+        let over: Vec<ScsiTransport> = over.cloned().collect();
+        let is_led_to = |source: &Source| over.iter().any(|one| one.may_lead_to(source));
+        self.try_again_where(|spec| over.is_empty() || spec.sources.iter().any(is_led_to));
+    }
+
+    /// A session with this target serves again: no uevent says so of its devices.
+    pub(super) fn see_target_back(&mut self, target: &Iqn) {
+        let is_with_it =
+            |source: &Source| matches!(source, Source::Iscsi(uri) if uri.target() == target);
+        self.try_again_where(|spec| spec.sources.iter().any(is_with_it));
+    }
+
+    /// Paths of these may have come back: those that failed are tried now.
+    pub(super) fn try_again_where(&mut self, is_concerned: impl Fn(&VolumeSpec) -> bool) {
+        for (volume, tracked) in &mut self.tracked {
+            let there = self.actual.get(volume);
+            let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
+            // One that only waits for a worker is thought over.
+            let is_at_work = tracked.doing.is_some();
+            if is_at_work || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
+                continue;
+            }
+            if let Some(failure) = &mut tracked.failure {
+                (failure.next, failure.is_called) = (Some(Instant::now()), true);
+                self.replan = true;
+                self.publisher.change();
+            }
+            if tracked.path_retry.take().is_some() {
+                self.refresh.some.insert(volume.clone());
+                self.refresh.soon();
+            }
+        }
+    }
+
+    /// Those that lack a path are looked at.
+    pub(super) fn look_for_lost_paths(&mut self) {
+        for there in self.actual.volumes.values() {
+            let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
+            if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
+                self.refresh.some.insert(there.volume.clone());
+                self.refresh.soon();
+            }
+        }
+    }
+
+    fn is_made_now(&self, transport: &ScsiTransport) -> bool {
+        let logs_in = |spec: &VolumeSpec| {
+            let leads = |source| transport.may_lead_to(source);
+            spec.log_in.is_some() && spec.sources.iter().any(leads)
+        };
+        let at_work = self.tracked.iter();
+        let mut at_work = at_work.filter(|(_, tracked)| tracked.doing.is_some());
+        at_work.any(|(volume, _)| {
+            let there = self.actual.get(volume).map(|there| &there.spec);
+            there.is_some_and(logs_in) || self.desired.get(volume).is_some_and(logs_in)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
