@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::conflict::{self, Claimant};
-use super::record::{Record, VolumeSpec};
+use super::record::{Detached, Record, VolumeSpec};
 use super::{Busy, Journal, Shared, Table, file};
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -19,7 +19,12 @@ use crate::scsi::Identity;
 pub(in crate::engine) struct Turn {
     shared: Arc<Shared>,
     volume: VolumeId,
+    /// The record of the volume's detach, as it was when the turn began.
+    detached: Option<Record>,
 }
+
+/// How many records of detached volumes are kept.
+const MOST_DETACHED: usize = 1024;
 
 impl Journal {
     /// Waits until nobody works on the volume, and takes the turn. With `wanted`
@@ -55,10 +60,12 @@ impl Journal {
             names: Vec::new(),
         };
         table.busy.insert(volume.clone(), busy);
+        let detached = table.detached.get(volume).cloned();
         drop(table);
         Ok(Arc::new(Turn {
             shared: Arc::clone(&self.shared),
             volume: volume.clone(),
+            detached,
         }))
     }
 
@@ -69,6 +76,36 @@ impl Journal {
 }
 
 impl Table {
+    fn insert(&mut self, record: Record) {
+        let volume = record.volume.clone();
+        self.remove(&volume);
+        let records = match record.detached {
+            Some(_) => &mut self.detached,
+            None => &mut self.records,
+        };
+        records.insert(volume, record);
+    }
+
+    fn remove(&mut self, volume: &VolumeId) {
+        self.records.remove(volume);
+        self.detached.remove(volume);
+    }
+
+    /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, but for those
+    /// that are being worked on.
+    fn detached_too_long_ago(&self) -> Vec<VolumeId> {
+        let too_many = self.detached.len().saturating_sub(MOST_DETACHED);
+        if too_many == 0 {
+            return Vec::new();
+        }
+        let idle = self.detached.values();
+        let idle = idle.filter(|record| !self.busy.contains_key(&record.volume));
+        let mut by_age: Vec<&Record> = idle.collect();
+        by_age.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
+        let oldest = by_age.into_iter().take(too_many);
+        oldest.map(|record| record.volume.clone()).collect()
+    }
+
     /// What all volumes lay claim to.
     fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
         let busy = self.busy.iter().filter_map(|(volume, busy)| {
@@ -96,6 +133,11 @@ impl Turn {
     /// The volume's record.
     pub(in crate::engine) fn record(&self) -> Option<Record> {
         self.shared.table().records.get(&self.volume).cloned()
+    }
+
+    /// The record of the volume's detach, where that was proven before the turn began.
+    pub(in crate::engine) fn detached(&self) -> Option<&Record> {
+        self.detached.as_ref()
     }
 
     /// Claims the unit that the volume's source was found to lead to.
@@ -146,15 +188,17 @@ impl Turn {
         self.run(deadline, move |turn, name| {
             let directory = &turn.shared.directory;
             let path = directory.join(name);
-            let known = turn.shared.table().records.contains_key(&turn.volume);
+            let table = turn.shared.table();
+            let is_live = table.records.contains_key(&turn.volume);
+            let known = is_live || table.detached.contains_key(&turn.volume);
+            drop(table);
             if !known && path.symlink_metadata().is_ok() {
                 let message = "what is there could not be read as its record, or not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
             // It is there, whatever becomes of the rest.
-            let volume = turn.volume.clone();
-            turn.shared.table().records.insert(volume, record);
+            turn.shared.table().insert(record);
             (turn.shared.sync)(directory)?;
             point!(JournalKept);
             Ok(())
@@ -180,7 +224,7 @@ impl Turn {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),
-                None => self.remove(limit),
+                None => self.undo(limit),
             };
             if let Err(error) = restored {
                 tracing::warn!(%error, "the record is restored, and may not outlive the machine");
@@ -189,7 +233,57 @@ impl Turn {
         Err(error)
     }
 
-    /// Removes the record: nothing of the volume is left on this machine.
+    /// Has the record say that nothing of the volume is left on this machine. Where that
+    /// cannot be written, as on a full disk, the record goes: that is all the same but for
+    /// a repeated detach.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    pub(in crate::engine) fn finish(
+        self: &Arc<Self>,
+        record: Record,
+        detached: Detached,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let record = Record {
+            intent: None,
+            detached: Some(detached),
+            ..record
+        };
+        match self.write(record, deadline) {
+            Ok(()) => {}
+            Err(error) if error.kind().is_out_of_time() => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the detach is not written down: the record goes");
+                return self.remove(deadline);
+            }
+        }
+        let removed = self.run(deadline, |turn, _| {
+            for volume in turn.shared.table().detached_too_long_ago() {
+                file::remove(&turn.shared.directory, &file::name_of(&volume))?;
+                turn.shared.table().remove(&volume);
+            }
+            Ok(())
+        });
+        if let Err(error) = removed {
+            // The next detach tries it again.
+            tracing::warn!(%error, "old records of detached volumes stay");
+        }
+        Ok(())
+    }
+
+    /// The record is as it was before an attach that has left nothing.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write) and [`remove`](Self::remove).
+    pub(in crate::engine) fn undo(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+        match &self.detached {
+            Some(record) => self.write(record.clone(), deadline),
+            None => self.remove(deadline),
+        }
+    }
+
+    /// Removes the record, of whichever kind.
     ///
     /// # Errors
     /// `Io` where the record stays, or where it went and the disk was not told so;
@@ -198,7 +292,7 @@ impl Turn {
         self.run(deadline, |turn, name| {
             file::remove(&turn.shared.directory, name)?;
             // It is gone, whatever becomes of the rest.
-            turn.shared.table().records.remove(&turn.volume);
+            turn.shared.table().remove(&turn.volume);
             (turn.shared.sync)(&turn.shared.directory)?;
             point!(JournalForgotten);
             Ok(())
@@ -231,12 +325,54 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::*;
     use crate::engine::{AttachRequest, Engine};
     use crate::id::Source;
     use crate::kernel::Roots;
+
+    #[test]
+    fn of_many_detached_volumes_the_newest_are_kept() {
+        let record = |number: usize| {
+            let at = format!("2026-01-01T00:00:{number:05}Z");
+            let source: Source = "scsi:1:0:0:1".parse().unwrap();
+            Record {
+                volume: format!("pvc-{}", MOST_DETACHED + 5 - number)
+                    .parse()
+                    .unwrap(),
+                spec: VolumeSpec::of(&AttachRequest::new(source)),
+                intent: None,
+                outcome: None,
+                boot: None,
+                detached: Some(Detached {
+                    safe_to_unmap: true,
+                    not_looked_at: Vec::new(),
+                    at,
+                }),
+            }
+        };
+        let mut table = Table {
+            records: BTreeMap::new(),
+            detached: BTreeMap::new(),
+            busy: BTreeMap::new(),
+        };
+        for number in 0..MOST_DETACHED {
+            table.insert(record(number));
+        }
+        assert_eq!(table.detached_too_long_ago(), []);
+        for number in MOST_DETACHED..MOST_DETACHED + 2 {
+            table.insert(record(number));
+        }
+        let oldest = [0, 1].map(|number| record(number).volume);
+        assert_eq!(table.detached_too_long_ago(), oldest);
+        table.busy.insert(oldest[0].clone(), Busy::default());
+        assert_eq!(
+            table.detached_too_long_ago(),
+            [1, 2].map(|number| record(number).volume)
+        );
+    }
 
     #[test]
     fn a_unit_is_claimed_once_also_by_those_who_go_on_with_what_their_records_say() {
@@ -253,6 +389,7 @@ mod tests {
                 intent: None,
                 outcome: None,
                 boot: None,
+                detached: None,
             };
             let turn = journal.turn(&volume, None, deadline).unwrap();
             turn.write(record, deadline).unwrap();
