@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lunbd::engine::journal::VolumeSpec;
-use lunbd::engine::{Condition, Surveyed};
+use lunbd::engine::{Condition, VolumeStatus};
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Actual, Desired, plan};
 use lunbd::{AttachRequest, Source};
@@ -47,7 +47,7 @@ fn desired(source_of: impl Fn(u32) -> u32) -> Desired {
 fn actual() -> Actual {
     let stands = |number| {
         let spec = VolumeSpec::of(&request(number));
-        Surveyed::new(id(number), spec, Condition::Complete)
+        VolumeStatus::new(id(number), spec, Condition::Complete)
     };
     (0..VOLUMES).map(stands).collect()
 }

@@ -79,7 +79,7 @@ fn news(criterion: &mut Criterion) {
     let message = Message::parse(CHANGE).unwrap();
     let hub = hub();
     let _others = others(&hub, 10_000);
-    let mut news = hub.watch_news();
+    let mut news = hub.watch_unit_attentions();
     let now = Deadline::after(Duration::ZERO);
     criterion.bench_function("uevent/news, 10000 others present", |bencher| {
         bencher.iter(|| {

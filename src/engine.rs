@@ -27,21 +27,24 @@ mod volume;
 pub use attach::nbd_options::NbdOptions;
 pub use attach::{AttachRequest, Attachment, MissingPath, Multipath, Unit, UnitPath};
 #[cfg(feature = "journal")]
-pub use change_events::{Cause, Listening};
+pub use change_events::{ChangeEvent, ChangeListener};
 pub use detach::receipt::{DetachFailure, Flush, MapReceipt, PathReceipt, Receipt};
 pub use detach::{DetachRequest, DetachTarget, Detachment, Place};
 pub use inventory::capacity::{Capacity, FileSystem};
 pub use inventory::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
-pub use iscsi::recovery::{KeepOptions, KeepOutcome, KeeperStop, KeptSession, SessionKeeper};
+pub use iscsi::recovery::{
+    SessionRecovery, SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport,
+    SessionRecoveryStop,
+};
 #[cfg(feature = "journal")]
 pub use journal::Journal;
-pub use nbd::heal::{Healer, Treatment};
-pub use nbd::outcome::{HealOutcome, Healing};
+pub use nbd::heal::{Healer, ReconnectHandle};
+pub use nbd::outcome::{HealOutcome, HealReport};
 pub use preflight::{Check, Finding};
 pub use resize::{ResizeRequest, Resized};
-pub use stale::{Evidence, Fate, Phantom, ReapRequest, Reaping, Unproven};
+pub use stale::{Evidence, ReapOutcome, ReapReport, ReapRequest, StaleLun, Unproven};
 pub use state::Engine;
 pub use timing::{Phase, StageObserver};
 #[cfg(feature = "journal")]
@@ -50,4 +53,4 @@ pub use usage::{Holder, NotLookedAt};
 #[cfg(feature = "journal")]
 pub use volume::DetachVolume;
 #[cfg(feature = "journal")]
-pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, Surveyed};
+pub use volume::recover::{Action, Condition, Foreign, Recovered, Recovery, VolumeStatus};

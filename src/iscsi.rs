@@ -30,12 +30,16 @@ pub use login::{Connection, LoginOptions, Parameters, Session, SessionKind, log_
 pub use name::{INITIATOR_NAME_FILE, create_initiator_name, initiator_name};
 pub use proven::Proven;
 pub(crate) use recovery::unproven;
-pub use recovery::{SessionNotice, SessionWaker, SessionWatch, connect_again, halt, leave, resume};
+pub use recovery::{
+    SessionNotice, SessionWaker, SessionWatch, connect_again, logout_for_relogin,
+    rebind_connection, stop_connection,
+};
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;
 pub use session::{
-    KernelSession, NobodyMakes, Plight, SessionFacts, SessionName, SessionOptions, StandingSession,
-    UnmetSetting, connect, end_unnamed, hand_over, has_driver, hold_off_makers, log_out,
+    ConnectionStatus, CreateGuard, IscsiSession, KernelSession, SessionFacts, SessionName,
+    SessionOptions, UnmetSetting, connect, destroy_incomplete, hand_over, has_driver,
+    lock_creation, log_out,
 };
 pub use tunables::{Tunable, Tunables};
 

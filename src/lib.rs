@@ -14,7 +14,7 @@
 //! What an agent must do, from its start on:
 //!
 //! - call [`Engine::heal`] once, and keep an [`Engine::healer`] on a thread, for NBD;
-//! - keep an [`Engine::keep_sessions`] on a thread, for iSCSI;
+//! - keep an [`Engine::recover_sessions`] on a thread, for iSCSI;
 //! - with the feature `journal`, call `Engine::recover` once. A running
 //!   `reconcile::Reconciler` does all of this by itself.
 //!

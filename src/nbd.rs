@@ -67,7 +67,7 @@ pub(crate) use content::{
     LENGTH as CONTENT_LENGTH, is_other as is_other_content, names as content_names,
     spelt as spelt_content,
 };
-pub use device::{Facts, Knowledge, NbdDevice, State};
+pub use device::{Facts, Hints, NbdDevice, State};
 pub(crate) use dial::dial_for_device;
 pub use dial::{Connection, dial, discover, list_exports};
 pub use difference::Difference;

@@ -3,12 +3,12 @@
 mod access_state;
 mod ask;
 mod cached;
+mod call_scheduler;
 mod delete;
 mod designators;
 mod device;
 mod facts;
 mod identity;
-mod lanes;
 mod probe;
 mod rescan;
 mod running;
@@ -22,6 +22,8 @@ pub(crate) use ask::{
     access_state_of_open, ask_presence, read_access_state, read_capacity, read_identity,
     report_luns,
 };
+pub(crate) use call_scheduler::CallScheduler;
+pub use call_scheduler::StuckCall;
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
 #[cfg(feature = "journal")]
@@ -29,8 +31,6 @@ pub(crate) use device::hosts_but_of;
 pub(crate) use device::require_host;
 pub(crate) use facts::Facts;
 pub use identity::{Comparison, Contradiction, Identity, Strength};
-pub(crate) use lanes::Lanes;
-pub use lanes::StuckCall;
 pub(crate) use probe::{describe_qualifier, wait_for_disk};
 pub(crate) use rescan::rescan;
 pub(crate) use running::set_running;

@@ -3,7 +3,7 @@
 //! written.
 //!
 //! What is wrong with one path is said of that path and never stops another: a
-//! session or a port that cannot be used, or cannot be read, is a [`Missing`].
+//! session or a port that cannot be used, or cannot be read, is a [`RouteUnavailable`].
 
 mod fc;
 mod iscsi;
@@ -13,7 +13,7 @@ mod target_port;
 
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
-pub(crate) use reach::Reaches;
-pub use reach::{Reach, reach};
-pub use route::{Missing, MissingReason, Route, Via};
+pub(crate) use reach::TransportReader;
+pub use reach::{TransportInfo, reach};
+pub use route::{MissingReason, Route, RouteKind, RouteUnavailable};
 pub(crate) use target_port::TargetPort;

@@ -12,7 +12,7 @@
 //! each of them, once until it has read that. [`Hub::counters`] tells how it went.
 //!
 //! What arrays report by themselves (their logical units have changed, a
-//! capacity has) comes to a [`NewsWatch`]. Nothing is scanned for that.
+//! capacity has) comes to a [`UnitAttentionWatch`]. Nothing is scanned for that.
 
 mod changes;
 mod counters;
@@ -24,7 +24,6 @@ mod kernel_reader;
 mod mark;
 mod message;
 mod mode;
-mod news;
 mod noted;
 mod queue;
 mod settle;
@@ -32,6 +31,7 @@ mod socket;
 mod stream;
 mod subscription;
 mod unit_attention;
+mod unit_attention_watch;
 mod watch;
 
 pub(crate) use changes::Changes;
@@ -41,7 +41,6 @@ pub use event::{Event, Notice, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
-pub use news::{News, NewsWatch};
 pub(crate) use noted::Changed;
 #[cfg(test)]
 pub(crate) use noted::Noted;
@@ -49,4 +48,5 @@ pub use settle::Settled;
 pub(crate) use settle::{Leaving, Proof, devpath, settle, settle_again, settle_removal};
 pub use stream::{Stream, Waker};
 pub use unit_attention::UnitAttention;
+pub use unit_attention_watch::{UnitAttentionEvent, UnitAttentionWatch};
 pub use watch::Watch;

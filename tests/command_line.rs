@@ -262,7 +262,7 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
     assert_eq!(plan["plan"][0]["kind"], "attach");
     assert_eq!(plan["plan"][0]["volume"], "pvc-1");
     let output = apply("volume = []", &["--dry-run"]);
-    assert_eq!(output.stdout, b"nothing is to be done\n");
+    assert_eq!(output.stdout, b"nothing to do\n");
     let output = apply("", &["--dry-run"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(

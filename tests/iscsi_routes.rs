@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lunbd::id::{Hctl, IscsiUri};
-use lunbd::transport::{MissingReason, Reach, Route, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, TransportInfo, iscsi_routes, reach};
 use machine::Machine;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
@@ -392,7 +392,7 @@ fn a_device_is_reached_by_the_session_that_it_is_below() {
         by.to_string(),
         format!("session 3, 127.0.0.1:3260, {TARGET}")
     );
-    assert!(matches!(by, Reach::Iscsi { .. }));
+    assert!(matches!(by, TransportInfo::Iscsi { .. }));
     assert_eq!(reached("1:0:0:4"), None);
     assert_eq!(reached("4:0:0:8"), None);
     session.break_connection(&["address", "persistent_address"]);

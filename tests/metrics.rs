@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lunbd::engine::journal::Record;
-use lunbd::engine::{Healing, ReapRequest};
+use lunbd::engine::{HealReport, ReapRequest};
 use lunbd::reconcile::{Desired, Options, Reconciler};
 use lunbd::uevent::Message;
 use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, ErrorKind, Source};
@@ -177,7 +177,7 @@ fn what_the_hub_reads_cuts_passes_over_and_loses_is_counted_and_so_is_each_wait(
         &found,
         &[
             ("lunbd_uevents_total{}", Counter(2 + 3 + QUEUE + 40)),
-            ("lunbd_uevent_strangers_total{}", Counter(1)),
+            ("lunbd_uevent_foreign_messages_total{}", Counter(1)),
             ("lunbd_uevents_cut_total{}", Counter(1)),
             ("lunbd_uevent_overruns_total{}", Counter(2)),
             ("lunbd_uevent_resyncs_total{}", Counter(1 + 2)),
@@ -249,7 +249,7 @@ fn each_look_of_a_heal_is_counted_by_its_outcome() {
     let engine = Engine::start(machine.roots()).unwrap();
     let found = publish(|| {
         for _ in 0..3 {
-            let healings: Vec<Healing> = engine.heal(soon()).unwrap();
+            let healings: Vec<HealReport> = engine.heal(soon()).unwrap();
             assert_eq!(healings.len(), 2, "{healings:?}");
         }
     });

@@ -14,7 +14,7 @@ mod scsi_path;
 
 use super::Engine;
 use super::telemetry::{self, Call};
-use super::timing::Phases;
+use super::timing::StageTimer;
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
 use crate::id::Source;
@@ -63,14 +63,14 @@ impl Engine {
     }
 
     fn attach_timed(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let mut phases = Phases::new(Call::Attach, request.observer.as_ref());
+        let mut timer = StageTimer::new(Call::Attach, request.observer.as_ref());
         let mut attachment = match &request.source {
             Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
-                self.attach_scsi(request, &mut phases, deadline)?
+                self.attach_scsi(request, &mut timer, deadline)?
             }
-            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut phases, deadline)?,
+            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut timer, deadline)?,
         };
-        attachment.phases = phases.finish();
+        attachment.phases = timer.finish();
         let node = attachment.node.display();
         tracing::Span::current().record("node", tracing::field::display(node));
         Ok(attachment)

@@ -17,7 +17,7 @@ use crate::uevent::{self, Notice, Origin, Stream, UnitAttention, Waker};
 /// Why to look again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum ChangeEvent {
     /// The kernel announced something of a block device or of a SCSI device.
     Device {
         /// Its path below `/sys`; of a disk, its SCSI address is a part of it.
@@ -42,7 +42,7 @@ pub enum Cause {
     AskAgain,
 }
 
-impl Cause {
+impl ChangeEvent {
     fn of(notice: &Notice) -> Option<Self> {
         let event = match notice {
             // udev's comes for each of the kernel's.
@@ -86,14 +86,14 @@ fn is_an_nbd_disk(event: &uevent::Event) -> bool {
 
 /// A listener at work, on two threads that sleep until something happens.
 /// Dropping it ends them.
-pub struct Listening {
+pub struct ChangeListener {
     end: Arc<AtomicBool>,
     events: Waker,
     deaths: Option<LinkWaker>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl fmt::Debug for Listening {
+impl fmt::Debug for ChangeListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listening").finish_non_exhaustive()
     }
@@ -102,7 +102,7 @@ impl fmt::Debug for Listening {
 impl Engine {
     /// Calls `listener` for everything that may change where a volume stands,
     /// from now on. It is called on a thread of its own and must not wait; what
-    /// it does not take in time comes as [`Cause::LookAgain`].
+    /// it does not take in time comes as [`ChangeEvent::LookAgain`].
     ///
     /// Where the kernel's word of dead NBD links cannot be had, as without the
     /// privilege, all the rest is told.
@@ -111,9 +111,9 @@ impl Engine {
     /// `Io` where a thread cannot be had; `TimedOut`.
     pub fn listen(
         &self,
-        listener: impl Fn(Cause) + Send + Sync + 'static,
+        listener: impl Fn(ChangeEvent) + Send + Sync + 'static,
         deadline: Deadline,
-    ) -> Result<Listening> {
+    ) -> Result<ChangeListener> {
         let (listener, end) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let stream = self.hub().stream();
         let events = stream.waker();
@@ -121,26 +121,30 @@ impl Engine {
             Ok(links) => Some(links.watch(None)),
             Err(error) if error.kind().is_out_of_time() => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "nothing will tell when an NBD link dies");
+                tracing::warn!(%error, "lunbd gets no notice when an NBD link dies");
                 None
             }
         };
-        let mut listening = Listening {
+        let mut listening = ChangeListener {
             end: Arc::clone(&end),
             events,
             deaths: deaths.as_ref().map(LinkWatch::waker),
             threads: Vec::new(),
         };
         let (told, ended) = (Arc::clone(&listener), Arc::clone(&end));
-        listening.start("lunbd-causes", move || hear(stream, &ended, &*told))?;
+        listening.start("lunbd-causes", move || {
+            forward_uevents(stream, &ended, &*told);
+        })?;
         if let Some(watch) = deaths {
-            listening.start("lunbd-deaths", move || mourn(watch, &end, &*listener))?;
+            listening.start("lunbd-deaths", move || {
+                forward_link_deaths(watch, &end, &*listener);
+            })?;
         }
         Ok(listening)
     }
 }
 
-impl Listening {
+impl ChangeListener {
     fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
         let thread = thread.map_err(|error| {
@@ -152,7 +156,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ChangeListener {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Release);
         self.events.wake();
@@ -169,25 +173,25 @@ fn forever() -> Deadline {
     Deadline::after(Duration::MAX)
 }
 
-fn hear(mut stream: Stream, end: &AtomicBool, listener: &dyn Fn(Cause)) {
+fn forward_uevents(mut stream: Stream, end: &AtomicBool, listener: &dyn Fn(ChangeEvent)) {
     while let Some(notice) = stream.next(forever()) {
         if end.load(Ordering::Acquire) {
             return;
         }
-        if let Some(cause) = Cause::of(&notice) {
+        if let Some(cause) = ChangeEvent::of(&notice) {
             listener(cause);
         }
     }
 }
 
-fn mourn(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn(Cause)) {
+fn forward_link_deaths(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn(ChangeEvent)) {
     while let Some(notice) = watch.next(forever()) {
         if end.load(Ordering::Acquire) {
             return;
         }
         listener(match notice {
-            LinkNotice::Dead(index) => Cause::LinkDead(index),
-            LinkNotice::LookAgain => Cause::AskAgain,
+            LinkNotice::Dead(index) => ChangeEvent::LinkDead(index),
+            LinkNotice::LookAgain => ChangeEvent::AskAgain,
         });
     }
 }
@@ -198,8 +202,8 @@ mod tests {
 
     use super::*;
 
-    fn cause(origin: Origin, devpath: &str) -> Option<Cause> {
-        Cause::of(&Notice::Event(Arc::new(uevent::Event {
+    fn cause(origin: Origin, devpath: &str) -> Option<ChangeEvent> {
+        ChangeEvent::of(&Notice::Event(Arc::new(uevent::Event {
             origin,
             at: Instant::now(),
             action: "change".to_owned(),
@@ -228,7 +232,7 @@ mod tests {
     fn udevs_word_is_a_cause_for_an_nbd_disk_alone_which_the_kernel_announces_too_soon() {
         let nbd = "/devices/virtual/block/nbd3";
         let device = |devpath: &str| {
-            Some(Cause::Device {
+            Some(ChangeEvent::Device {
                 devpath: devpath.to_owned(),
                 removed: false,
             })

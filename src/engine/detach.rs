@@ -4,10 +4,10 @@ pub(super) mod detachment;
 mod flush_paths;
 mod foreign_unit;
 mod nbd;
-pub(super) mod paths;
 pub(super) mod receipt;
 mod remove_device;
 mod remove_map;
+pub(super) mod remove_paths;
 pub(super) mod request;
 pub(super) mod resolve;
 mod run;
@@ -17,14 +17,14 @@ use std::collections::BTreeSet;
 
 use super::Engine;
 use super::telemetry::{self, Call};
-use super::timing::Phases;
+use super::timing::StageTimer;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::{SessionId, Source};
 pub use detachment::{Detachment, Place};
 use receipt::DetachFailure;
 pub use request::{DetachRequest, DetachTarget};
-use resolve::{Found, Wanted};
+use resolve::{Resolved, ResolvedUnit};
 
 impl Engine {
     /// Detaches one device: proves that nobody uses it by claiming it
@@ -82,23 +82,25 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        let mut phases = Phases::new(Call::Detach, request.observer.as_ref());
-        phases.enter(Stage::Resolve);
+        let mut timer = StageTimer::new(Call::Detach, request.observer.as_ref());
+        timer.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend)? {
-            Found::Scsi(mut wanted) => {
+            Resolved::Scsi(mut resolved) => {
                 for source in &request.more {
-                    wanted.addresses.extend(self.addresses_of(source)?);
+                    resolved.addresses.extend(self.addresses_of(source)?);
                 }
-                let done = self.detach_scsi(&wanted, request, &mut phases, deadline)?;
-                self.end_sessions(done, &wanted, request, &mut phases, deadline)?
+                let done = self.detach_scsi(&resolved, request, &mut timer, deadline)?;
+                self.end_sessions(done, &resolved, request, &mut timer, deadline)?
             }
-            Found::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut phases, deadline)?,
-            Found::Nbd(device) => {
-                self.detach_nbd_device(&device, request, &mut phases, deadline)?
+            Resolved::NbdBackend(id) => {
+                self.detach_nbd_backend(id, request, &mut timer, deadline)?
+            }
+            Resolved::Nbd(device) => {
+                self.detach_nbd_device(&device, request, &mut timer, deadline)?
             }
         };
-        detachment.phases = phases.finish();
+        detachment.phases = timer.finish();
         if let Some(node) = &detachment.node {
             tracing::Span::current().record("node", tracing::field::display(node.display()));
         }
@@ -111,15 +113,15 @@ impl Engine {
     fn end_sessions(
         &self,
         mut detachment: Detachment,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
         if request.keep_sessions {
             return Ok(detachment);
         }
-        match self.end_sessions_behind(&detachment, wanted, request, phases, deadline) {
+        match self.end_sessions_behind(&detachment, resolved, request, timer, deadline) {
             Ok(ended) => {
                 detachment.logged_out = ended;
                 Ok(detachment)
@@ -131,15 +133,15 @@ impl Engine {
     fn end_sessions_behind(
         &self,
         detachment: &Detachment,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Vec<SessionId>> {
         let at = |error: Error| error.at(Stage::Logout);
         let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
         let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
-        hosts.extend(wanted.addresses.iter().map(|hctl| hctl.host));
+        hosts.extend(resolved.addresses.iter().map(|hctl| hctl.host));
         let first = match &request.target {
             DetachTarget::Source(source) => Some(source),
             DetachTarget::Device(_) | DetachTarget::Unit(_) => None,
@@ -152,7 +154,7 @@ impl Engine {
         if !self.has_own_session(&hosts).map_err(at)? {
             return Ok(Vec::new());
         }
-        phases.enter(Stage::Logout);
+        timer.enter(Stage::Logout);
         self.end_unused_sessions(&hosts, deadline)
     }
 }
@@ -188,13 +190,13 @@ mod tests {
             notes: notes.clone(),
             ..Receipt::default()
         });
-        let mut phases = Phases::new(Call::Detach, None);
+        let mut timer = StageTimer::new(Call::Detach, None);
         let deadline = Deadline::after(std::time::Duration::from_secs(30));
         let ended = engine.end_sessions(
             detachment,
-            &Wanted::default(),
+            &ResolvedUnit::default(),
             &request,
-            &mut phases,
+            &mut timer,
             deadline,
         );
         let failure = ended.unwrap_err();

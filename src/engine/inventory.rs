@@ -11,7 +11,7 @@ use crate::error::{ErrorKind, Result};
 use crate::id::{DevNo, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Knowledge, Link, NbdDevice};
+use crate::nbd::{self, Hints, Link, NbdDevice};
 pub use unit::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
@@ -75,14 +75,14 @@ impl Engine {
         let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
         let dead = |link: &Link| ours(link) && link.is_dead();
         // Only who made a link can tell a dead one from a live one.
-        let knowledge = Knowledge {
+        let hints = Hints {
             link_dead: self
                 .links_beside(device)
                 .get(&device.index())
                 .is_some_and(dead),
-            ..Knowledge::default()
+            ..Hints::default()
         };
-        let state = facts.state(&knowledge);
+        let state = facts.state(&hints);
         if matches!(state, nbd::State::Free | nbd::State::OpenedByOther) {
             return Ok(None);
         }

@@ -39,11 +39,11 @@ use crate::error::{Result, Stage};
 use crate::id::{VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
 use crate::kernel::{machine, worker};
-pub(crate) use conflict::{Standing, must_be_detached_first};
+pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
 pub use failing::Failing;
 pub use format::Problem;
 pub use format::{Fault, FaultKind};
-pub(super) use guard::Turn;
+pub(super) use guard::VolumeGuard;
 pub use record::{Detached, Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub use view::JournalView;
 
@@ -76,13 +76,13 @@ struct Table {
     records: BTreeMap<VolumeId, Record>,
     /// Those of volumes whose detach is proven.
     detached: BTreeMap<VolumeId, Record>,
-    busy: BTreeMap<VolumeId, Busy>,
+    in_flight: BTreeMap<VolumeId, InFlight>,
 }
 
 /// What is claimed for a volume that is being worked on and may have no record
 /// yet.
 #[derive(Debug, Default)]
-struct Busy {
+struct InFlight {
     spec: Option<VolumeSpec>,
     names: Vec<Wwid>,
 }
@@ -134,7 +134,7 @@ impl Engine {
         let table = Table {
             records: found.records,
             detached: found.detached,
-            busy: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
         };
         let shared = Shared {
             directory: directory.to_owned(),

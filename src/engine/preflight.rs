@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::iscsi::{self, Plight, StandingSession};
+use crate::iscsi::{self, ConnectionStatus, IscsiSession};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{mounts, process, sysfs};
@@ -182,55 +182,60 @@ impl Engine {
     fn check_iscsi(&self, _: Deadline) -> Result<Check> {
         let roots = self.roots();
         if !iscsi::has_driver(roots) {
-            let remedy = "modprobe iscsi_tcp, where iSCSI is wanted";
+            let remedy = "modprobe iscsi_tcp, if you want iSCSI";
             let seen = "the module iscsi_tcp is not loaded";
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         let (mut ours, mut others) = (0, 0);
         let (mut nameless, mut lost) = (Vec::new(), Vec::new());
-        for session in StandingSession::all(roots)? {
+        for session in IscsiSession::all(roots)? {
             if session.is_nameless()? {
                 nameless.push(session.id().to_string());
                 continue;
             }
-            let whose = if session.is_ours()? {
+            let whose = if session.is_lunbd_owned()? {
                 ours += 1;
                 "of ours"
             } else {
                 others += 1;
                 "of another"
             };
-            let plight = match session.plight()? {
-                Some(Plight::Lost) => "is lost and its I/O waits",
-                Some(Plight::GivenUp) if session.is_at_login()? => {
-                    "is at its login, or its maker died there"
+            let connection_status = match session.connection_status()? {
+                Some(ConnectionStatus::Lost) => "is lost and its I/O waits",
+                Some(ConnectionStatus::GivenUp) if session.is_at_login()? => {
+                    "is being created, or the process that created it died"
                 }
-                Some(Plight::GivenUp) => "was lost for too long and its I/O fails",
+                Some(ConnectionStatus::GivenUp) => "was lost for too long and its I/O fails",
                 _ => continue,
             };
-            lost.push(format!("session {} {whose} {plight}", session.id()));
+            lost.push(format!(
+                "session {} {whose} {connection_status}",
+                session.id()
+            ));
         }
         let daemon = if process::is_running(roots, "iscsid")? {
-            "iscsid runs: its sessions are used and never ended here, and it leaves ours alone"
+            "iscsid runs: lunbd uses its sessions and never ends them, and it leaves lunbd's \
+             sessions alone"
         } else {
-            "no iscsid runs, and none is needed: a login makes a session of ours"
+            "iscsid does not run and is not needed: lunbd logs in by itself"
         };
         let mut seen = vec![format!(
-            "{ours} sessions of ours, {others} of others; {daemon}"
+            "{ours} sessions of lunbd, {others} of other programs; {daemon}"
         )];
         seen.extend_from_slice(&lost);
         let seen = seen.join("; ");
         if !nameless.is_empty() {
             // Of one of ours the next login or recovery knows, by what its maker left.
             let numbers = nameless.join(", ");
-            let seen = format!("{seen}; made and not named by some program: {numbers}");
-            let remedy = "if it stays, its maker was killed in the middle: it holds no device; \
-                          one of ours goes with `lunbd recover`, another with the next boot";
+            let seen = format!("{seen}; incomplete sessions of unknown programs: {numbers}");
+            let remedy = "if it stays, the process that created it was killed: it holds no \
+                          device; `lunbd recover` destroys one of lunbd's, and the next boot \
+                          any other";
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         if !lost.is_empty() {
-            let remedy = "its target is not reached, or nobody logs in again: `lunbd heal --watch` \
-                          does for those of ours, iscsid for its own";
+            let remedy = "the target is unreachable, or no process logs in again: run `lunbd \
+                          heal --watch` for lunbd's sessions, and iscsid for its own";
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         Ok(Check::good("iscsi", seen))
@@ -242,7 +247,7 @@ impl Engine {
             Err(error) => Check::limited(
                 "initiator name",
                 format!("{error:#}"),
-                "`lunbd initiator-name --create` where there is no file, where iSCSI is wanted",
+                "run `lunbd initiator-name --create`, if you want iSCSI and the file is missing",
             ),
         }
     }
@@ -252,19 +257,15 @@ impl Engine {
         let swapped = self.swaps_on_nbd(deadline)?;
         Ok(if !swapped.is_empty() {
             let seen = format!(
-                "swap is on {}: where its server is gone, the memory that the heal needs may \
-                 itself have to be swapped out first, and the machine stands",
+                "swap is on {}: if its server goes away, a heal may need memory that the kernel \
+                 can only free by swapping, and the machine hangs",
                 swapped.join(" and ")
             );
-            Check::limited(
-                "nbd",
-                seen,
-                "swapoff it, and swap on a disk of this machine",
-            )
+            Check::limited("nbd", seen, "swapoff it, and swap to a local disk")
         } else if sysfs::resolve(&module)?.is_some() {
             Check::good("nbd", "the module is loaded")
         } else {
-            let remedy = "modprobe nbd, where NBD is wanted";
+            let remedy = "modprobe nbd, if you want NBD";
             Check::limited("nbd", "the module is not loaded", remedy)
         })
     }
@@ -290,7 +291,7 @@ impl Engine {
                 let (why, remedy) = match uevent::why_deaf(self.roots()) {
                     Some(deaf) => (deaf.to_string(), deaf.remedy()),
                     None => (
-                        "udevd was not heard at the start".to_owned(),
+                        "lunbd received no udev event when it started".to_owned(),
                         "start this process again",
                     ),
                 };
@@ -301,7 +302,7 @@ impl Engine {
             }
             Mode::SysfsPoll => Ok(Check::limited(
                 "udev",
-                "no events reach this process: sysfs is looked at every 1 to 50 ms",
+                "no events reach this process: lunbd polls sysfs every 1 to 50 ms",
                 "run outside of a user namespace, on the kernel's own sysfs",
             )),
         }
@@ -320,7 +321,7 @@ impl Engine {
         let Some(device) = harmless else {
             return Ok(Check::good(
                 "udev",
-                "runs (not asked for an answer: no virtual block device)",
+                "runs (not probed: there is no virtual block device)",
             ));
         };
         let mut watch = self.hub().watch(device.name());
@@ -377,13 +378,9 @@ fn check_nbd_tls(deadline: Deadline) -> Check {
         Ok(ciphers) if ciphers.is_empty() => Check::limited(
             NAME,
             "the kernel's TLS takes no cipher that lunbd offers",
-            "modprobe chacha20poly1305, where nbds:// is wanted",
+            "modprobe chacha20poly1305, if you want nbds://",
         ),
         Ok(ciphers) => Check::good(NAME, ciphers.join(", ")),
-        Err(error) => Check::limited(
-            NAME,
-            error.to_string(),
-            "modprobe tls, where nbds:// is wanted",
-        ),
+        Err(error) => Check::limited(NAME, error.to_string(), "modprobe tls, if you want nbds://"),
     }
 }

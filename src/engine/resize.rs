@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::Engine;
 use super::detach::DetachTarget;
-use super::detach::resolve::Found;
-use super::detach::resolve::Wanted;
+use super::detach::resolve::Resolved;
+use super::detach::resolve::ResolvedUnit;
 use super::telemetry::{self, Call};
-use super::timing::{Phase, Phases, StageObserver};
-use super::unit::{KnownPath, Standing, mismatch};
+use super::timing::{Phase, StageObserver, StageTimer};
+use super::unit::{KnownPath, PathIdentity, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, Hctl, Source, Wwid};
@@ -146,53 +146,53 @@ impl Engine {
     }
 
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
-        let mut phases = Phases::new(Call::Resize, request.observer.as_ref());
-        phases.enter(Stage::Resolve);
+        let mut timer = StageTimer::new(Call::Resize, request.observer.as_ref());
+        timer.enter(Stage::Resolve);
         let found = self.find(&request.target, request.backend.clone())?;
-        let is_nbd = !matches!(found, Found::Scsi(_));
+        let is_nbd = !matches!(found, Resolved::Scsi(_));
         if is_nbd && (request.expected.is_some() || !request.more.is_empty()) {
             let message = "an NBD device has one source, and no name of a unit";
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
         }
         let resized = match found {
-            Found::Scsi(wanted) => self.resize_scsi(wanted, request, &mut phases, deadline),
-            Found::NbdBackend(id) => self.resize_nbd_backend(&id, request, &mut phases, deadline),
-            Found::Nbd(device) => self.resize_nbd_device(&device, request, &mut phases, deadline),
+            Resolved::Scsi(resolved) => self.resize_scsi(resolved, request, &mut timer, deadline),
+            Resolved::NbdBackend(id) => self.resize_nbd_backend(&id, request, &mut timer, deadline),
+            Resolved::Nbd(device) => self.resize_nbd_device(&device, request, &mut timer, deadline),
         };
         Ok(Resized {
-            phases: phases.finish(),
+            phases: timer.finish(),
             ..resized?
         })
     }
 
     fn resize_scsi(
         &self,
-        mut wanted: Wanted,
+        mut resolved: ResolvedUnit,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         for source in &request.more {
-            wanted.addresses.extend(self.addresses_of(source)?);
+            resolved.addresses.extend(self.addresses_of(source)?);
         }
-        phases.enter(Stage::Lock);
-        let _leases = self.lease_addresses(wanted.leased(), deadline)?;
+        timer.enter(Stage::Lock);
+        let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
 
-        phases.enter(Stage::Identify);
-        let seeds = self.seeds(&wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
-        let identity = self.unit_of(&wanted, &known, request.expected.as_ref())?;
-        phases.enter(Stage::Lock);
-        let _lease = self.lease_unit(&identity.names, deadline)?;
-        phases.enter(Stage::Rescan);
-        let paths = self.paths_of(&identity, &seeds, known, deadline)?;
-        let unit = Before::look(&paths, &wanted, &request.target)?;
+        timer.enter(Stage::Identify);
+        let named_devices = self.named_devices(&resolved, request.expected.as_ref())?;
+        let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
+        let identity = self.unit_of(&resolved, &known, request.expected.as_ref())?;
+        timer.enter(Stage::Lock);
+        let _lock = self.lock_unit(&identity.names, deadline)?;
+        timer.enter(Stage::Rescan);
+        let paths = self.paths_of(&identity, &named_devices, known, deadline)?;
+        let unit = Before::look(&paths, &resolved, &request.target)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
-            phases.enter(Stage::Resize);
+            timer.enter(Stage::Resize);
             self.resize_map(map, size, deadline)?;
         }
-        phases.enter(Stage::Settle);
+        timer.enter(Stage::Settle);
         let mut watch = self.hub().watch(unit.disk.name());
         let mode = self.hub().mode();
         uevent::settle_again(&mut watch, mode, self.roots(), unit.disk.dir(), deadline)?;
@@ -253,7 +253,8 @@ impl Engine {
         match sizes.pop_first() {
             Some(size) if sizes.is_empty() => Ok(size),
             _ => {
-                let message = "the paths say different sizes: the array has not come to an end";
+                let message = "the paths report different sizes: the array may still be \
+                               resizing";
                 Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
             }
         }
@@ -266,24 +267,24 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<u64> {
         let hctl = path.device.hctl();
-        if let Standing::Replaced { was, now } = &path.standing
+        if let PathIdentity::Replaced { was, now } = &path.identity_now
             && let Some(name) = was.wwid()
         {
             return Err(mismatch(name, &hctl.to_string(), now));
         }
-        scsi::rescan(&path.device, &self.lanes, deadline)?;
+        scsi::rescan(&path.device, &self.scheduler, deadline)?;
         let gone = || Error::new(ErrorKind::Vanished, "its disk went away");
         let disk = path.device.disk()?.ok_or_else(gone)?;
-        let size = scsi::read_capacity(self.roots(), &self.lanes, &path.device, &disk, deadline)?;
+        let size =
+            scsi::read_capacity(self.roots(), &self.scheduler, &path.device, &disk, deadline)?;
         let shown = disk.size()?;
         if shown != size {
-            let message =
-                format!("it has {size} bytes by its own word and {shown} by the kernel's");
+            let message = format!("the unit reports {size} bytes and the kernel shows {shown}");
             return Err(Error::new(ErrorKind::NotReady, message));
         }
         match at_least {
             Some(bytes) if size < bytes => {
-                let message = format!("it has {size} bytes and {bytes} are expected");
+                let message = format!("it has {size} bytes, expected {bytes}");
                 Err(Error::new(ErrorKind::NotReady, message))
             }
             _ => Ok(size),
@@ -354,14 +355,14 @@ struct Before {
 }
 
 impl Before {
-    fn look(paths: &[KnownPath], wanted: &Wanted, target: &DetachTarget) -> Result<Self> {
+    fn look(paths: &[KnownPath], resolved: &ResolvedUnit, target: &DetachTarget) -> Result<Self> {
         let not_found = || {
             let message = format!("{target} is not attached");
             Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
         };
         let disks: Vec<&BlockDevice> = paths.iter().filter_map(|p| p.disk.as_ref()).collect();
         let first = *disks.first().ok_or_else(not_found)?;
-        let mut map = wanted.map.clone();
+        let mut map = resolved.map.clone();
         // A path may be out of the map, as one that multipathd has given up.
         for disk in &disks {
             if map.is_none() {

@@ -16,16 +16,16 @@ use super::Engine;
 #[cfg(feature = "journal")]
 use super::journal::{Journal, JournalView};
 use super::telemetry::{self, Call};
-use super::timing::{Phase, Phases, StageObserver};
+use super::timing::{Phase, StageObserver, StageTimer};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
 use crate::kernel::pool;
 use crate::scsi::{Identity, ScsiDevice};
 pub use evidence::Evidence;
-use evidence::{Case, Verdict};
-pub use outcome::Fate;
+use evidence::{LunCheck, StaleProof};
 use outcome::Owner;
+pub use outcome::ReapOutcome;
 
 /// How phantoms are reaped.
 #[derive(Debug, Clone, Default)]
@@ -55,9 +55,9 @@ impl ReapRequest {
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Reaping {
+pub struct ReapReport {
     /// Those with a proof, by address.
-    pub phantoms: Vec<Phantom>,
+    pub stale_luns: Vec<StaleLun>,
     /// Those of which nobody could say whether they are there, by address: a
     /// path that is down proves nothing. None was touched.
     pub unproven: Vec<Unproven>,
@@ -66,14 +66,14 @@ pub struct Reaping {
     pub phases: Vec<Phase>,
 }
 
-impl Reaping {
+impl ReapReport {
     /// The error of the first phantom that stands and was to go.
     #[must_use]
-    pub fn first_kept(&self) -> Option<&Error> {
-        self.phantoms
+    pub fn first_skipped(&self) -> Option<&Error> {
+        self.stale_luns
             .iter()
-            .find_map(|phantom| match &phantom.fate {
-                Fate::Kept(error) => Some(error),
+            .find_map(|stale_lun| match &stale_lun.outcome {
+                ReapOutcome::Skipped(error) => Some(error),
                 _ => None,
             })
     }
@@ -83,7 +83,7 @@ impl Reaping {
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Phantom {
+pub struct StaleLun {
     /// Its address.
     pub hctl: Hctl,
     /// Its node.
@@ -103,7 +103,7 @@ pub struct Phantom {
     pub volume: Option<VolumeId>,
     /// What became of it.
     #[cfg_attr(feature = "serde", serde(flatten))]
-    pub fate: Fate,
+    pub outcome: ReapOutcome,
 }
 
 /// A device that may be there or not.
@@ -122,7 +122,7 @@ pub struct Unproven {
 /// What was found on one host.
 #[derive(Default)]
 struct Found {
-    phantoms: Vec<Phantom>,
+    stale_luns: Vec<StaleLun>,
     unproven: Vec<Unproven>,
 }
 
@@ -132,13 +132,13 @@ impl Engine {
     ///
     /// **Proof** is the target's own word, see [`Evidence`]. No answer, a session
     /// or port that is down, and a device that is offline or blocked are none:
-    /// such devices are [`unproven`](Reaping::unproven).
+    /// such devices are [`unproven`](ReapReport::unproven).
     ///
     /// **Nobody uses it**: it is claimed exclusively, and nobody has it open
     /// either, since nothing can be written back to a unit that is gone; the proof
     /// is taken once more under the claim. What is mounted, held (by a multipath
     /// map too: detach the unit then), swapped on or open is
-    /// [`Fate::Kept`], with its holder; and so is each phantom where the users of disks
+    /// [`ReapOutcome::Skipped`], with its holder; and so is each phantom where the users of disks
     /// cannot all be seen ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes
     /// as well: where a journal is kept, use
     /// `reap_beside` (feature `journal`).
@@ -149,8 +149,8 @@ impl Engine {
     ///
     /// # Errors
     /// Where sysfs cannot be read; what goes wrong with one device is its
-    /// [`Fate::Kept`].
-    pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<Reaping> {
+    /// [`ReapOutcome::Skipped`].
+    pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {
             self.reap_all(request, &|_, _| None, deadline)
         })
@@ -170,7 +170,7 @@ impl Engine {
         journal: &Journal,
         request: &ReapRequest,
         deadline: Deadline,
-    ) -> Result<Reaping> {
+    ) -> Result<ReapReport> {
         let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
         telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
@@ -186,7 +186,7 @@ impl Engine {
         journal: &JournalView,
         request: &ReapRequest,
         deadline: Deadline,
-    ) -> Result<Reaping> {
+    ) -> Result<ReapReport> {
         let request = request.clone().dry_run();
         let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
         telemetry::measured(Call::Reap, || self.reap_all(&request, &owner, deadline))
@@ -198,11 +198,11 @@ impl Engine {
         request: &ReapRequest,
         owner: Owner<'_>,
         deadline: Deadline,
-    ) -> Result<Reaping> {
-        let mut phases = Phases::new(Call::Reap, request.observer.as_ref());
-        phases.enter(Stage::Resolve);
+    ) -> Result<ReapReport> {
+        let mut timer = StageTimer::new(Call::Reap, request.observer.as_ref());
+        timer.enter(Stage::Resolve);
         let hosts = self.disks_by_host()?;
-        let fork = phases.fork();
+        let fork = timer.factory();
         let of_host = |devices| {
             let mut own = fork.clock();
             let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
@@ -212,14 +212,14 @@ impl Engine {
         let mut whole = Found::default();
         for part in parts {
             let (found, part) = part?;
-            phases.adopt_if_longer(part);
-            whole.phantoms.extend(found.phantoms);
+            timer.adopt_if_longer(part);
+            whole.stale_luns.extend(found.stale_luns);
             whole.unproven.extend(found.unproven);
         }
-        Ok(Reaping {
-            phantoms: whole.phantoms,
+        Ok(ReapReport {
+            stale_luns: whole.stale_luns,
             unproven: whole.unproven,
-            phases: phases.finish(),
+            phases: timer.finish(),
         })
     }
 
@@ -242,26 +242,26 @@ impl Engine {
         devices: Vec<ScsiDevice>,
         dry_run: bool,
         owner: Owner<'_>,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Found {
         let mut found = Found::default();
-        phases.enter(Stage::Identify);
+        timer.enter(Stage::Identify);
         let mut gone = Vec::new();
         for device in devices {
-            match self.is_phantom(&device, deadline) {
-                Verdict::Stands | Verdict::Left => {}
-                Verdict::Gone(case) => gone.push((device, case)),
-                Verdict::Unproven { disk, why } => found.unproven.push(Unproven {
+            match self.check_lun(&device, deadline) {
+                LunCheck::Present | LunCheck::Removed => {}
+                LunCheck::Stale(proof) => gone.push((device, proof)),
+                LunCheck::Unproven { disk, why } => found.unproven.push(Unproven {
                     hctl: device.hctl(),
                     node: disk.map(|disk| disk.node(self.roots())),
                     why,
                 }),
             }
         }
-        for (device, case) in gone {
-            let phantom = self.reap_one(&device, *case, dry_run, owner, phases, deadline);
-            found.phantoms.push(phantom);
+        for (device, proof) in gone {
+            let stale_lun = self.reap_one(&device, *proof, dry_run, owner, timer, deadline);
+            found.stale_luns.push(stale_lun);
         }
         found
     }
@@ -270,31 +270,31 @@ impl Engine {
     fn reap_one(
         &self,
         device: &ScsiDevice,
-        case: Case,
+        proof: StaleProof,
         dry_run: bool,
         owner: Owner<'_>,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Phantom {
+    ) -> StaleLun {
         let hctl = device.hctl();
-        tracing::info!(%hctl, was = %case.was, evidence = %case.evidence, "a phantom");
-        let volume = owner(&case.was, hctl);
-        let fate = match &volume {
+        tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a phantom");
+        let volume = owner(&proof.was, hctl);
+        let outcome = match &volume {
             Some(volume) => outcome::left_to(volume),
-            None if dry_run => self.foresee(&case.disk, deadline),
-            None => self.take_phantom(device, &case, owner, phases, deadline),
+            None if dry_run => self.foresee(&proof.disk, deadline),
+            None => self.remove_stale_lun(device, &proof, owner, timer, deadline),
         };
-        telemetry::phantom(case.evidence.as_str(), fate.as_str());
-        Phantom {
+        telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
+        StaleLun {
             hctl,
-            node: case.disk.node(self.roots()),
-            devno: case.disk.devno(),
-            diskseq: case.diskseq,
-            identity: case.was,
-            proof: case.evidence.to_string(),
-            evidence: case.evidence,
+            node: proof.disk.node(self.roots()),
+            devno: proof.disk.devno(),
+            diskseq: proof.diskseq,
+            identity: proof.was,
+            proof: proof.evidence.to_string(),
+            evidence: proof.evidence,
             volume,
-            fate,
+            outcome,
         }
     }
 }

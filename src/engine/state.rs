@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::engine::inventory::file_system_query::Questions;
+use crate::engine::inventory::file_system_query::FileSystemQueries;
 use crate::engine::lock::run_dir;
 use crate::engine::nbd::reads::NbdReads;
 use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
 use crate::nbd::{Backends, Link, NbdDevice};
-use crate::scsi::{Lanes, StuckCall, Units};
+use crate::scsi::{CallScheduler, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
 
 /// A machine and the thread that listens to its kernel. One serves a whole
@@ -20,7 +20,7 @@ pub struct Engine {
     pub(super) roots: Roots,
     pub(super) hub: Hub,
     /// The blocking calls of SCSI hosts and devices.
-    pub(super) lanes: Lanes,
+    pub(super) scheduler: CallScheduler,
     /// Our ends of the links of the NBD devices that this process connected.
     pub(super) links: Mutex<BTreeMap<NbdIndex, Link>>,
     /// Which NBD device has which backend id.
@@ -30,7 +30,7 @@ pub struct Engine {
     /// At which addresses a SCSI unit may be.
     pub(super) units: Mutex<Units>,
     /// What mounted file systems were asked and have not answered.
-    pub(super) questions: Questions,
+    pub(super) file_system_queries: FileSystemQueries,
 }
 
 impl Engine {
@@ -47,18 +47,18 @@ impl Engine {
         run_dir::make_private(&roots);
         let hub = Hub::start(&roots, options)?;
         tracing::info!(mode = hub.mode().as_str(), "listening");
-        let lanes = Lanes::new(&roots);
+        let scheduler = CallScheduler::new(&roots);
         let backends = Mutex::new(Backends::new(&hub));
         let units = Mutex::new(Units::new(&hub));
         Ok(Self {
             roots,
             hub,
-            lanes,
+            scheduler,
             links: Mutex::default(),
             backends,
             nbd_reads: NbdReads::default(),
             units,
-            questions: Questions::default(),
+            file_system_queries: FileSystemQueries::default(),
         })
     }
 
@@ -73,7 +73,7 @@ impl Engine {
     /// machine in order.
     #[must_use]
     pub fn stuck_calls(&self) -> Vec<StuckCall> {
-        self.lanes.stuck()
+        self.scheduler.stuck()
     }
 
     pub(super) fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {

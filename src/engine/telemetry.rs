@@ -40,7 +40,7 @@ pub(super) fn measured<T, E: Failure>(
     result
 }
 
-pub(super) use record::{healing, keeping, phantom, stage};
+pub(super) use record::{heal_report, session_recovery, stage, stale_lun};
 
 #[cfg(not(feature = "metrics"))]
 mod record {
@@ -50,11 +50,11 @@ mod record {
 
     pub(in crate::engine) fn stage(_: Call, _: Stage, _: Duration) {}
 
-    pub(in crate::engine) fn phantom(_: &'static str, _: &'static str) {}
+    pub(in crate::engine) fn stale_lun(_: &'static str, _: &'static str) {}
 
-    pub(in crate::engine) fn healing(_: &'static str) {}
+    pub(in crate::engine) fn heal_report(_: &'static str) {}
 
-    pub(in crate::engine) fn keeping(_: &'static str) {}
+    pub(in crate::engine) fn session_recovery(_: &'static str) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -67,12 +67,12 @@ mod record {
     const CALL: &str = "lunbd_call_seconds";
     const CALLS: &str = "lunbd_calls_total";
     const STAGE: &str = "lunbd_stage_seconds";
-    const PHANTOMS: &str = "lunbd_phantoms_total";
+    const STALE_LUNS: &str = "lunbd_stale_luns_total";
     const HEALS: &str = "lunbd_heals_total";
-    const KEPT: &str = "lunbd_sessions_kept_total";
+    const RECOVERIES: &str = "lunbd_session_recoveries_total";
     const STUCK: &str = "lunbd_stuck_calls";
     const EVENTS: &str = "lunbd_uevents_total";
-    const STRANGERS: &str = "lunbd_uevent_strangers_total";
+    const FOREIGN: &str = "lunbd_uevent_foreign_messages_total";
     const CUT: &str = "lunbd_uevents_cut_total";
     const OVERRUNS: &str = "lunbd_uevent_overruns_total";
     const RESYNCS: &str = "lunbd_uevent_resyncs_total";
@@ -105,16 +105,16 @@ mod record {
         histogram!(STAGE, "call" => call.as_str(), "stage" => stage.as_str()).record(took);
     }
 
-    pub(in crate::engine) fn phantom(evidence: &'static str, fate: &'static str) {
-        counter!(PHANTOMS, "evidence" => evidence, "fate" => fate).increment(1);
+    pub(in crate::engine) fn stale_lun(evidence: &'static str, outcome: &'static str) {
+        counter!(STALE_LUNS, "evidence" => evidence, "outcome" => outcome).increment(1);
     }
 
-    pub(in crate::engine) fn healing(outcome: &'static str) {
+    pub(in crate::engine) fn heal_report(outcome: &'static str) {
         counter!(HEALS, "outcome" => outcome).increment(1);
     }
 
-    pub(in crate::engine) fn keeping(outcome: &'static str) {
-        counter!(KEPT, "outcome" => outcome).increment(1);
+    pub(in crate::engine) fn session_recovery(outcome: &'static str) {
+        counter!(RECOVERIES, "outcome" => outcome).increment(1);
     }
 
     impl Engine {
@@ -128,16 +128,16 @@ mod record {
         /// | `lunbd_call_seconds` | histogram | `call` | seconds | how long a call took |
         /// | `lunbd_calls_total` | counter | `call`, `outcome`: `ok` or the kind of the error | calls | how calls ended |
         /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also the one that failed; of paths beside each other, each |
-        /// | `lunbd_phantoms_total` | counter | `evidence`, `fate` | devices | phantoms that were found |
+        /// | `lunbd_stale_luns_total` | counter | `evidence`, `outcome` | devices | stale LUNs found |
         /// | `lunbd_heals_total` | counter | `outcome` | looks | looks of a heal, or of a [`Healer`](crate::engine::Healer), at an NBD device |
-        /// | `lunbd_sessions_kept_total` | counter | `outcome` | findings | what a [`SessionKeeper`](crate::engine::SessionKeeper) found of lost iSCSI sessions |
-        /// | `lunbd_stuck_calls` | gauge | | calls | kernel calls that were given up and have not come back |
+        /// | `lunbd_session_recoveries_total` | counter | `outcome` | findings | what a [`SessionRecovery`](crate::engine::SessionRecovery) found of lost iSCSI sessions |
+        /// | `lunbd_stuck_calls` | gauge | | calls | abandoned kernel calls that have not returned |
         /// | `lunbd_uevents_total` | counter | | events | events that the hub read |
-        /// | `lunbd_uevent_strangers_total` | counter | | datagrams | what came and was no event |
-        /// | `lunbd_uevents_cut_total` | counter | | events | delivered with something left out |
-        /// | `lunbd_uevent_overruns_total` | counter | | overruns | times that a socket's buffer had been full |
-        /// | `lunbd_uevent_resyncs_total` | counter | | notices | resyncs that watches were handed |
-        /// | `lunbd_watches` | gauge | | watches | watches that there are now |
+        /// | `lunbd_uevent_foreign_messages_total` | counter | | datagrams | messages that were no event |
+        /// | `lunbd_uevents_cut_total` | counter | | events | events delivered with something left out |
+        /// | `lunbd_uevent_overruns_total` | counter | | overruns | overruns of a socket's buffer |
+        /// | `lunbd_uevent_resyncs_total` | counter | | notices | resyncs delivered to watches |
+        /// | `lunbd_watches` | gauge | | watches | current watches |
         /// | `lunbd_watch_waits_total` | counter | `outcome`: `notice` or `deadline` | waits | how the waits of watches ended |
         /// | `lunbd_watch_longest_wait_seconds` | gauge | | seconds | the longest that ended with a notice |
         ///
@@ -146,7 +146,7 @@ mod record {
             describe();
             let counters = self.hub().counters();
             counter!(EVENTS).absolute(counters.events);
-            counter!(STRANGERS).absolute(counters.strangers);
+            counter!(FOREIGN).absolute(counters.foreign_messages);
             counter!(CUT).absolute(counters.cut);
             counter!(OVERRUNS).absolute(counters.overruns);
             counter!(RESYNCS).absolute(counters.resyncs);
@@ -169,24 +169,20 @@ mod record {
         describe_histogram!(CALL, Unit::Seconds, "how long a call took");
         describe_counter!(CALLS, Unit::Count, "how calls ended");
         describe_histogram!(STAGE, Unit::Seconds, "how long each stage of a call took");
-        describe_counter!(PHANTOMS, Unit::Count, "phantoms that were found");
-        describe_counter!(HEALS, Unit::Count, "looks of a heal at an NBD device");
-        describe_counter!(KEPT, Unit::Count, "what was found of lost iSCSI sessions");
+        describe_counter!(STALE_LUNS, Unit::Count, "stale LUNs found");
+        describe_counter!(HEALS, Unit::Count, "NBD devices that a heal checked");
+        describe_counter!(RECOVERIES, Unit::Count, "recoveries of lost iSCSI sessions");
         describe_gauge!(
             STUCK,
             Unit::Count,
-            "kernel calls that were given up and have not come back"
+            "abandoned kernel calls that have not returned"
         );
         describe_counter!(EVENTS, Unit::Count, "events that the hub read");
-        describe_counter!(STRANGERS, Unit::Count, "what came and was no event");
-        describe_counter!(CUT, Unit::Count, "delivered with something left out");
-        describe_counter!(
-            OVERRUNS,
-            Unit::Count,
-            "times that a socket's buffer had been full"
-        );
-        describe_counter!(RESYNCS, Unit::Count, "resyncs that watches were handed");
-        describe_gauge!(WATCHES, Unit::Count, "watches that there are now");
+        describe_counter!(FOREIGN, Unit::Count, "messages that were no event");
+        describe_counter!(CUT, Unit::Count, "events delivered with something left out");
+        describe_counter!(OVERRUNS, Unit::Count, "overruns of a socket's buffer");
+        describe_counter!(RESYNCS, Unit::Count, "resyncs delivered to watches");
+        describe_gauge!(WATCHES, Unit::Count, "current watches");
         describe_counter!(WAITS, Unit::Count, "how the waits of watches ended");
         describe_gauge!(
             LONGEST_WAIT,

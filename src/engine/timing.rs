@@ -54,24 +54,24 @@ impl fmt::Debug for StageObserver {
 }
 
 /// What a forked clock counted.
-pub(super) struct Part(Vec<Phase>);
+pub(super) struct StageTimings(Vec<Phase>);
 
 /// What the clocks of the parts of a call are made of.
 #[derive(Clone)]
-pub(super) struct Fork {
+pub(super) struct TimerFactory {
     call: Call,
     observer: Option<StageObserver>,
 }
 
-impl Fork {
-    pub(super) fn clock(&self) -> Phases {
-        Phases::new(self.call, self.observer.as_ref())
+impl TimerFactory {
+    pub(super) fn clock(&self) -> StageTimer {
+        StageTimer::new(self.call, self.observer.as_ref())
     }
 }
 
 /// The clock of one call: a span, an observer's call and a measurement for each
 /// stage, also for the one that failed.
-pub(super) struct Phases {
+pub(super) struct StageTimer {
     call: Call,
     done: Vec<Phase>,
     /// Of what runs beside each other, the longest so far.
@@ -80,7 +80,7 @@ pub(super) struct Phases {
     observer: Option<StageObserver>,
 }
 
-impl Phases {
+impl StageTimer {
     pub(super) fn new(call: Call, observer: Option<&StageObserver>) -> Self {
         Self {
             call,
@@ -93,9 +93,9 @@ impl Phases {
 
     /// Ends the stage, since parts begin that run beside each other, each with a
     /// clock of its own.
-    pub(super) fn fork(&mut self) -> Fork {
+    pub(super) fn factory(&mut self) -> TimerFactory {
         self.leave();
-        Fork {
+        TimerFactory {
             call: self.call,
             observer: self.observer.clone(),
         }
@@ -103,7 +103,7 @@ impl Phases {
 
     /// Takes the stages of the longest of the parts that ran beside each other
     /// for its own.
-    pub(super) fn adopt_if_longer(&mut self, part: Part) {
+    pub(super) fn adopt_if_longer(&mut self, part: StageTimings) {
         let total = |phases: &[Phase]| phases.iter().map(|phase| phase.took).sum::<Duration>();
         if total(&part.0) > total(&self.part) {
             self.part = part.0;
@@ -129,8 +129,8 @@ impl Phases {
         }
     }
 
-    pub(super) fn part(self) -> Part {
-        Part(self.finish())
+    pub(super) fn part(self) -> StageTimings {
+        StageTimings(self.finish())
     }
 
     pub(super) fn finish(mut self) -> Vec<Phase> {
@@ -139,7 +139,7 @@ impl Phases {
     }
 }
 
-impl Drop for Phases {
+impl Drop for StageTimer {
     fn drop(&mut self) {
         self.leave();
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::Engine;
 use crate::error::Result;
 use crate::id::{HostNo, Iqn, SessionId, Source};
-use crate::iscsi::StandingSession;
+use crate::iscsi::IscsiSession;
 use crate::scsi;
 
 /// The driver each of whose hosts comes and goes with its session.
@@ -61,8 +61,8 @@ impl Engine {
         found
             .standing
             .extend(hosts.into_iter().map(ScsiTransport::Host));
-        for session in StandingSession::all(self.roots())? {
-            let serves = session.state()?.as_deref() == Some(StandingSession::LOGGED_IN);
+        for session in IscsiSession::all(self.roots())? {
+            let serves = session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN);
             match (session.host()?, session.name()?) {
                 (Some(host), Some(name)) if serves => {
                     let (id, target) = (session.id(), name.target);

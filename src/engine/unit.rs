@@ -6,7 +6,7 @@ pub(super) mod place;
 use std::time::Duration;
 
 use super::Engine;
-use super::lock::device_lock::Lease;
+use super::lock::device_lock::DeviceLock;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
@@ -21,17 +21,17 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct KnownPath {
     pub(super) device: ScsiDevice,
     pub(super) disk: Option<BlockDevice>,
-    pub(super) standing: Standing,
+    pub(super) identity_now: PathIdentity,
     /// Somebody takes it away, and who it is could not be read any more.
     pub(super) leaves: bool,
     /// It was asked and had not answered in time: the question is still under way
     /// and keeps other calls off the device until it comes back.
-    pub(super) late: bool,
+    pub(super) timed_out: bool,
 }
 
 /// Who answers on a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum PathIdentity {
     /// The unit, and it said so itself.
     Live(Identity),
     /// Nobody: what the kernel read at the last scan has to do.
@@ -46,7 +46,7 @@ pub(super) enum Standing {
     },
 }
 
-impl Standing {
+impl PathIdentity {
     /// The unit whose device it is: its pages were read from that one.
     pub(super) fn of(&self) -> &Identity {
         match self {
@@ -59,8 +59,12 @@ impl Standing {
 impl Engine {
     /// The right to work on the unit of these names, the strongest first; none
     /// where it has none.
-    pub(super) fn lease_unit(&self, names: &[Wwid], deadline: Deadline) -> Result<Option<Lease>> {
-        let take = |name| Lease::take(self.roots(), &Lease::of_unit(name), deadline);
+    pub(super) fn lock_unit(
+        &self,
+        names: &[Wwid],
+        deadline: Deadline,
+    ) -> Result<Option<DeviceLock>> {
+        let take = |name| DeviceLock::take(self.roots(), &DeviceLock::of_unit(name), deadline);
         names.first().map(take).transpose()
     }
 
@@ -72,28 +76,28 @@ impl Engine {
         // After its pages: a device that goes loses this attribute before them.
         let state = device.state()?;
         let leaves = state.is_none() && was.names.is_empty();
-        let known = |standing, late| KnownPath {
+        let known = |identity_now, timed_out| KnownPath {
             device: device.clone(),
             disk: disk.clone(),
-            standing,
+            identity_now,
             leaves,
-            late,
+            timed_out,
         };
         let answers = state == Some(State::Running);
         let Some(there) = disk.as_ref().filter(|_| answers) else {
-            return Ok(known(Standing::Silent(was), false));
+            return Ok(known(PathIdentity::Silent(was), false));
         };
         let limit = deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4));
-        match scsi::read_identity(self.roots(), &self.lanes, device, there, limit) {
+        match scsi::read_identity(self.roots(), &self.scheduler, device, there, limit) {
             Ok(now) if was.names.is_empty() || now.compare(&was).is_same() => {
-                Ok(known(Standing::Live(now), false))
+                Ok(known(PathIdentity::Live(now), false))
             }
-            Ok(now) => Ok(known(Standing::Replaced { was, now }, false)),
+            Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
             // Dead, or taken away at the array: data about this path.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let late = error.kind().is_out_of_time();
-                Ok(known(Standing::Silent(was), late))
+                let timed_out = error.kind().is_out_of_time();
+                Ok(known(PathIdentity::Silent(was), timed_out))
             }
         }
     }
@@ -120,17 +124,17 @@ impl Engine {
         Ok(found)
     }
 
-    /// Every device of this unit that there is now, those of `seeds`, which the caller
+    /// Every device of this unit that there is now, those of `named_devices`, which the caller
     /// named, first. Those in `looked_at` are taken as they are, unless a disk
     /// has come since that was not looked at.
     pub(super) fn paths_of(
         &self,
         unit: &Identity,
-        seeds: &[ScsiDevice],
+        named_devices: &[ScsiDevice],
         mut looked_at: Vec<KnownPath>,
         deadline: Deadline,
     ) -> Result<Vec<KnownPath>> {
-        let mut found: Vec<ScsiDevice> = seeds
+        let mut found: Vec<ScsiDevice> = named_devices
             .iter()
             .filter(|device| device.is_there())
             .cloned()
@@ -152,7 +156,7 @@ impl Engine {
                     Err(error) if goes(&device, &error) => continue,
                     identity => identity?,
                 };
-                if self.is_path_of(&device, &identity, unit, seeds) {
+                if self.is_path_of(&device, &identity, unit, named_devices) {
                     found.push(device);
                 }
             }
@@ -195,7 +199,7 @@ pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
 
 /// The refusal of a unit that is not the expected one.
 pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
-    let message = format!("expected {expected} at {at}, which says that it is {found}");
+    let message = format!("expected {expected} at {at}, but the unit there reports {found}");
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
 }
 
@@ -205,7 +209,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::engine::detach::resolve::Wanted;
+    use crate::engine::detach::resolve::ResolvedUnit;
     use crate::kernel::Roots;
 
     /// A machine with two devices of the same page 83h.
@@ -258,7 +262,7 @@ mod tests {
         };
         let expected: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
         let names =
-            |known: &[KnownPath]| engine.unit_of(&Wanted::default(), known, Some(&expected));
+            |known: &[KnownPath]| engine.unit_of(&ResolvedUnit::default(), known, Some(&expected));
         // What it shows is gone, and its directory is there until its cache is written.
         fs::remove_file(going.join("vpd_pg83")).unwrap();
         let known = look();
@@ -285,7 +289,7 @@ mod tests {
         let mut known = look(Vec::new());
         assert!(known.iter().all(|path| path.disk.is_none()));
         // What nobody has read anew stays as it was.
-        known[1].late = true;
+        known[1].timed_out = true;
         for name in ["sdb", "sdc"] {
             let parent = engine.roots().sysfs.join("devices/2:0:0:1/block");
             fs::create_dir_all(parent.join(name)).unwrap();
@@ -294,7 +298,7 @@ mod tests {
             fs::write(parent.join("../state"), "offline\n").unwrap();
             known = look(known);
             assert_eq!(disk(&known[0]).as_deref(), Some(name));
-            assert!(known[1].disk.is_none() && known[1].late);
+            assert!(known[1].disk.is_none() && known[1].timed_out);
             fs::remove_dir_all(parent).unwrap();
         }
     }
@@ -311,13 +315,19 @@ mod tests {
             fs::write(dir.join("vpd_pg80"), [0, 0x80, 0, 1, number]).unwrap();
         }
         let devices = ScsiDevice::all(engine.roots()).unwrap();
-        let seeds = &devices[..1];
+        let named_devices = &devices[..1];
         let soon = Deadline::after(Duration::from_secs(30));
-        let look = |unit: &Identity| engine.paths_of(unit, seeds, Vec::new(), soon).unwrap();
+        let look = |unit: &Identity| {
+            engine
+                .paths_of(unit, named_devices, Vec::new(), soon)
+                .unwrap()
+        };
         let known = look(&Identity::default());
-        let unit = engine.unit_of(&Wanted::default(), &known, None).unwrap();
+        let unit = engine
+            .unit_of(&ResolvedUnit::default(), &known, None)
+            .unwrap();
         assert_eq!(look(&unit).len(), 1);
-        let doubts = engine.lookalikes(&unit, seeds).unwrap();
+        let doubts = engine.lookalikes(&unit, named_devices).unwrap();
         assert!(
             doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
             "{doubts:?}"

@@ -64,10 +64,10 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Vec<Users>> {
         let names: Vec<&str> = disks.iter().map(|disk| disk.name()).collect();
-        let what = format!("who uses {} to be read", names.join(", "));
+        let what = format!("the users of {} to be read", names.join(", "));
         let disks: Vec<BlockDevice> = disks.iter().map(|&disk| disk.clone()).collect();
         let roots = self.roots().clone();
-        let last_seen = || "a file system that does not answer, below what is open".to_owned();
+        let last_seen = || "a file system below an open file does not answer".to_owned();
         worker::run(Stage::Claim, &what, deadline, last_seen, move || {
             look::read(&roots, &disks, extent, deadline)
         })
@@ -79,8 +79,8 @@ impl Engine {
     /// As [`users_of_each`](Self::users_of_each).
     pub(super) fn places_not_looked_at(&self, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
         let roots = self.roots().clone();
-        let what = "who uses disks to be read";
-        let last_seen = || "a file system that does not answer".to_owned();
+        let what = "the users of disks to be read";
+        let last_seen = || "a file system does not answer".to_owned();
         worker::run(Stage::Claim, what, deadline, last_seen, move || {
             look::read_blind_spots(&roots, deadline)
         })

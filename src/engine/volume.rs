@@ -2,7 +2,7 @@
 //! what is about to be done is written down, done, and read back.
 
 #[cfg(feature = "journal")]
-mod at_sources;
+mod address_scan;
 #[cfg(feature = "journal")]
 mod content;
 #[cfg(feature = "journal")]
@@ -18,7 +18,9 @@ use std::sync::Arc;
 use super::attach::UnitClaim;
 use super::detach::receipt::DetachFailure;
 use super::detach::{DetachRequest, DetachTarget, Detachment, Place};
-use super::journal::{Detached, Intent, Journal, Operation, Outcome, Record, Turn, VolumeSpec};
+use super::journal::{
+    Detached, Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec,
+};
 use super::resize::{ResizeRequest, Resized};
 use super::timing::StageObserver;
 use super::usage::Extent;
@@ -29,7 +31,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::machine;
 use crate::uevent::{self, Mode};
-use at_sources::AtSources;
+use address_scan::AddressScan;
 
 /// How a volume is detached.
 #[derive(Debug, Clone, Default)]
@@ -112,12 +114,12 @@ impl Engine {
         let is_old =
             || Ok::<_, Error>(machine::kernel_version(self.roots()).map_err(at)? < (5, 14));
         if spec.nbd.is_some() && is_old()? {
-            let message = "this kernel keeps no backend ids, by which a journal finds NBD devices \
-                           again: Linux 5.14 does";
+            let message = "this kernel stores no backend ids, which a journal needs to find NBD \
+                           devices: run Linux 5.14 or later";
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Journal));
         }
-        let turn = journal.turn(volume, Some(&spec), deadline)?;
-        let before = turn.record();
+        let guard = journal.guard(volume, Some(&spec), deadline)?;
+        let before = guard.record();
         let intent = Record {
             volume: volume.clone(),
             spec,
@@ -126,22 +128,22 @@ impl Engine {
             boot: None,
             detached: None,
         };
-        self.attach_in_turn(&turn, before, intent, request, deadline)
+        self.attach_guarded(&guard, before, intent, request, deadline)
     }
 
     /// Attaches what `intent` says, which is not written yet.
-    pub(super) fn attach_in_turn(
+    pub(super) fn attach_guarded(
         &self,
-        turn: &Arc<Turn>,
+        guard: &Arc<VolumeGuard>,
         before: Option<Record>,
         intent: Record,
         request: &AttachRequest,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        let there = self.at_sources(&intent)?;
-        turn.begin(intent.clone(), deadline)?;
+        let there = self.address_scan(&intent)?;
+        guard.begin(intent.clone(), deadline)?;
         let mut request = request.clone();
-        let claimant = Arc::clone(turn);
+        let claimant = Arc::clone(guard);
         let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
         request.claim = Some(UnitClaim(Arc::new(claim)));
         // What stands may have been brought by an attach that was not to see its
@@ -155,14 +157,15 @@ impl Engine {
             Ok(attachment) => {
                 if finishing && let Some(identity) = attachment.identity() {
                     // The volume begins with what is on it all the same.
-                    failed_flush::sweep(self.roots(), &identity.names, true);
+                    failed_flush::purge_stale(self.roots(), &identity.names, true);
                 }
                 let record = Record {
                     intent: None,
                     outcome: Some(Outcome::of(&attachment)),
                     ..intent
                 };
-                turn.write(record, deadline.for_rollback())
+                guard
+                    .write(record, deadline.for_rollback())
                     .map_err(|error| {
                         let stands = format!("attached, as {}", attachment.node.display());
                         error.with_last_seen(stands)
@@ -172,7 +175,7 @@ impl Engine {
             Err(error) => {
                 if error.kind() != ErrorKind::TimedOut {
                     let deadline = deadline.for_rollback();
-                    self.take_back(turn, before, &intent, &there, deadline);
+                    self.take_back(guard, before, &intent, &there, deadline);
                 }
                 Err(error)
             }
@@ -183,18 +186,18 @@ impl Engine {
     /// what it brought, the intent stays.
     fn take_back(
         &self,
-        turn: &Arc<Turn>,
+        guard: &Arc<VolumeGuard>,
         before: Option<Record>,
         intent: &Record,
-        there: &AtSources,
+        there: &AddressScan,
         deadline: Deadline,
     ) {
         // Looked for first: what it brings is there when it has ended.
         let may_come = self.is_being_scanned(intent).unwrap_or(true);
         let taken_back = match before {
-            Some(before) => turn.write(before, deadline),
-            None => match self.at_sources(intent) {
-                Ok(now) if now.is_part_of(there) && !may_come => turn.undo(deadline),
+            Some(before) => guard.write(before, deadline),
+            None => match self.address_scan(intent) {
+                Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error),
             },
@@ -232,16 +235,16 @@ impl Engine {
         how: &DetachVolume,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        let turn = journal.turn(volume, None, deadline)?;
-        let Some(record) = turn.record() else {
-            let before = turn.detached().ok_or_else(|| unknown(volume))?;
+        let guard = journal.guard(volume, None, deadline)?;
+        let Some(record) = guard.record() else {
+            let before = guard.detached().ok_or_else(|| unknown(volume))?;
             return Ok(self.detached_before(before)?);
         };
         let is_detach = |intent: &Intent| matches!(intent.operation, Operation::Detach { .. });
         if !how.abandon && record.intent.as_ref().is_some_and(is_detach) {
             self.wait_for_probe_of(&record, deadline)?;
         }
-        self.detach_in_turn(&turn, record, how, deadline)
+        self.detach_guarded(&guard, record, how, deadline)
     }
 
     /// Before the detach of an NBD device is tried that was begun. Who was killed in it
@@ -266,9 +269,9 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn detach_in_turn(
+    pub(super) fn detach_guarded(
         &self,
-        turn: &Arc<Turn>,
+        guard: &Arc<VolumeGuard>,
         record: Record,
         how: &DetachVolume,
         deadline: Deadline,
@@ -280,12 +283,12 @@ impl Engine {
             intent: Some(Intent::now(operation)),
             ..record.clone()
         };
-        turn.begin(intent, deadline)?;
-        let failure = match self.detach_all(turn, &record, how, deadline) {
+        guard.begin(intent, deadline)?;
+        let failure = match self.detach_all(guard, &record, how, deadline) {
             Ok(mut detachment) => {
                 detachment.volume = Some(record.volume.clone());
                 let detached = Detached::of(&detachment);
-                return match turn.finish(record, detached, deadline.for_rollback()) {
+                return match guard.finish(record, detached, deadline.for_rollback()) {
                     Ok(()) => Ok(detachment),
                     Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
                 };
@@ -297,7 +300,7 @@ impl Engine {
             || receipt.map.as_ref().is_some_and(|map| map.gone);
         if failure.kind() != ErrorKind::TimedOut
             && !in_part
-            && let Err(error) = turn.write(record, deadline.for_rollback())
+            && let Err(error) = guard.write(record, deadline.for_rollback())
         {
             tracing::warn!(%error, "the intent stays in the journal");
         }
@@ -306,12 +309,12 @@ impl Engine {
 
     fn detach_all(
         &self,
-        turn: &Turn,
+        guard: &VolumeGuard,
         record: &Record,
         how: &DetachVolume,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        let mut done = self.detach_devices(turn, record, how, deadline)?;
+        let mut done = self.detach_devices(guard, record, how, deadline)?;
         if let Some(log_in) = record.spec.log_in.as_ref().filter(|_| !how.keep_sessions) {
             let sources = &record.spec.sources;
             match self.end_sessions_of(sources, &log_in.initiator, deadline) {
@@ -324,7 +327,7 @@ impl Engine {
 
     fn detach_devices(
         &self,
-        turn: &Turn,
+        guard: &VolumeGuard,
         record: &Record,
         how: &DetachVolume,
         deadline: Deadline,
@@ -333,7 +336,7 @@ impl Engine {
         let names = record.names();
         let has_weak_name = names.first().is_some_and(|name| !name.is_unique());
         if has_weak_name || (names.is_empty() && self.has_weak_paths(record)?) {
-            return self.detach_by_sources(turn, record, how, deadline);
+            return self.detach_by_sources(guard, record, how, deadline);
         }
         if let Some(name) = names.first() {
             // Before the sessions are logged out over which it is scanned.
@@ -347,7 +350,7 @@ impl Engine {
             done = Some(detachment);
         }
         for source in &record.spec.sources {
-            let next = self.detach_source(turn, record, source, how, deadline);
+            let next = self.detach_source(guard, record, source, how, deadline);
             done = Some(match (done, next) {
                 (None, next) => next?,
                 (Some(done), Ok(next)) => done.and(next),
@@ -360,7 +363,7 @@ impl Engine {
     /// Whether a volume whose unit has said to nobody yet who it is has several paths now, of
     /// one unit without a unique name. A map may hold them.
     fn has_weak_paths(&self, record: &Record) -> Result<bool> {
-        let devices = self.at_sources(record)?.scsi;
+        let devices = self.address_scan(record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
             identities.push(device.cached_identity()?);
@@ -377,7 +380,7 @@ impl Engine {
     /// it.
     fn detach_by_sources(
         &self,
-        turn: &Turn,
+        guard: &VolumeGuard,
         record: &Record,
         how: &DetachVolume,
         deadline: Deadline,
@@ -386,7 +389,7 @@ impl Engine {
         let mut request: Option<DetachRequest> = None;
         for source in &record.spec.sources {
             self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-            if self.leads_to_another(turn, record, source)? {
+            if self.leads_to_another(guard, record, source)? {
                 continue;
             }
             request = Some(match request {
@@ -405,7 +408,7 @@ impl Engine {
 
     fn detach_source(
         &self,
-        turn: &Turn,
+        guard: &VolumeGuard,
         record: &Record,
         source: &Source,
         how: &DetachVolume,
@@ -418,7 +421,7 @@ impl Engine {
         let names = record.names();
         let expected = names.first();
         self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-        if self.leads_to_another(turn, record, source)? {
+        if self.leads_to_another(guard, record, source)? {
             // All that is known is where it was meant to be, and it is not
             // what is there.
             return Ok(Detachment::unchanged(NOWHERE));
@@ -443,22 +446,22 @@ impl Engine {
         at_least: Option<u64>,
         deadline: Deadline,
     ) -> Result<Resized> {
-        let turn = journal.turn(volume, None, deadline)?;
-        let record = turn.record().ok_or_else(|| unknown(volume))?;
+        let guard = journal.guard(volume, None, deadline)?;
+        let record = guard.record().ok_or_else(|| unknown(volume))?;
         let begun = record.intent.as_ref().map(|intent| intent.operation);
         if let Some(Operation::Attach | Operation::Detach { .. }) = begun {
             let message = format!(
-                "an attach or a detach of volume {volume} was begun and has not come to its end: \
-                 repeat it, or recover, and resize it then"
+                "an attach or detach of volume {volume} is incomplete: repeat it or run `lunbd \
+                 recover`, then resize"
             );
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal));
         }
-        self.resize_in_turn(&turn, record, at_least, deadline)
+        self.resize_guarded(&guard, record, at_least, deadline)
     }
 
-    pub(super) fn resize_in_turn(
+    pub(super) fn resize_guarded(
         &self,
-        turn: &Arc<Turn>,
+        guard: &Arc<VolumeGuard>,
         record: Record,
         at_least: Option<u64>,
         deadline: Deadline,
@@ -483,7 +486,7 @@ impl Engine {
         }
         let mut intent = record.clone();
         intent.intent = Some(Intent::now(Operation::Resize { at_least }));
-        turn.begin(intent, deadline)?;
+        guard.begin(intent, deadline)?;
         let result = self.resize(&request, deadline);
         let mut after = record;
         after.intent = None;
@@ -492,11 +495,11 @@ impl Engine {
                 if let Some(outcome) = &mut after.outcome {
                     outcome.size = resized.size;
                 }
-                turn.write(after, deadline)?;
+                guard.write(after, deadline)?;
             }
             Err(error) if error.kind().is_out_of_time() => {}
             Err(_) => {
-                if let Err(error) = turn.write(after, deadline) {
+                if let Err(error) = guard.write(after, deadline) {
                     tracing::warn!(%error, "the intent stays in the journal");
                 }
             }

@@ -11,7 +11,7 @@ use super::login::{
     FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address,
 };
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
-use super::text::{Gathered, Pair, Text, pairs};
+use super::text::{Pair, PartialText, Text, pairs};
 use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
@@ -191,7 +191,7 @@ fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
 fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovered> {
     let mut question = Text::default();
     question.push("SendTargets", "All");
-    let mut list = Gathered::new(LONGEST_LIST);
+    let mut list = PartialText::new(LONGEST_LIST);
     let (mut transfer_tag, mut lun) = (NO_TAG, [0; 8]);
     for _ in 0..MOST_PARTS {
         let request = TextRequest {

@@ -7,7 +7,7 @@
 //! goes on, which the kernel shows nobody: with another, the login succeeds and I/O
 //! hangs. So the kernel is had to number a login request, into a connection of this
 //! machine with itself, before the true login is made on our own socket:
-//! [`connect_again`] and [`halt`], then [`resume`].
+//! [`connect_again`] and [`stop_connection`], then [`rebind_connection`].
 
 mod watch;
 
@@ -20,7 +20,7 @@ use super::login::{CID, Connection, TAG, log_in_from};
 use super::pdu::{HEADER, Isid, LoginRequest, LoginStage};
 use super::session::logout::{TO_LEAVE, say_goodbye};
 use super::session::settings::Settings;
-use super::session::{SessionName, SessionOptions, StandingSession, login_options};
+use super::session::{IscsiSession, SessionName, SessionOptions, login_options};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
@@ -30,7 +30,7 @@ use crate::kernel::stream::DeadlineStream;
 use crate::kernel::{Roots, tcp, worker};
 
 /// Logs in again as `name`, on a socket of our own. `number` is asked, as soon as
-/// the target takes a connection, for that of the session's next command: [`halt`]
+/// the target takes a connection, for that of the session's next command: [`stop_connection`]
 /// knows it. So as long as there is no target, nothing is done to the session.
 ///
 /// # Errors
@@ -48,7 +48,7 @@ pub fn connect_again(
 
 /// Has the kernel let go of the lost connection of `session`, which must be ours,
 /// and says the number of its next command. The number stays until
-/// [`resume`]. What waits goes on waiting; the session's recovery timeout runs on.
+/// [`rebind_connection`]. What waits goes on waiting; the session's recovery timeout runs on.
 ///
 /// Linux 5.10 and `iscsi_tcp`, root, the initial network namespace, and a loopback
 /// interface that is up. A repeated call does it again. After a timeout the kernel
@@ -57,7 +57,7 @@ pub fn connect_again(
 /// # Errors
 /// `Unreachable` without a loopback interface; `NotPermitted`; `Protocol`;
 /// `TimedOut` at stage `session`.
-pub fn halt(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<u32> {
+pub fn stop_connection(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Result<u32> {
     let id = session.id();
     let step = Step::new(session, deadline, "halted");
     step.run(roots, move |control, step| {
@@ -120,17 +120,17 @@ fn number_in(header: &[u8; HEADER]) -> Option<u32> {
 /// session keeps its recovery timeout.
 ///
 /// A failure in the middle leaves it lost, for another try. After a timeout as of
-/// [`halt`].
+/// [`stop_connection`].
 ///
 /// What waits goes to whoever is at the other end. So a session whose target has
-/// [proven](StandingSession::proven) itself is resumed only where it did so again.
+/// [proven](IscsiSession::proven) itself is resumed only where it did so again.
 ///
 /// # Errors
 /// `NotPermitted` where the target did not; `NotReady` where the connection was lost again meanwhile; `NotPermitted`;
 /// `TimedOut` at stage `session`.
-pub fn resume(
+pub fn rebind_connection(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     name: &SessionName,
     connection: Connection,
     deadline: Deadline,
@@ -159,7 +159,7 @@ pub fn resume(
 }
 
 /// That `session`, whose sides had proven so much, is not logged in again without.
-pub(crate) fn unproven(session: &StandingSession, had: Proven) -> Error {
+pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
     let (id, chap) = (
         session.id(),
         if had == Proven::Both {
@@ -169,8 +169,8 @@ pub(crate) fn unproven(session: &StandingSession, had: Proven) -> Error {
         },
     );
     let message = format!(
-        "session {id} was made with {chap} and is left alone: give credentials for {chap} with \
-         its target to what keeps sessions"
+        "session {id} was created with {chap} and is left unchanged: give credentials for \
+         {chap} to the process that recovers sessions"
     );
     Error::new(ErrorKind::NotPermitted, message).at(Stage::Login)
 }
@@ -182,7 +182,7 @@ pub(crate) fn unproven(session: &StandingSession, had: Proven) -> Error {
 ///
 /// # Errors
 /// `NotPermitted`; `TimedOut` at stage `session`.
-pub fn leave(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<()> {
+pub fn logout_for_relogin(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Result<()> {
     let id = session.id();
     let step = Step::new(session, deadline, "left");
     step.run(roots, move |control, step| {
@@ -196,13 +196,13 @@ pub fn leave(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Re
 
 /// What is done to a session on a worker.
 struct Step {
-    session: StandingSession,
+    session: IscsiSession,
     deadline: Deadline,
     what: String,
 }
 
 impl Step {
-    fn new(session: &StandingSession, deadline: Deadline, done: &str) -> Self {
+    fn new(session: &IscsiSession, deadline: Deadline, done: &str) -> Self {
         Self {
             session: session.clone(),
             deadline,
@@ -239,7 +239,7 @@ impl Step {
     }
 
     fn require_standing(&self) -> Result<()> {
-        if self.session.state()?.as_deref() == Some(StandingSession::LOGGED_IN) {
+        if self.session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
             return Ok(());
         }
         let message = format!("started again, {}", self.session.describe());

@@ -7,16 +7,16 @@
 //!
 //! It is known by what the kernel keeps with it: its `creator` is -1, so that an
 //! iscsid that starts leaves it alone, and its interface is called `lunbd`. By
-//! both [`StandingSession::is_ours`] says that it was made here; by its names and
+//! both [`IscsiSession::is_ours`] says that it was made here; by its names and
 //! its portal it is found again.
 
 mod facts;
 mod hand_over;
+mod incomplete;
+mod iscsi_session;
 mod kept;
 pub(super) mod logout;
 pub(super) mod settings;
-mod standing;
-mod unfinished;
 mod unmet;
 
 use std::fmt;
@@ -27,9 +27,9 @@ use sha2::{Digest as _, Sha256};
 
 pub use facts::SessionFacts;
 pub use hand_over::hand_over;
+pub use incomplete::{CreateGuard, destroy_incomplete, lock_creation};
+pub use iscsi_session::{ConnectionStatus, IscsiSession};
 pub use logout::log_out;
-pub use standing::{Plight, StandingSession};
-pub use unfinished::{NobodyMakes, end_unnamed, hold_off_makers};
 pub use unmet::UnmetSetting;
 
 use super::chap::{Credentials, CredentialsSource};
@@ -127,7 +127,7 @@ impl SessionOptions {
     }
 
     /// The settings of a session that this makes. An existing session keeps its own, and
-    /// [`StandingSession::unmet`] says which differ.
+    /// [`IscsiSession::unmet`] says which differ.
     #[must_use]
     pub fn tunables(mut self, tunables: Tunables) -> Self {
         self.tunables = tunables;

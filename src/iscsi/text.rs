@@ -164,12 +164,12 @@ impl Text {
 
 /// Text that comes in several PDUs, cut anywhere.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct PartialText {
     text: Vec<u8>,
     limit: usize,
 }
 
-impl Gathered {
+impl PartialText {
     /// Holds at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn text_longer_than_its_limit_is_refused_before_it_is_kept() {
-        let mut gathered = Gathered::new(4);
+        let mut gathered = PartialText::new(4);
         gathered.add(b"A=1").unwrap();
         assert!(gathered.add(b"\0B").is_err());
         gathered.add(b"\0").unwrap();

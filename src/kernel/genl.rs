@@ -18,7 +18,7 @@ use crate::error::{Result, Stage};
 use crate::kernel::worker;
 use connection::Connection;
 pub(crate) use conversation::Payload;
-pub(crate) use listener::{Heard, Listener};
+pub(crate) use listener::{Listener, Notification};
 
 /// One command to a family.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lunbd_sys::iscsi::{self, Answer, Down};
+use lunbd_sys::iscsi::{self, Answer, Request};
 pub(crate) use lunbd_sys::iscsi::{HostParam, Param, Stop};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use nix::errno::Errno;
@@ -24,7 +24,7 @@ use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{HostNo, SessionId};
-pub(crate) use listener::{Heard, Listener};
+pub(crate) use listener::{Listener, Notification};
 
 /// The only connection of a session of ours.
 const CID: u32 = 0;
@@ -47,9 +47,9 @@ pub(crate) struct Control {
 /// it is started, so that who has it knows that of those which were never started
 /// nobody is at work on any. The kernel takes it back when the process dies.
 #[derive(Debug)]
-pub(crate) struct Maker(Socket);
+pub(crate) struct CreateLock(Socket);
 
-impl Maker {
+impl CreateLock {
     /// Waits for it. **Blocks**, for as long as another has it and no longer.
     ///
     /// # Errors
@@ -66,10 +66,14 @@ impl Maker {
                 }
                 Err(error) if is(&error, Errno::EADDRINUSE) => {
                     let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);
-                    let holder = holder.unwrap_or_else(|| "one process after another".to_owned());
+                    let holder = holder.unwrap_or_else(|| {
+                        "each process before this one to \
+                                                           finish"
+                            .to_owned()
+                    });
                     let seen = format!(
-                        "{holder} has the netlink port that the making of a session needs: it is \
-                         to be ended where it is none of lunbd's"
+                        "{holder} holds the netlink port that the creation of a session needs: \
+                         end that process unless it is lunbd"
                     );
                     return Err(error.with_kind(ErrorKind::InUse).with_last_seen(seen));
                 }
@@ -104,12 +108,12 @@ impl Control {
     /// takes up all others. `cmds_max` must be a power of 2.
     pub(crate) fn create_session(
         &mut self,
-        maker: &Maker,
+        maker: &CreateLock,
         cmd_sn: u32,
         cmds_max: u16,
         queue_depth: u16,
     ) -> Result<(SessionId, HostNo)> {
-        let create = Down::CreateSession {
+        let create = Request::CreateSession {
             initial_cmdsn: cmd_sn,
             cmds_max,
             queue_depth,
@@ -123,7 +127,7 @@ impl Control {
 
     /// `ISCSI_UEVENT_CREATE_CONN`: the session's connection, without a socket.
     pub(crate) fn create_connection(&mut self, session: SessionId) -> Result<()> {
-        let create = Down::CreateConnection {
+        let create = Request::CreateConnection {
             sid: session.0,
             cid: CID,
         };
@@ -140,7 +144,7 @@ impl Control {
     /// `ENOTCONN` on a lost connection that was not stopped; `Refused` for what is
     /// no TCP socket.
     pub(crate) fn bind(&mut self, session: SessionId, socket: BorrowedFd<'_>) -> Result<()> {
-        let bind = Down::BindConnection {
+        let bind = Request::BindConnection {
             sid: session.0,
             cid: CID,
             fd: socket.as_raw_fd(),
@@ -154,7 +158,7 @@ impl Control {
     /// `ISCSI_UEVENT_SET_PARAM`: of the session or of its connection, which must
     /// be bound, but for the recovery timeout.
     pub(crate) fn set(&mut self, session: SessionId, param: Param, value: &str) -> Result<()> {
-        let set = Down::SetParam {
+        let set = Request::SetParam {
             sid: session.0,
             cid: CID,
             param,
@@ -173,7 +177,7 @@ impl Control {
         param: HostParam,
         value: &str,
     ) -> Result<()> {
-        let set = Down::SetHostParam {
+        let set = Request::SetHostParam {
             host: host.0,
             param,
             value,
@@ -187,7 +191,7 @@ impl Control {
     /// `ISCSI_UEVENT_START_CONN`: the session is logged in and I/O may begin or go
     /// on. The kernel takes it of a connection that never had a socket too.
     pub(crate) fn start(&mut self, session: SessionId) -> Result<()> {
-        let start = Down::StartConnection {
+        let start = Request::StartConnection {
             sid: session.0,
             cid: CID,
         };
@@ -199,7 +203,7 @@ impl Control {
 
     /// `ISCSI_UEVENT_STOP_CONN`: lets go of the socket.
     pub(crate) fn stop(&mut self, session: SessionId, stop: Stop) -> Result<()> {
-        let stop = Down::StopConnection {
+        let stop = Request::StopConnection {
             sid: session.0,
             cid: CID,
             stop,
@@ -220,7 +224,7 @@ impl Control {
             let message = "a PDU has at least 48 bytes";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
-        let send = Down::SendPdu {
+        let send = Request::SendPdu {
             sid: session.0,
             cid: CID,
             header,
@@ -233,9 +237,9 @@ impl Control {
     }
 
     /// `ISCSI_UEVENT_UNBIND_SESSION`: begins to take the target and its devices
-    /// away. [`Heard::Unbound`] comes when it is done, once in a session's life.
+    /// away. [`Notification::Unbound`] comes when it is done, once in a session's life.
     pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
-        let unbind = Down::UnbindSession { sid: session.0 };
+        let unbind = Request::UnbindSession { sid: session.0 };
         point!(IscsiToUnbind);
         self.ask(&unbind, "take the target away")?;
         point!(IscsiUnbound);
@@ -244,7 +248,7 @@ impl Control {
 
     /// `ISCSI_UEVENT_DESTROY_CONN`: of one that is stopped.
     pub(crate) fn destroy_connection(&mut self, session: SessionId) -> Result<()> {
-        let destroy = Down::DestroyConnection {
+        let destroy = Request::DestroyConnection {
             sid: session.0,
             cid: CID,
         };
@@ -261,18 +265,20 @@ impl Control {
     /// # Errors
     /// `InUse` while it has a connection.
     pub(crate) fn destroy_session(&mut self, session: SessionId) -> Result<()> {
-        let destroy = Down::DestroySessionAsync { sid: session.0 };
+        let destroy = Request::DestroySessionAsync { sid: session.0 };
         point!(IscsiToDestroySession);
         self.ask(&destroy, "destroy the session")?;
         point!(IscsiSessionDestroyed);
         Ok(())
     }
 
-    fn ask(&mut self, request: &Down<'_>, what: &str) -> Result<()> {
+    fn ask(&mut self, request: &Request<'_>, what: &str) -> Result<()> {
         let answer = ask(&self.socket, self.transport, request, what)?;
         let has_retcode = matches!(
             request,
-            Down::BindConnection { .. } | Down::StartConnection { .. } | Down::SendPdu { .. }
+            Request::BindConnection { .. }
+                | Request::StartConnection { .. }
+                | Request::SendPdu { .. }
         );
         if has_retcode && answer.retcode() != 0 {
             return Err(refused(what, answer.retcode().saturating_neg()));
@@ -302,7 +308,7 @@ fn open_as(port: u32) -> Result<Socket> {
     open().map_err(|error: io::Error| failed("cannot open a socket to the kernel's iSCSI", &error))
 }
 
-fn ask(socket: &Socket, transport: u64, request: &Down<'_>, what: &str) -> Result<Answer> {
+fn ask(socket: &Socket, transport: u64, request: &Request<'_>, what: &str) -> Result<Answer> {
     let message = request.encode(transport);
     match socket.send(&message, 0) {
         Ok(sent) if sent == message.len() => {}
@@ -315,7 +321,7 @@ fn ask(socket: &Socket, transport: u64, request: &Down<'_>, what: &str) -> Resul
         buffer.clear();
         match socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT) {
             Ok((_, sender)) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
                 continue;
             }
             Ok(_) => {}

@@ -22,7 +22,7 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<String
             let command = sysfs::read(&roots.proc.join(format!("{pid}/comm")));
             format!("process {pid} ({})", command.unwrap_or_default())
         }
-        None => format!("a process that is not to be seen from here, by its {socket}"),
+        None => format!("a process that this process cannot see, with {socket}"),
     })
 }
 

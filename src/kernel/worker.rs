@@ -99,12 +99,12 @@ pub(crate) fn start_apart<T: Send + 'static>(
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
     start_with(Files::Apart, stage, move || {
-        leave_the_files();
+        unshare_fds();
         call()
     })
 }
 
-fn leave_the_files() {
+fn unshare_fds() {
     if idle::files() == Files::Apart {
         return;
     }

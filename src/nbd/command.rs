@@ -14,7 +14,7 @@ use std::time::Duration;
 use lunbd_sys::nbd as abi;
 
 use super::message::{Attribute, DeviceStatus, Message};
-use super::refusal::{self, Attempt};
+use super::refusal::{self, RefusedCommand};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -113,9 +113,9 @@ pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<
         command: abi::CMD_DISCONNECT,
         attributes: vec![Attribute::Index(index.get())],
     };
-    let attempt = Attempt {
+    let attempt = RefusedCommand {
         index: Some(index),
-        ..Attempt::default()
+        ..RefusedCommand::default()
     };
     let stage = Stage::Disconnect;
     point!(NbdToDisconnect);
@@ -135,9 +135,9 @@ pub fn status(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<Opti
         command: abi::CMD_STATUS,
         attributes: vec![Attribute::Index(index.get())],
     };
-    let attempt = Attempt {
+    let attempt = RefusedCommand {
         index: Some(index),
-        ..Attempt::default()
+        ..RefusedCommand::default()
     };
     let stage = Stage::Resolve;
     let answers = exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
@@ -154,7 +154,7 @@ pub fn status(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<Opti
 fn exchange(
     message: &Message,
     keep_open: Vec<OwnedFd>,
-    attempt: &Attempt,
+    attempt: &RefusedCommand,
     stage: Stage,
     roots: &Roots,
     deadline: Deadline,

@@ -93,7 +93,7 @@ impl fmt::Display for State {
 
 /// What the caller knows of a device that sysfs does not show.
 #[derive(Debug, Clone, Default)]
-pub struct Knowledge {
+pub struct Hints {
     /// The id that it ought to have; with `None` no device is foreign. Before
     /// Linux 5.14 every device is, since none has an id to show.
     pub backend: Option<BackendId>,
@@ -106,7 +106,7 @@ pub struct Knowledge {
 impl Facts {
     /// What these facts of a disk that is there come to.
     #[must_use]
-    pub fn state(&self, knowledge: &Knowledge) -> State {
+    pub fn state(&self, hints: &Hints) -> State {
         if self.pid.is_none() {
             let left = self.size != 0 || self.in_flight != 0 || !self.holders.is_empty();
             return match () {
@@ -115,11 +115,11 @@ impl Facts {
                 () => State::Free,
             };
         }
-        let expected = knowledge.backend.as_ref().map(BackendId::as_str);
+        let expected = hints.backend.as_ref().map(BackendId::as_str);
         match () {
             () if expected.is_some() && expected != self.backend.as_deref() => State::Foreign,
-            () if knowledge.disconnected => State::Draining,
-            () if knowledge.link_dead => State::LinkDead,
+            () if hints.disconnected => State::Draining,
+            () if hints.link_dead => State::LinkDead,
             () => State::Connected,
         }
     }
@@ -278,14 +278,14 @@ impl NbdDevice {
     }
 
     /// The state of the device of this index, with what the caller knows.
-    pub fn state(roots: &Roots, index: NbdIndex, knowledge: &Knowledge) -> Result<State> {
+    pub fn state(roots: &Roots, index: NbdIndex, hints: &Hints) -> Result<State> {
         let device = Self::find(roots, index)?;
         let facts = device
             .map(|device| device.facts_and_openers(roots))
             .transpose();
         match facts {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(State::Absent),
-            facts => Ok(facts?.map_or(State::Absent, |facts| facts.state(knowledge))),
+            facts => Ok(facts?.map_or(State::Absent, |facts| facts.state(hints))),
         }
     }
 
@@ -310,16 +310,16 @@ mod tests {
 
     #[test]
     fn without_a_pid_anything_that_is_left_is_draining_before_it_is_opened_or_free() {
-        let knowledge = Knowledge::default();
+        let hints = Hints::default();
         let mut facts = Facts::default();
-        assert_eq!(facts.state(&knowledge), State::Free);
+        assert_eq!(facts.state(&hints), State::Free);
         facts.openers.push(Opener {
             device: NumberedDevice::Block("43:0".parse().unwrap()),
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,
         });
-        assert_eq!(facts.state(&knowledge), State::OpenedByOther);
+        assert_eq!(facts.state(&hints), State::OpenedByOther);
         for left in [
             Facts {
                 size: 512,
@@ -334,25 +334,25 @@ mod tests {
                 ..facts.clone()
             },
         ] {
-            assert_eq!(left.state(&knowledge), State::Draining, "{left}");
+            assert_eq!(left.state(&hints), State::Draining, "{left}");
         }
     }
 
     #[test]
     fn anothers_device_is_foreign_whatever_else_is_known_of_it() {
-        let knowledge = |backend: &str| Knowledge {
+        let hints = |backend: &str| Hints {
             backend: Some(backend.parse().unwrap()),
             link_dead: true,
             disconnected: true,
         };
-        assert_eq!(connected().state(&knowledge("theirs")), State::Foreign);
-        assert_eq!(connected().state(&knowledge("mine")), State::Draining);
+        assert_eq!(connected().state(&hints("theirs")), State::Foreign);
+        assert_eq!(connected().state(&hints("mine")), State::Draining);
         let nameless = Facts {
             backend: None,
             ..connected()
         };
-        assert_eq!(nameless.state(&knowledge("mine")), State::Foreign);
-        assert_eq!(nameless.state(&Knowledge::default()), State::Connected);
+        assert_eq!(nameless.state(&hints("mine")), State::Foreign);
+        assert_eq!(nameless.state(&Hints::default()), State::Connected);
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(device.facts_if_there().unwrap(), Some(Facts::default()));
         std::fs::remove_file(dir.join("size")).unwrap();
         assert_eq!(device.facts_if_there().unwrap(), None);
-        let state = |roots| NbdDevice::state(roots, index, &Knowledge::default()).unwrap();
+        let state = |roots| NbdDevice::state(roots, index, &Hints::default()).unwrap();
         assert_eq!(state(&roots), State::Absent);
     }
 }

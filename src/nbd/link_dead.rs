@@ -12,7 +12,7 @@ use super::message::{Attribute, Message};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::NbdIndex;
-use crate::kernel::genl::{Heard, Listener};
+use crate::kernel::genl::{Listener, Notification};
 
 /// Notices a subscriber may leave unread. Past that it is told to look again,
 /// so a slow one costs bounded memory and loses nothing.
@@ -182,11 +182,11 @@ impl Subscribers {
         (id, receiver)
     }
 
-    fn deliver(&self, heard: Heard) {
+    fn deliver(&self, heard: Notification) {
         let notice = match heard {
-            Heard::Missed => LinkNotice::LookAgain,
-            Heard::Message(message) if message.command != abi::CMD_LINK_DEAD => return,
-            Heard::Message(message) => {
+            Notification::Missed => LinkNotice::LookAgain,
+            Notification::Message(message) if message.command != abi::CMD_LINK_DEAD => return,
+            Notification::Message(message) => {
                 // One that cannot be read still says that something died.
                 let index = dead_index(message.command, &message.attributes);
                 index.map_or(LinkNotice::LookAgain, LinkNotice::Dead)
@@ -233,12 +233,12 @@ mod tests {
     use super::*;
     use crate::kernel::genl::Payload;
 
-    fn dead(index: u32) -> Heard {
+    fn dead(index: u32) -> Notification {
         let message = Message {
             command: abi::CMD_LINK_DEAD,
             attributes: vec![Attribute::Index(index)],
         };
-        Heard::Message(Payload {
+        Notification::Message(Payload {
             command: message.command,
             version: 1,
             attributes: message.encode(),
@@ -287,8 +287,8 @@ mod tests {
     fn what_was_missed_or_cannot_be_read_makes_everybody_look_again() {
         let links = links();
         let mut watch = links.watch(Some(index(3)));
-        links.subscribers.deliver(Heard::Missed);
-        links.subscribers.deliver(Heard::Message(Payload {
+        links.subscribers.deliver(Notification::Missed);
+        links.subscribers.deliver(Notification::Message(Payload {
             command: abi::CMD_LINK_DEAD,
             version: 1,
             attributes: vec![9],

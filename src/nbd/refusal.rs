@@ -45,7 +45,7 @@ pub enum Refusal {
     #[error("no index is left")]
     NoIndexLeft,
     /// Another process was making the same index.
-    #[error("another made the same index")]
+    #[error("another process created the same index")]
     Raced,
     /// Not a power of two from 512 to the page size.
     #[error("block size")]
@@ -84,7 +84,7 @@ impl Refusal {
 
 /// What of a command the rules are about.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Attempt {
+pub(super) struct RefusedCommand {
     pub(super) index: Option<NbdIndex>,
     pub(super) backend: Option<BackendId>,
     pub(super) block_size: Option<u32>,
@@ -95,7 +95,7 @@ pub(super) struct Attempt {
 
 /// What sysfs showed of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum DeviceSnapshot {
     /// The command named none.
     NoneNamed,
     Absent(NbdIndex),
@@ -104,38 +104,38 @@ pub(super) enum Sight {
 }
 
 /// Whether it is connected, before a command: by that its refusal is explained.
-pub(super) fn glance(roots: &Roots, index: Option<NbdIndex>) -> Sight {
-    sight(roots, index, NbdDevice::marks)
+pub(super) fn glance(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+    snapshot(roots, index, NbdDevice::marks)
 }
 
 /// What sysfs shows.
-pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> Sight {
-    sight(roots, index, NbdDevice::facts)
+pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+    snapshot(roots, index, NbdDevice::facts)
 }
 
 /// What sysfs shows, and who has the device open.
-fn look_closely(roots: &Roots, index: Option<NbdIndex>) -> Sight {
-    sight(roots, index, |device| device.facts_and_openers(roots))
+fn look_closely(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+    snapshot(roots, index, |device| device.facts_and_openers(roots))
 }
 
-fn sight(
+fn snapshot(
     roots: &Roots,
     index: Option<NbdIndex>,
     facts: impl FnOnce(&NbdDevice) -> Result<Facts>,
-) -> Sight {
+) -> DeviceSnapshot {
     let Some(index) = index else {
-        return Sight::NoneNamed;
+        return DeviceSnapshot::NoneNamed;
     };
     let facts =
         NbdDevice::find(roots, index).and_then(|device| device.as_ref().map(facts).transpose());
     match facts {
-        Ok(Some(facts)) => Sight::There(index, facts),
-        Ok(None) => Sight::Absent(index),
-        Err(_) => Sight::Unreadable(index),
+        Ok(Some(facts)) => DeviceSnapshot::There(index, facts),
+        Ok(None) => DeviceSnapshot::Absent(index),
+        Err(_) => DeviceSnapshot::Unreadable(index),
     }
 }
 
-impl fmt::Display for Sight {
+impl fmt::Display for DeviceSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoneNamed => f.write_str("no device was named"),
@@ -146,7 +146,7 @@ impl fmt::Display for Sight {
     }
 }
 
-impl Sight {
+impl DeviceSnapshot {
     fn facts(&self) -> Option<&Facts> {
         match self {
             Self::There(_, facts) => Some(facts),
@@ -159,8 +159,8 @@ impl Sight {
 pub(super) fn explain(
     roots: &Roots,
     stage: Stage,
-    attempt: &Attempt,
-    before: &Sight,
+    attempt: &RefusedCommand,
+    before: &DeviceSnapshot,
     error: Error,
 ) -> Error {
     let Some(errno) = error.errno().map(Errno::from_raw) else {
@@ -190,10 +190,14 @@ pub(super) fn explain(
         .caused_by(refusal)
 }
 
-fn busy(attempt: &Attempt, before: &Sight, after: &Sight) -> (Refusal, String) {
+fn busy(
+    attempt: &RefusedCommand,
+    before: &DeviceSnapshot,
+    after: &DeviceSnapshot,
+) -> (Refusal, String) {
     let name = name(attempt);
     let sights = [after, before];
-    let mut seen = sights.iter().filter_map(|sight| sight.facts());
+    let mut seen = sights.iter().filter_map(|snapshot| snapshot.facts());
     if let Some(facts) = seen.clone().find(|facts| facts.pid.is_some()) {
         let backend = facts.backend.as_deref();
         let backend = backend.map_or_else(
@@ -215,16 +219,16 @@ fn busy(attempt: &Attempt, before: &Sight, after: &Sight) -> (Refusal, String) {
 fn invalid(
     roots: &Roots,
     stage: Stage,
-    attempt: &Attempt,
-    before: &Sight,
-    after: &Sight,
+    attempt: &RefusedCommand,
+    before: &DeviceSnapshot,
+    after: &DeviceSnapshot,
 ) -> (Refusal, String) {
     let name = name(attempt);
     // What is wrong in itself comes first: it cannot have changed meanwhile.
     if let Some(broken) = broken_by_itself(roots, attempt) {
         return broken;
     }
-    if stage != Stage::Connect && matches!((before, after), (_, Sight::Absent(_))) {
+    if stage != Stage::Connect && matches!((before, after), (_, DeviceSnapshot::Absent(_))) {
         let words = format!("there is no {name}");
         return (Refusal::UnknownIndex, words);
     }
@@ -258,12 +262,12 @@ fn invalid(
 }
 
 /// A device with an id wants it repeated; one without ignores any.
-fn other_backend(attempt: &Attempt, facts: &Facts) -> bool {
+fn other_backend(attempt: &RefusedCommand, facts: &Facts) -> bool {
     let given = attempt.backend.as_ref().map(BackendId::as_str);
     facts.backend.is_some() && facts.backend.as_deref() != given
 }
 
-fn broken_by_itself(roots: &Roots, attempt: &Attempt) -> Option<(Refusal, String)> {
+fn broken_by_itself(roots: &Roots, attempt: &RefusedCommand) -> Option<(Refusal, String)> {
     if let Some(size) = attempt.size.filter(|&size| i64::try_from(size).is_err()) {
         let words = format!(
             "a size of {size} bytes: the kernel takes at most {}",
@@ -303,7 +307,7 @@ fn last_index(roots: &Roots) -> Result<u32> {
     Ok((1 << MINOR_BITS.saturating_sub(shift)) - 1)
 }
 
-fn name(attempt: &Attempt) -> String {
+fn name(attempt: &RefusedCommand) -> String {
     attempt
         .index
         .map_or_else(|| "an NBD device".to_owned(), NbdIndex::name)

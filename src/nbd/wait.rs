@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::device::{Knowledge, NbdDevice, State};
+use super::device::{Hints, NbdDevice, State};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
@@ -31,7 +31,7 @@ pub(crate) fn wait_until_closed(
         // The pause comes first: /proc may not show who has it open.
         let turn = deadline.at_most(pauses.pause());
         while watch.next(turn).is_some() {}
-        let state = NbdDevice::state(roots, index, &Knowledge::default())?;
+        let state = NbdDevice::state(roots, index, &Hints::default())?;
         if !matches!(state, State::OpenedByOther | State::Draining) {
             return Ok(());
         }
@@ -61,7 +61,7 @@ pub(crate) fn wait_until_free(
         let facts = facts.flatten();
         let state = facts
             .as_ref()
-            .map_or(State::Absent, |facts| facts.state(&Knowledge::default()));
+            .map_or(State::Absent, |facts| facts.state(&Hints::default()));
         // An opener of a free device is the next one's concern.
         if matches!(state, State::Free | State::Absent | State::OpenedByOther) {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::{Engine, Journal, Surveyed};
+use crate::engine::{Engine, Journal, VolumeStatus};
 use crate::error::Result;
 use crate::id::VolumeId;
 
@@ -10,7 +10,7 @@ use crate::id::VolumeId;
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(transparent)]
 pub struct Actual {
-    pub(super) volumes: BTreeMap<VolumeId, Surveyed>,
+    pub(super) volumes: BTreeMap<VolumeId, VolumeStatus>,
 }
 
 impl Actual {
@@ -25,18 +25,18 @@ impl Actual {
     /// Where a volume stands; `None` where the journal does not know it, so that
     /// nothing of it is attached.
     #[must_use]
-    pub fn get(&self, volume: &VolumeId) -> Option<&Surveyed> {
+    pub fn get(&self, volume: &VolumeId) -> Option<&VolumeStatus> {
         self.volumes.get(volume)
     }
 
     /// The volumes, by name.
-    pub fn iter(&self) -> impl Iterator<Item = &Surveyed> {
+    pub fn iter(&self) -> impl Iterator<Item = &VolumeStatus> {
         self.volumes.values()
     }
 }
 
-impl FromIterator<Surveyed> for Actual {
-    fn from_iter<I: IntoIterator<Item = Surveyed>>(volumes: I) -> Self {
+impl FromIterator<VolumeStatus> for Actual {
+    fn from_iter<I: IntoIterator<Item = VolumeStatus>>(volumes: I) -> Self {
         let by_name = volumes
             .into_iter()
             .map(|found| (found.volume.clone(), found));

@@ -142,9 +142,9 @@ impl Desired {
         let is_nbd = |source: &&Source| matches!(source, Source::Nbd(_));
         let nbd = spec.sources.iter().filter(is_nbd).count();
         let refused = match () {
-            () if nbd > 0 && spec.sources.len() > 1 => "an NBD source stands alone",
+            () if nbd > 0 && spec.sources.len() > 1 => "an NBD source takes no further paths",
             () if nbd > 0 && spec.expect.is_some() => {
-                "an NBD server gives its exports no world-wide names to expect"
+                "an NBD export has no world-wide name to expect"
             }
             () => "",
         };
@@ -155,8 +155,10 @@ impl Desired {
         let claims: Vec<Claim> = Claim::of(&spec).collect();
         for claim in &claims {
             if let Some(theirs) = self.claims.get(claim) {
-                let message =
-                    format!("{claim} is that of volume {theirs}, and volume {volume} wants it too");
+                let message = format!(
+                    "{claim} belongs to volume {theirs}, and volume {volume} also wants \
+                             it"
+                );
                 return Err(Error::new(ErrorKind::InUse, message));
             }
         }

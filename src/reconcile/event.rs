@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::plan::StepKind;
-use crate::engine::KeptSession;
+use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::VolumeId;
 
@@ -84,7 +84,7 @@ pub enum Event {
         volume: VolumeId,
     },
     /// An iSCSI session that was made here was lost, or serves again.
-    Session(#[serde(serialize_with = "shared")] Arc<KeptSession>),
+    Session(#[serde(serialize_with = "shared")] Arc<SessionRecoveryReport>),
     /// This many events were lost, since they were not read in time.
     Missed {
         /// How many.

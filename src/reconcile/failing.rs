@@ -11,7 +11,7 @@ impl State {
     /// What fails, where that is to be told now.
     pub(super) fn take_failing(&mut self) -> Option<Vec<Failing>> {
         let now = Instant::now();
-        if !self.telling.take_due(now) {
+        if !self.publisher.take_due(now) {
             return None;
         }
         let clock = SystemTime::now();
@@ -34,7 +34,7 @@ impl Reconciler {
         const LIMIT: Duration = Duration::from_secs(2);
         let told = self.journal.tell_failing(failing, Deadline::after(LIMIT));
         if let Err(error) = told {
-            tracing::warn!(%error, "nobody is told what fails");
+            tracing::warn!(%error, "cannot publish the failures");
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::plan::Step;
-use crate::engine::{Condition, Surveyed, Treatment};
+use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::Error;
 use crate::id::Source;
 
 /// A queue of steps, in the order in which steps are taken from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lane {
+pub(super) enum Priority {
     /// What goes. No attach is before it.
     Leaving,
     /// It failed before, and what it failed for may be over.
@@ -36,24 +36,24 @@ pub(super) fn place_of(source: &Source) -> String {
 /// A step that a worker takes.
 pub(super) struct Job {
     pub(super) step: Step,
-    pub(super) wish: u64,
+    pub(super) generation: u64,
     /// When a worker took it.
     pub(super) began: Instant,
-    pub(super) lane: Lane,
+    pub(super) lane: Priority,
     /// Since when it may be tried again.
     pub(super) due: Option<Instant>,
     /// The server, target or host at which it is counted with the others there.
     pub(super) place: Option<String>,
     /// It does not serve, or failed before.
-    pub(super) sick: bool,
+    pub(super) is_failing: bool,
     pub(super) tries: u32,
-    pub(super) treatment: Option<Box<Treatment>>,
+    pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
 }
 
 /// How a step ended.
 pub(super) enum Done {
     /// It is as this says.
-    Stands(Box<Surveyed>),
+    Stands(Box<VolumeStatus>),
     /// Nothing of it is left.
     Gone {
         safe_to_unmap: bool,
@@ -68,8 +68,8 @@ pub(super) enum Done {
     /// It came to its end; how it stands is to be looked for.
     Finished,
     /// An NBD device that still has no server.
-    Sick {
-        treatment: Option<Box<Treatment>>,
+    Disconnected {
+        reconnect_handle: Option<Box<ReconnectHandle>>,
         error: Error,
         budget_left: Option<Duration>,
     },

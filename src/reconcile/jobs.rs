@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::Event;
-use super::job::{Done, Job, Lane, place_of};
+use super::job::{Done, Job, Priority, place_of};
 use super::options::Options;
 use super::plan::{StepKind, step_for};
 use super::state::{MAY_HAVE_DIED, State, sooner};
-use super::tracked::{Failure, Retake};
+use super::tracked::{Failure, PathRetry};
 use crate::deadline::{Backoff, jittered};
-use crate::engine::{Condition, Surveyed};
+use crate::engine::{Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
 
@@ -35,17 +35,17 @@ impl State {
         let mut jobs = Vec::new();
         self.forget_sizes();
         for (volume, tracked) in &self.tracked {
-            let Some(retake) = tracked.retake.as_ref().filter(|_| !self.once) else {
+            let Some(path_retry) = tracked.path_retry.as_ref().filter(|_| !self.once) else {
                 continue;
             };
-            if retake.at > now {
-                self.retry_at = sooner(self.retry_at, Some(retake.at));
+            if path_retry.at > now {
+                self.retry_at = sooner(self.retry_at, Some(path_retry.at));
             } else if !tracked.busy {
-                self.look.some.insert(volume.clone());
-                self.look.soon();
+                self.refresh.some.insert(volume.clone());
+                self.refresh.soon();
             }
         }
-        let drive = self.drives();
+        let run = self.runs();
         for step in self.plan().steps {
             let tracked = self.tracked.entry(step.volume.clone()).or_default();
             if tracked.busy {
@@ -69,23 +69,23 @@ impl State {
             let is_called = failed.is_some_and(|failure| failure.is_called);
             let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
             let lane = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
-                (true, false) => Lane::Leaving,
-                (true, true) => Lane::LeavingAgain,
-                (false, false) => Lane::Fresh,
-                (false, true) if is_called => Lane::Called,
-                (false, true) => Lane::Again,
+                (true, false) => Priority::Leaving,
+                (true, true) => Priority::LeavingAgain,
+                (false, false) => Priority::Fresh,
+                (false, true) if is_called => Priority::Called,
+                (false, true) => Priority::Again,
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
             let is_counted = match lane {
-                Lane::Fresh => step.kind == StepKind::Heal,
-                lane => lane == Lane::Again,
+                Priority::Fresh => step.kind == StepKind::Heal,
+                lane => lane == Priority::Again,
             };
             let place = source.filter(|_| is_counted).map(place_of);
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;
-                if self.once && failure.drive == drive {
+                if self.once && failure.run == run {
                     continue;
                 }
                 // Where it is not tried again, other steps of the volume are all the same.
@@ -100,14 +100,14 @@ impl State {
             tracked.busy = true;
             let job = Job {
                 step,
-                wish: self.wish,
+                generation: self.generation,
                 began: now,
                 lane,
                 due: tracked.failure.as_ref().and_then(|failure| failure.next),
                 place,
-                sick: again || tracked.lost,
+                is_failing: again || tracked.lost,
                 tries,
-                treatment: None,
+                reconnect_handle: None,
             };
             jobs.push(job);
         }
@@ -127,7 +127,7 @@ impl State {
             let step = step_for(volume, wanted, there);
             if step.is_none_or(|step| step.kind != StepKind::Resize) {
                 tracked.failure = None;
-                self.telling.change();
+                self.publisher.change();
             }
         }
     }
@@ -138,13 +138,13 @@ impl State {
             let room = self.workers.room(threads, Instant::now());
             let mut job = self.queues.take(&room)?;
             let tracked = self.tracked.entry(job.step.volume.clone()).or_default();
-            if job.wish != self.wish {
+            if job.generation != self.generation {
                 // It may be wanted otherwise by now.
                 tracked.busy = false;
                 self.replan = true;
                 continue;
             }
-            job.treatment = tracked.treatment.take();
+            job.reconnect_handle = tracked.reconnect_handle.take();
             (tracked.doing, tracked.stage) = (Some(job.step.kind), None);
             if job.step.kind == StepKind::Attach {
                 tracked.died = None;
@@ -157,7 +157,7 @@ impl State {
     }
 
     pub(super) fn settle(&mut self, job: &mut Job, done: Done, options: &Options) -> Vec<Event> {
-        let treatment = job.treatment.take();
+        let reconnect_handle = job.reconnect_handle.take();
         let volume = &job.step.volume;
         self.workers.end(volume);
         self.ended += 1;
@@ -165,18 +165,18 @@ impl State {
         let ended = self.ended;
         let tracked = self.tracked.entry(volume.clone()).or_default();
         (tracked.busy, tracked.ended, tracked.doing) = (false, ended, None);
-        if std::mem::take(&mut tracked.stirred) {
-            self.look.some.insert(volume.clone());
-            self.look.soon();
+        if std::mem::take(&mut tracked.dirty) {
+            self.refresh.some.insert(volume.clone());
+            self.refresh.soon();
         }
-        let failed = matches!(done, Done::Failed(_) | Done::Sick { .. });
+        let failed = matches!(done, Done::Failed(_) | Done::Disconnected { .. });
         if !failed {
             if tracked.failure.take().is_some() {
-                self.telling.change();
+                self.publisher.change();
             }
         } else if job.step.kind != StepKind::Resize {
             // It has a time of its own now.
-            tracked.retake = None;
+            tracked.path_retry = None;
         }
         let mut events = Vec::new();
         let wanted = self.desired.get(volume);
@@ -207,8 +207,8 @@ impl State {
             }
             Done::Finished => self.look_at(volume),
             Done::Differs(condition, seen) => events.extend(self.differs(volume, condition, seen)),
-            Done::Sick {
-                treatment,
+            Done::Disconnected {
+                reconnect_handle,
                 error,
                 budget_left,
             } => {
@@ -222,7 +222,7 @@ impl State {
                 }
                 self.fail(volume, job.step.kind, error, options);
                 let tracked = self.tracked.entry(volume.clone()).or_default();
-                tracked.treatment = treatment.filter(|_| !gone);
+                tracked.reconnect_handle = reconnect_handle.filter(|_| !gone);
                 tracked.lost = true;
                 events.push(Event::Lost {
                     volume: volume.clone(),
@@ -233,7 +233,7 @@ impl State {
             Done::Failed(error) => {
                 self.look_at(volume);
                 if let Some(tracked) = self.tracked.get_mut(volume) {
-                    tracked.treatment = treatment;
+                    tracked.reconnect_handle = reconnect_handle;
                 }
                 let (error, next_try) = self.fail(volume, job.step.kind, error, options);
                 events.push(Event::Failed {
@@ -246,27 +246,30 @@ impl State {
         }
         let goes_on = self.step(volume).is_some();
         let freed = matches!(job.step.kind, StepKind::Detach | StepKind::Finish);
-        self.replan |= goes_on || freed || failed || job.wish != self.wish;
+        self.replan |= goes_on || freed || failed || job.generation != self.generation;
         events
     }
 
     fn look_at(&mut self, volume: &VolumeId) {
-        self.look.some.insert(volume.clone());
-        self.look.soon();
+        self.refresh.some.insert(volume.clone());
+        self.refresh.soon();
     }
 
     /// It was attached.
-    fn stands(&mut self, there: Surveyed, options: &Options) -> Option<Event> {
+    fn stands(&mut self, there: VolumeStatus, options: &Options) -> Option<Event> {
         let volume = there.volume.clone();
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        (tracked.lost, tracked.treatment, tracked.differs) = (false, None, None);
-        tracked.retake = if there.missing.is_empty() {
+        (tracked.lost, tracked.reconnect_handle, tracked.differs) = (false, None, None);
+        tracked.path_retry = if there.missing.is_empty() {
             None
         } else {
             let pauses = Backoff::new(options.shortest_retry, options.longest_retry);
-            let mut pauses = tracked.retake.take().map_or(pauses, |retake| retake.pauses);
+            let mut pauses = tracked
+                .path_retry
+                .take()
+                .map_or(pauses, |path_retry| path_retry.pauses);
             let at = Instant::now() + jittered(pauses.pause());
-            Some(Retake { pauses, at })
+            Some(PathRetry { pauses, at })
         };
         let died = tracked.died.is_some();
         let before = self.actual.volumes.get(&volume);
@@ -304,11 +307,11 @@ impl State {
     fn serves(&mut self, volume: &VolumeId, began: Instant) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let died_since = tracked.died.is_some_and(|died| died >= began);
-        (tracked.died, tracked.treatment, tracked.differs) = (None, None, None);
+        (tracked.died, tracked.reconnect_handle, tracked.differs) = (None, None, None);
         let lost = std::mem::take(&mut tracked.lost);
         let there = self.actual.volumes.get_mut(volume)?;
         there.condition = Condition::Complete;
-        there.doubt = died_since.then(|| MAY_HAVE_DIED.to_owned());
+        there.verify_reason = died_since.then(|| MAY_HAVE_DIED.to_owned());
         "it answers".clone_into(&mut there.seen);
         lost.then(|| Event::Healed {
             volume: volume.clone(),
@@ -321,7 +324,7 @@ impl State {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         tracked.differs = Some((condition, seen.clone()));
         let there = self.actual.volumes.get_mut(volume)?;
-        (there.condition, there.seen, there.doubt) = (condition, seen.clone(), None);
+        (there.condition, there.seen, there.verify_reason) = (condition, seen.clone(), None);
         let told = std::mem::replace(&mut tracked.lost, true);
         (!told).then(|| Event::Lost {
             volume: volume.clone(),
@@ -340,8 +343,8 @@ impl State {
         /// Requests wait for it, and their time is limited.
         const LONGEST_WITHOUT_SERVER: Duration = Duration::from_secs(10);
         self.counters.failures += 1;
-        self.telling.change();
-        let drive = self.drives();
+        self.publisher.change();
+        let run = self.runs();
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let error = Arc::new(error);
         let (shortest, longest) = (options.shortest_retry, options.longest_retry);
@@ -360,7 +363,7 @@ impl State {
             step: kind,
             error: Arc::clone(&error),
             tries: tries.saturating_add(1),
-            drive,
+            run,
             pauses,
             next: pause.map(|pause| Instant::now() + pause),
             is_called: false,

@@ -52,11 +52,11 @@ impl State {
             if let Some(failure) = &mut tracked.failure {
                 (failure.next, failure.is_called) = (Some(Instant::now()), true);
                 self.replan = true;
-                self.telling.change();
+                self.publisher.change();
             }
-            if tracked.retake.take().is_some() {
-                self.look.some.insert(volume.clone());
-                self.look.soon();
+            if tracked.path_retry.take().is_some() {
+                self.refresh.some.insert(volume.clone());
+                self.refresh.soon();
             }
         }
     }
@@ -66,8 +66,8 @@ impl State {
         for there in self.actual.volumes.values() {
             let lacks = there.condition != Condition::Complete || !there.missing.is_empty();
             if there.spec.nbd.is_none() && lacks && !self.is_busy(&there.volume) {
-                self.look.some.insert(there.volume.clone());
-                self.look.soon();
+                self.refresh.some.insert(there.volume.clone());
+                self.refresh.soon();
             }
         }
     }

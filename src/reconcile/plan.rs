@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::actual::Actual;
 use super::desired::{Desired, Wanted};
-use crate::engine::journal::{Operation, Standing, VolumeSpec, must_be_detached_first};
-use crate::engine::{Condition, Surveyed};
+use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detached_first};
+use crate::engine::{Condition, VolumeStatus};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 
 /// What is to be done, in an order in which it can be: no step comes before one
@@ -176,7 +176,7 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
 pub(super) fn step_for(
     volume: &VolumeId,
     wanted: Option<&Wanted>,
-    there: Option<&Surveyed>,
+    there: Option<&VolumeStatus>,
 ) -> Option<Step> {
     let (kind, reason) = match (wanted, there) {
         (Some(wanted), Some(there)) => of_wanted(wanted, there)?,
@@ -200,14 +200,14 @@ pub(super) fn step_for(
 
 type What = (StepKind, Cow<'static, str>);
 
-fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
+fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
     let wanted = &as_wanted.spec;
     if let Some(reason) = moved(wanted, there) {
         return Some((StepKind::Detach, reason.into()));
     }
     let attach = |reason: &'static str| Some((StepKind::Attach, reason.into()));
     if there.spec != *wanted {
-        return attach("it is wanted otherwise than it was attached");
+        return attach("its wanted settings differ from the attached ones");
     }
     match there.under_way {
         Some(Operation::Attach) => return attach("its attach was begun"),
@@ -220,46 +220,46 @@ fn of_wanted(as_wanted: &Wanted, there: &Surveyed) -> Option<What> {
         _ => {}
     }
     let is_nbd = wanted.nbd.is_some();
-    let doubt = |doubt: &String| (StepKind::Prove, doubt.clone().into());
+    let verify_reason = |verify_reason: &String| (StepKind::Prove, verify_reason.clone().into());
     match there.condition {
         Condition::Complete | Condition::LinkDead if there.lacks_a_path() => {
-            Some((StepKind::Attach, untaken(there).into()))
+            Some((StepKind::Attach, unscanned(there).into()))
         }
-        Condition::Complete => match &there.doubt {
-            Some(reason) => Some(doubt(reason)),
+        Condition::Complete => match &there.verify_reason {
+            Some(reason) => Some(verify_reason(reason)),
             None => small(as_wanted, there).map(|reason| (StepKind::Resize, reason.into())),
         },
         Condition::LinkDead if is_nbd => Some((StepKind::Heal, there.seen.clone().into())),
-        Condition::LinkDead => match &there.doubt {
-            Some(reason) => Some(doubt(reason)),
+        Condition::LinkDead => match &there.verify_reason {
+            Some(reason) => Some(verify_reason(reason)),
             None => Some((StepKind::Wait, there.seen.clone().into())),
         },
-        Condition::Gone => attach("nothing of it stands any more"),
+        Condition::Gone => attach("nothing of it is attached any more"),
         Condition::Changed => Some((StepKind::Attach, there.seen.clone().into())),
-        Condition::HalfAttached | Condition::HalfDetached => attach("only half of it stands"),
+        Condition::HalfAttached | Condition::HalfDetached => attach("it is only partly attached"),
     }
 }
 
 /// Why its size is to be taken in.
-fn small(wanted: &Wanted, there: &Surveyed) -> Option<String> {
+fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
     let least = wanted.min_size?;
     if wanted.is_large_enough(there.size) {
         return None;
     }
     let has = match there.size {
         Some(size) => format!("it has {size} bytes"),
-        None => "nobody has read its size".to_owned(),
+        None => "its size is unknown".to_owned(),
     };
     Some(format!("{has}, and at least {least} are wanted"))
 }
 
-fn untaken(there: &Surveyed) -> String {
-    if there.untaken.is_empty() {
+fn unscanned(there: &VolumeStatus) -> String {
+    if there.unscanned.is_empty() {
         let portals = there.without_session.iter().map(ToString::to_string);
         let portals: Vec<String> = portals.collect();
         return format!("no session leads through {}", portals.join(" and "));
     }
-    let paths: Vec<String> = there.untaken.iter().map(ToString::to_string).collect();
+    let paths: Vec<String> = there.unscanned.iter().map(ToString::to_string).collect();
     format!(
         "no device is at {}, where a path of it leads",
         paths.join(" and ")
@@ -267,11 +267,11 @@ fn untaken(there: &Surveyed) -> String {
 }
 
 /// Why a volume has to be detached before it can be attached as it is wanted.
-fn moved(wanted: &VolumeSpec, there: &Surveyed) -> Option<String> {
+fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     if there.spec == *wanted {
         return None;
     }
-    let standing = Standing {
+    let standing = AttachedSpec {
         spec: &there.spec,
         names: &there.names,
         nbd_index: there.nbd_index,
@@ -300,7 +300,7 @@ impl<'a> Has<'a> {
 /// Has attaches wait for the volumes that have what they want. Waits lead from an
 /// attach to a detach alone, so that none is for each other.
 fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<Has<'_>, &Surveyed> = HashMap::new();
+    let mut owners: HashMap<Has<'_>, &VolumeStatus> = HashMap::new();
     for there in actual.iter() {
         let names = there.names.iter().map(Has::Unit);
         owners.extend(Has::of(&there.spec).chain(names).map(|has| (has, there)));
@@ -333,7 +333,7 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
                 };
                 let volume = &owner.volume;
                 refused = Some(format!(
-                    "{what} is that of volume {volume}, and it wants it too"
+                    "{what} belongs to volume {volume}, and it also wants it"
                 ));
             } else if !after.contains(&owner.volume) {
                 after.push(owner.volume.clone());
@@ -349,7 +349,7 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
             let owner = find(steps, volume).and_then(|at| steps.get_mut(at));
             if let Some(owner) = owner.filter(|owner| owner.kind != StepKind::Finish) {
                 if owner.kind != StepKind::Detach {
-                    owner.reason = "another volume is wanted from where it is attached".into();
+                    owner.reason = "another volume is wanted at its place".into();
                 }
                 owner.kind = StepKind::Detach;
                 owner.after.clear();

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::job::{Job, Lane};
+use super::job::{Job, Priority};
 use super::workers::Room;
 
 #[derive(Default)]
 pub(super) struct Queues {
-    lanes: BTreeMap<Lane, VecDeque<Job>>,
+    lanes: BTreeMap<Priority, VecDeque<Job>>,
 }
 
 impl Queues {

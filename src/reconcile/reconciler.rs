@@ -11,13 +11,13 @@ use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
 use super::followers::{Events, Followers};
-use super::look::Scope;
 use super::options::Options;
 use super::plan::{self, Plan};
-use super::state::{AtWork, Counters, Drive, State};
+use super::refresh::Scope;
+use super::state::{AtWork, Counters, RunState, State};
 use super::workers::Workers;
 use crate::deadline::Deadline;
-use crate::engine::{Engine, Journal, Surveyed};
+use crate::engine::{Engine, Journal, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 
@@ -81,7 +81,7 @@ impl Reconciler {
     #[must_use]
     pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
         let shared = Arc::<Shared>::default();
-        shared.state().look.now();
+        shared.state().refresh.now();
         Self {
             engine,
             journal,
@@ -160,7 +160,7 @@ impl Reconciler {
     /// # Errors
     /// `NotFound` where it is not wanted; `TimedOut` at stage `converge`, with
     /// what went wrong last.
-    pub fn wait_attached(&self, volume: &VolumeId, deadline: Deadline) -> Result<Surveyed> {
+    pub fn wait_attached(&self, volume: &VolumeId, deadline: Deadline) -> Result<VolumeStatus> {
         let mut state = self.shared.state();
         loop {
             if let Some(there) = state.attached(volume) {
@@ -194,15 +194,15 @@ impl Reconciler {
     /// steps under way come to their end and the others not begun; where sysfs
     /// cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
-        let driving = self.drive(Some(deadline))?;
-        self.shared.state().forgive(Duration::ZERO);
-        self.shared.state().look.now();
+        let driving = self.begin_run(Some(deadline))?;
+        self.shared.state().reset_backoff(Duration::ZERO);
+        self.shared.state().refresh.now();
         self.go(&driving)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
-            let error = Error::timed_out(Stage::Converge, deadline, "all to be wanted");
+            let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
             let left = state.plan().steps.len();
-            return Err(error.with_last_seen(format!("{left} volumes are left")));
+            return Err(error.with_last_seen(format!("{left} volumes differ from what is wanted")));
         }
         Ok(state.plan())
     }
@@ -216,12 +216,12 @@ impl Reconciler {
     /// Keeps what stands as it is wanted, until it is [stopped](Self::stop). What
     /// goes wrong with a volume is an [`Event`], and is tried again. While a volume is
     /// wanted with a login, or one was left with one, the sessions of this machine that
-    /// were made here are kept too: see [`Engine::keep_sessions`].
+    /// were made here are kept too: see [`Engine::recover_sessions`].
     ///
     /// # Errors
     /// `InUse` where it runs already; where it cannot be begun.
     pub fn run(&self) -> Result<()> {
-        let driving = self.drive(None)?;
+        let driving = self.begin_run(None)?;
         self.go(&driving)
     }
 
@@ -233,9 +233,9 @@ impl Reconciler {
         self.shared.wake.notify_all();
     }
 
-    fn drive(&self, until: Option<Deadline>) -> Result<Driving<'_>> {
+    fn begin_run(&self, until: Option<Deadline>) -> Result<Driving<'_>> {
         let mut state = self.shared.state();
-        if state.drive != Drive::Nobody {
+        if state.driver != RunState::Idle {
             let message = "it runs already";
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Converge));
         }
@@ -260,7 +260,7 @@ impl Reconciler {
             }
         };
         let _listening = self.engine.listen(hear, Deadline::after(LIMIT))?;
-        self.engine.sweep_leases();
+        self.engine.purge_stale_locks();
         thread::scope(|scope| {
             let end = EndOfWork(&self.shared);
             let start_worker = || {
@@ -273,7 +273,7 @@ impl Reconciler {
             self.shared.state().workers = Workers::default();
             let start_keeper = || {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
-                let started = keeper.spawn_scoped(scope, || self.keep_sessions());
+                let started = keeper.spawn_scoped(scope, || self.recover_sessions());
                 started.map(drop).map_err(|error| not_started(&error))
             };
             if driving.until.is_none() {
@@ -304,11 +304,11 @@ impl Reconciler {
             }
             if resync.has_passed() {
                 if until.is_none() {
-                    state.forgive(SPREAD.min(self.options.resync / 10));
+                    state.reset_backoff(SPREAD.min(self.options.resync / 10));
                 }
-                state.look.now();
+                state.refresh.now();
             }
-            if let Some(scope) = state.look.take() {
+            if let Some(scope) = state.refresh.take() {
                 if matches!(scope, Scope::All) {
                     resync = Deadline::after(self.options.resync);
                 }
@@ -319,7 +319,7 @@ impl Reconciler {
                     Err(error) if until.is_some() => return Err(error),
                     Err(error) => {
                         tracing::warn!(%error, "the volumes could not be looked for");
-                        self.shared.state().look.later();
+                        self.shared.state().refresh.later();
                     }
                     Ok(()) => {}
                 }
@@ -333,7 +333,7 @@ impl Reconciler {
                 match found {
                     Ok(found) => state.see_transports(found),
                     Err(error) => {
-                        tracing::warn!(%error, "sessions and hosts are not seen");
+                        tracing::warn!(%error, "cannot read sessions and hosts");
                         state.transports.look_later();
                     }
                 }
@@ -418,7 +418,7 @@ impl Reconciler {
             Scope::All => state.counters.resyncs += 1,
             Scope::Some(_) => state.counters.looks += 1,
         }
-        state.look.ended(began);
+        state.refresh.ended(began);
         self.shared.tell(state, events);
         Ok(())
     }
@@ -432,7 +432,7 @@ struct Driving<'a> {
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        self.of.shared.state().drive = Drive::Nobody;
+        self.of.shared.state().driver = RunState::Idle;
     }
 }
 
@@ -442,11 +442,11 @@ struct EndOfWork<'a>(&'a Shared);
 impl Drop for EndOfWork<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.drive = Drive::Over;
-        let keeping = state.keeping.take();
+        state.driver = RunState::Ended;
+        let session_recovery = state.session_recovery.take();
         drop(state);
-        if let Some(keeping) = keeping {
-            keeping.stop();
+        if let Some(session_recovery) = session_recovery {
+            session_recovery.stop();
         }
         self.0.work.notify_all();
         self.0.changed.notify_all();

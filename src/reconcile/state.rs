@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use super::actual::Actual;
 use super::desired::Desired;
 use super::event::Event;
-use super::look::{Look, Scope};
+use super::failure_publisher::FailurePublisher;
 use super::plan::{Plan, Step, StepKind, plan, step_for};
 use super::queues::Queues;
-use super::telling::Telling;
+use super::refresh::{Refresh, Scope};
 use super::tracked::Tracked;
 use super::transports::Transports;
 use super::workers::Workers;
 use crate::deadline::jittered;
-use crate::engine::{Cause, Condition, KeeperStop, Surveyed};
+use crate::engine::{ChangeEvent, Condition, SessionRecoveryStop, VolumeStatus};
 use crate::error::{Error, Stage};
 use crate::id::{Hctl, Source, VolumeId};
 
@@ -54,16 +54,16 @@ pub struct AtWork {
 pub(super) struct State {
     pub(super) desired: Desired,
     /// Counts the changes of what is wanted.
-    pub(super) wish: u64,
+    pub(super) generation: u64,
     pub(super) actual: Actual,
     pub(super) tracked: BTreeMap<VolumeId, Tracked>,
     /// Whose a part of a device path is: `2:0:0:1`, `nbd3`, `dm-0`.
     pub(super) by_component: HashMap<String, VolumeId>,
     /// The same the other way round.
     pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
-    pub(super) look: Look,
+    pub(super) refresh: Refresh,
     pub(super) transports: Transports,
-    pub(super) telling: Telling,
+    pub(super) publisher: FailurePublisher,
     pub(super) replan: bool,
     pub(super) queues: Queues,
     pub(super) workers: Workers,
@@ -72,13 +72,13 @@ pub(super) struct State {
     /// believed about their volumes.
     pub(super) ended: u64,
     pub(super) stopped: bool,
-    pub(super) drive: Drive,
+    pub(super) driver: RunState,
     /// Counts the drives.
-    drives: u64,
+    runs: u64,
     /// This drive tries each step one time.
     pub(super) once: bool,
     /// Ends the wait of who keeps the sessions.
-    pub(super) keeping: Option<KeeperStop>,
+    pub(super) session_recovery: Option<SessionRecoveryStop>,
     pub(super) counters: Counters,
 }
 
@@ -86,16 +86,16 @@ pub(super) struct State {
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
 
 /// Why a SCSI unit is asked that was away.
-const WAS_AWAY: &str = "a path of it was away, and nobody has asked since which unit answers";
+const WAS_AWAY: &str = "a path of it was lost, and its unit has not been verified since";
 
 /// Whether somebody runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Drive {
+pub(super) enum RunState {
     #[default]
-    Nobody,
-    Somebody,
+    Idle,
+    Running,
     /// The workers are to go home.
-    Over,
+    Ended,
 }
 
 pub(super) fn sooner(one: Option<Instant>, two: Option<Instant>) -> Option<Instant> {
@@ -109,48 +109,51 @@ impl State {
             let is_respelt = was.zip(is).is_some_and(|(was, is)| !was.is_spelt_as(is));
             if was != is || is_respelt {
                 if tracked.failure.take().is_some() {
-                    self.telling.change();
+                    self.publisher.change();
                 }
-                (tracked.refused, tracked.retake) = (None, None);
+                (tracked.refused, tracked.path_retry) = (None, None);
             }
         }
         self.desired = desired;
-        self.wish += 1;
+        self.generation += 1;
         self.replan = true;
     }
 
     /// Somebody runs it from now on.
     pub(super) fn begin(&mut self, once: bool) {
-        (self.drive, self.once) = (Drive::Somebody, once);
-        self.drives += 1;
+        (self.driver, self.once) = (RunState::Running, once);
+        self.runs += 1;
         // What failed in an apply has no time for its next try.
         self.replan = true;
     }
 
-    pub(super) fn drives(&self) -> u64 {
-        self.drives
+    pub(super) fn runs(&self) -> u64 {
+        self.runs
     }
 
     /// Everything is tried again within this time, and not all at once.
-    pub(super) fn forgive(&mut self, within: Duration) {
+    pub(super) fn reset_backoff(&mut self, within: Duration) {
         let count = u32::try_from(self.tracked.len()).unwrap_or(u32::MAX);
         let mut at = Instant::now();
         for tracked in self.tracked.values_mut() {
             at += jittered(within / count.max(1));
             tracked.refused = None;
-            if let Some(retake) = &mut tracked.retake {
-                retake.at = retake.at.min(at);
+            if let Some(path_retry) = &mut tracked.path_retry {
+                path_retry.at = path_retry.at.min(at);
             }
             if let Some(failure) = &mut tracked.failure {
                 failure.next = Some(failure.next.map_or(at, |next| next.min(at)));
-                self.telling.change();
+                self.publisher.change();
             }
         }
         self.replan = true;
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.queues.is_empty() && self.workers.are_idle() && !self.replan && !self.look.is_wanted()
+        self.queues.is_empty()
+            && self.workers.are_idle()
+            && !self.replan
+            && !self.refresh.is_wanted()
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -159,9 +162,9 @@ impl State {
 
     /// When there is something to do though nothing happens.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        let timers = sooner(self.look.due(), self.retry_at);
+        let timers = sooner(self.refresh.due(), self.retry_at);
         let timers = sooner(timers, self.transports.due());
-        sooner(timers, self.telling.due())
+        sooner(timers, self.publisher.due())
     }
 
     /// When another thread may be needed.
@@ -187,9 +190,9 @@ impl State {
     }
 
     /// Whether the loop is to be woken for it.
-    pub(super) fn take_in(&mut self, cause: &Cause) -> Option<Event> {
+    pub(super) fn take_in(&mut self, cause: &ChangeEvent) -> Option<Event> {
         match cause {
-            Cause::Device { devpath, removed } => {
+            ChangeEvent::Device { devpath, removed } => {
                 let mut parts = devpath.split('/');
                 let volume = parts.find_map(|part| self.by_component.get(part))?;
                 match self.tracked.get_mut(volume) {
@@ -197,35 +200,35 @@ impl State {
                     // nothing.
                     Some(tracked) if tracked.busy => {
                         let asked = matches!(tracked.doing, Some(StepKind::Heal | StepKind::Prove));
-                        tracked.stirred |= *removed || asked;
+                        tracked.dirty |= *removed || asked;
                     }
                     _ => {
-                        self.look.some.insert(volume.clone());
-                        self.look.soon();
+                        self.refresh.some.insert(volume.clone());
+                        self.refresh.soon();
                     }
                 }
             }
-            Cause::Transport { host } => {
+            ChangeEvent::Transport { host } => {
                 self.try_again_over(*host);
                 self.look_for_lost_paths();
             }
-            Cause::HostOrSession => {
+            ChangeEvent::HostOrSession => {
                 self.transports.change();
                 self.look_for_lost_paths();
             }
-            Cause::LookAgain => {
-                self.look.all = true;
-                self.look.soon();
+            ChangeEvent::LookAgain => {
+                self.refresh.all = true;
+                self.refresh.soon();
             }
-            Cause::AskAgain => {
+            ChangeEvent::AskAgain => {
                 for there in self.actual.volumes.values_mut() {
                     if there.spec.nbd.is_some() && there.condition == Condition::Complete {
-                        there.doubt = Some(MAY_HAVE_DIED.to_owned());
+                        there.verify_reason = Some(MAY_HAVE_DIED.to_owned());
                     }
                 }
                 self.replan = true;
             }
-            Cause::LinkDead(index) => {
+            ChangeEvent::LinkDead(index) => {
                 let volume = self.by_component.get(&index.name())?.clone();
                 let tracked = self.tracked.entry(volume.clone()).or_default();
                 tracked.died = Some(Instant::now());
@@ -268,14 +271,14 @@ impl State {
         })
     }
 
-    /// Takes in a look that began at `epoch`. With `doubt`, what is met for the
+    /// Takes in a look that began at `epoch`. With `verify_reason`, what is met for the
     /// first time is to be asked.
     pub(super) fn merge(
         &mut self,
-        found: Vec<Surveyed>,
+        found: Vec<VolumeStatus>,
         scope: &Scope,
         epoch: u64,
-        doubt: bool,
+        verify_reason: bool,
     ) -> Vec<Event> {
         let mut events = Vec::new();
         let mut gone: BTreeSet<VolumeId> = match scope {
@@ -287,7 +290,7 @@ impl State {
             if self.is_newer(&there.volume, epoch) {
                 continue;
             }
-            events.extend(self.merge_one(there, doubt));
+            events.extend(self.merge_one(there, verify_reason));
         }
         for volume in gone {
             if !self.is_newer(&volume, epoch) {
@@ -304,28 +307,28 @@ impl State {
         tracked.is_some_and(|tracked| tracked.busy || tracked.ended > epoch)
     }
 
-    fn merge_one(&mut self, mut there: Surveyed, doubt: bool) -> Option<Event> {
+    fn merge_one(&mut self, mut there: VolumeStatus, verify_reason: bool) -> Option<Event> {
         let tracked = self.tracked.entry(there.volume.clone()).or_default();
         let known = self.actual.volumes.get(&there.volume);
-        match &tracked.retake {
-            Some(retake) if retake.at > Instant::now() => {
-                there.untaken.clear();
+        match &tracked.path_retry {
+            Some(path_retry) if path_retry.at > Instant::now() => {
+                there.unscanned.clear();
                 there.without_session.clear();
             }
             // They are no more to be had, or are there.
-            Some(_) if !there.lacks_a_path() => tracked.retake = None,
+            Some(_) if !there.lacks_a_path() => tracked.path_retry = None,
             _ => {}
         }
         let stands = matches!(there.condition, Condition::Complete | Condition::LinkDead);
         if !stands {
             tracked.differs = None;
         }
-        let seen = there.doubt.take().filter(|_| stands);
-        there.doubt = seen.or_else(|| match known {
+        let seen = there.verify_reason.take().filter(|_| stands);
+        there.verify_reason = seen.or_else(|| match known {
             Some(known) if is_back(known, &there) => Some(WAS_AWAY.to_owned()),
-            Some(known) => known.doubt.clone().filter(|_| stands),
-            None if doubt && stands => {
-                Some("nobody has asked it since this process started".to_owned())
+            Some(known) => known.verify_reason.clone().filter(|_| stands),
+            None if verify_reason && stands => {
+                Some("this process has not verified it yet".to_owned())
             }
             None => None,
         });
@@ -352,7 +355,7 @@ impl State {
                 why: there.seen.clone(),
                 budget_left: tracked.died.and_then(|_| budget(&there)),
             })
-        } else if now && there.doubt.is_none() && tracked.lost {
+        } else if now && there.verify_reason.is_none() && tracked.lost {
             tracked.lost = false;
             Some(Event::Healed { volume })
         } else {
@@ -362,7 +365,7 @@ impl State {
         event
     }
 
-    pub(super) fn know(&mut self, there: Surveyed) {
+    pub(super) fn know(&mut self, there: VolumeStatus) {
         let volume = &there.volume;
         let mut parts = components(&there);
         let before = self.disown(volume);
@@ -397,14 +400,14 @@ impl State {
         self.actual.volumes.remove(volume);
         self.disown(volume);
         if let Some(tracked) = self.tracked.get_mut(volume) {
-            (tracked.died, tracked.treatment, tracked.lost) = (None, None, false);
-            (tracked.retake, tracked.differs) = (None, None);
+            (tracked.died, tracked.reconnect_handle, tracked.lost) = (None, None, false);
+            (tracked.path_retry, tracked.differs) = (None, None);
         }
         let wanted = self.desired.get(volume).is_some();
         if !wanted && !self.is_busy(volume) {
             let gone = self.tracked.remove(volume);
             if gone.is_some_and(|gone| gone.failure.is_some()) {
-                self.telling.change();
+                self.publisher.change();
             }
         }
     }
@@ -457,11 +460,11 @@ impl State {
     }
 
     /// What stands, where it is as it is wanted.
-    pub(super) fn attached(&self, volume: &VolumeId) -> Option<&Surveyed> {
+    pub(super) fn attached(&self, volume: &VolumeId) -> Option<&VolumeStatus> {
         let (wanted, there) = (self.desired.wanted(volume)?, self.actual.get(volume)?);
         let stands = there.condition == Condition::Complete
             && there.under_way.is_none()
-            && there.doubt.is_none();
+            && there.verify_reason.is_none();
         let suits = there.spec == wanted.spec && wanted.is_large_enough(there.size);
         (stands && suits).then_some(there)
     }
@@ -469,7 +472,7 @@ impl State {
 
 /// Whether a path of a SCSI unit that did not run, or that was not there, runs now: the
 /// array may have given its address to another unit meanwhile.
-fn is_back(known: &Surveyed, there: &Surveyed) -> bool {
+fn is_back(known: &VolumeStatus, there: &VolumeStatus) -> bool {
     if there.spec.nbd.is_some() || there.condition != Condition::Complete {
         return false;
     }
@@ -478,13 +481,13 @@ fn is_back(known: &Surveyed, there: &Surveyed) -> bool {
     was_away || known.silent.iter().any(|path| runs(&path))
 }
 
-fn budget(there: &Surveyed) -> Option<Duration> {
+fn budget(there: &VolumeStatus) -> Option<Duration> {
     let nbd = there.spec.nbd.as_ref()?;
     Some(Duration::from_millis(nbd.dead_connection_timeout_ms))
 }
 
 /// The parts of device paths by which its events are known.
-fn components(there: &Surveyed) -> Vec<String> {
+fn components(there: &VolumeStatus) -> Vec<String> {
     let mut components: Vec<String> = there.paths.iter().map(ToString::to_string).collect();
     components.extend(there.nbd_index.map(crate::id::NbdIndex::name));
     let node = there.node.as_ref().and_then(|node| node.file_name());

@@ -57,7 +57,7 @@ impl Reconciler {
 
 fn describe() {
     describe_counter!(WAKEUPS, Unit::Count, "how often the loop woke");
-    describe_counter!(LOOKS, Unit::Count, "looks at what stands");
+    describe_counter!(LOOKS, Unit::Count, "looks at what is attached");
     describe_counter!(PLANS, Unit::Count, "plans made");
     describe_counter!(STEPS, Unit::Count, "how steps ended");
     describe_gauge!(VOLUMES, Unit::Count, "volumes by what they are in");

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::plan::StepKind;
 use crate::deadline::Backoff;
-use crate::engine::{Condition, Treatment};
+use crate::engine::{Condition, ReconnectHandle};
 use crate::error::{Error, Stage};
 
 /// A volume beside what stands of it.
@@ -19,12 +19,12 @@ pub(super) struct Tracked {
     pub(super) failure: Option<Failure>,
     /// The kernel said that its link died, then.
     pub(super) died: Option<Instant>,
-    pub(super) treatment: Option<Box<Treatment>>,
+    pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
     /// When its missing paths, which were asked for and did not come, are asked
     /// for again.
-    pub(super) retake: Option<Retake>,
+    pub(super) path_retry: Option<PathRetry>,
     /// Something of it went away while a step was done, or changed while it was asked.
-    pub(super) stirred: bool,
+    pub(super) dirty: bool,
     /// What it was found to be when it was asked, where that is not what sysfs shows: it
     /// holds until it is asked again, or until that device has gone.
     pub(super) differs: Option<(Condition, String)>,
@@ -37,7 +37,7 @@ pub(super) struct Tracked {
 }
 
 #[derive(Debug)]
-pub(super) struct Retake {
+pub(super) struct PathRetry {
     pub(super) pauses: Backoff,
     pub(super) at: Instant,
 }
@@ -49,7 +49,7 @@ pub(super) struct Failure {
     pub(super) error: Arc<Error>,
     pub(super) tries: u32,
     /// In which drive.
-    pub(super) drive: u64,
+    pub(super) run: u64,
     pub(super) pauses: Backoff,
     /// `None` where something must change first.
     pub(super) next: Option<Instant>,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use super::job::{Done, Job};
 use super::plan::StepKind;
 use super::reconciler::Reconciler;
-use super::state::Drive;
+use super::state::RunState;
 use crate::deadline::Deadline;
 use crate::engine::{
-    Action, Condition, DetachVolume, HealOutcome, Recovered, StageObserver, Surveyed, Treatment,
+    Action, Condition, DetachVolume, HealOutcome, ReconnectHandle, Recovered, StageObserver,
+    VolumeStatus,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -23,7 +24,7 @@ impl Reconciler {
             let done = self.perform(&mut job, limit).unwrap_or_else(Done::Failed);
             let mut state = self.shared.state();
             let events = state.settle(&mut job, done, &self.options);
-            let more = state.replan || state.is_idle() || state.look.due().is_some();
+            let more = state.replan || state.is_idle() || state.refresh.due().is_some();
             self.shared.tell(state, events);
             self.shared.changed.notify_all();
             if more {
@@ -37,7 +38,7 @@ impl Reconciler {
         loop {
             let threads = self.options.threads.get();
             let too_many = state.workers.let_one_go(threads, Instant::now());
-            if state.drive == Drive::Over || too_many {
+            if state.driver == RunState::Ended || too_many {
                 return None;
             }
             if let Some(job) = state.take_job(threads) {
@@ -82,15 +83,15 @@ impl Reconciler {
         let attachment = self
             .engine
             .attach_volume(&self.journal, volume, &request, deadline)?;
-        let there = Surveyed::attached(volume.clone(), spec, &attachment);
+        let there = VolumeStatus::attached(volume.clone(), spec, &attachment);
         Ok(Done::Stands(Box::new(there)))
     }
 
     fn detach(&self, job: &mut Job, deadline: Deadline) -> Result<Done> {
         let volume = &job.step.volume;
-        if job.sick {
+        if job.is_failing {
             // What was not written needs a server to go to.
-            self.revive(volume, &mut job.treatment, deadline);
+            self.revive(volume, &mut job.reconnect_handle, deadline);
         }
         let how = DetachVolume::default().observe(self.observer(volume));
         match self
@@ -126,16 +127,16 @@ impl Reconciler {
     fn revive(
         &self,
         volume: &VolumeId,
-        treatment: &mut Option<Box<Treatment>>,
+        reconnect_handle: &mut Option<Box<ReconnectHandle>>,
         deadline: Deadline,
     ) {
         const TURN: Duration = Duration::from_secs(10);
         let turn = deadline.at_most(TURN);
-        if treatment.is_none() {
-            *treatment = self.treatment(volume).ok().map(Box::new);
+        if reconnect_handle.is_none() {
+            *reconnect_handle = self.reconnect_handle(volume).ok().map(Box::new);
         }
-        if let Some(treatment) = treatment {
-            let healing = treatment.go_on(&self.engine, turn);
+        if let Some(reconnect_handle) = reconnect_handle {
+            let healing = reconnect_handle.proceed(&self.engine, turn);
             tracing::debug!(?healing, "before a detach");
         }
     }
@@ -145,26 +146,26 @@ impl Reconciler {
         record.is_some_and(|record| record.spec.nbd.is_some())
     }
 
-    fn treatment(&self, volume: &VolumeId) -> Result<Treatment> {
+    fn reconnect_handle(&self, volume: &VolumeId) -> Result<ReconnectHandle> {
         let gone = || {
             let message = format!("the journal has no volume {volume}");
             Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
         };
         let spec = self.journal.record(volume).ok_or_else(gone)?.spec;
-        self.engine.treatment_of(&spec)
+        self.engine.reconnect_handle_of(&spec)
     }
 
     fn heal(&self, job: &mut Job, deadline: Deadline) -> Done {
         const SHORTEST: Duration = Duration::from_secs(2);
         const LONGEST: Duration = Duration::from_secs(30);
-        let treatment = job.treatment.take();
-        let treatment =
-            treatment.map_or_else(|| self.treatment(&job.step.volume).map(Box::new), Ok);
-        let mut treatment = match treatment {
-            Ok(treatment) => treatment,
+        let reconnect_handle = job.reconnect_handle.take();
+        let reconnect_handle = reconnect_handle
+            .map_or_else(|| self.reconnect_handle(&job.step.volume).map(Box::new), Ok);
+        let mut reconnect_handle = match reconnect_handle {
+            Ok(reconnect_handle) => reconnect_handle,
             Err(error) => {
-                return Done::Sick {
-                    treatment: None,
+                return Done::Disconnected {
+                    reconnect_handle: None,
                     error,
                     budget_left: None,
                 };
@@ -173,7 +174,7 @@ impl Reconciler {
         // A server that answers late is given more time the next time.
         let turn = SHORTEST.saturating_mul(1 << job.tries.min(4)).min(LONGEST);
         let turn = deadline.at_most(turn);
-        let healing = treatment.go_on(&self.engine, turn);
+        let healing = reconnect_handle.proceed(&self.engine, turn);
         let lacks_a_connection = matches!(healing.outcome, HealOutcome::Degraded(_));
         if healing.outcome.serves() && !lacks_a_connection {
             return Done::Serves;
@@ -187,13 +188,13 @@ impl Reconciler {
             HealOutcome::Failed(error) | HealOutcome::Degraded(error) => error,
             HealOutcome::GeometryChanged(differences) => {
                 let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-                let what = format!("the export is another now: {}", told.join("; "));
+                let what = format!("the export has changed: {}", told.join("; "));
                 unhealed(ErrorKind::IdentityMismatch, what)
             }
             outcome => unhealed(ErrorKind::Unreachable, format!("{outcome:?}")),
         };
-        Done::Sick {
-            treatment: Some(treatment),
+        Done::Disconnected {
+            reconnect_handle: Some(reconnect_handle),
             error,
             budget_left: healing.budget_left,
         }
@@ -224,8 +225,8 @@ impl Reconciler {
             (_, Condition::Complete) => Done::Serves,
             (_, Condition::LinkDead) => {
                 let error = Error::new(ErrorKind::NotReady, asked.seen).at(Stage::Identify);
-                Done::Sick {
-                    treatment: None,
+                Done::Disconnected {
+                    reconnect_handle: None,
                     error,
                     budget_left: None,
                 }

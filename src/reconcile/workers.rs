@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::job::Lane;
+use super::job::Priority;
 use crate::id::VolumeId;
 
 /// After this long a step's thread no longer counts among those that were given, and
@@ -31,13 +31,13 @@ pub(super) struct Workers {
 #[derive(Debug)]
 struct At {
     began: Instant,
-    lane: Lane,
+    lane: Priority,
     place: Option<String>,
 }
 
 impl At {
     fn slow_from(&self) -> Instant {
-        let is_first = matches!(self.lane, Lane::Leaving | Lane::Fresh);
+        let is_first = matches!(self.lane, Priority::Leaving | Priority::Fresh);
         self.began + if is_first { SLOW } else { SLOW_AGAIN }
     }
 }
@@ -49,7 +49,7 @@ pub(super) struct Room {
     /// All steps that are under way, also those that are slow.
     under_way: usize,
     /// Those under way that are not slow.
-    quick: BTreeMap<Lane, usize>,
+    quick: BTreeMap<Priority, usize>,
     /// Those that heal for the first time, or are tried again, at one server, target or
     /// host: all of them, also those that are slow.
     places: BTreeMap<String, usize>,
@@ -60,31 +60,31 @@ impl Room {
     /// most half of the threads. A step waits while the steps at its place take half of the
     /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
     /// for first detaches, and the one before it for all detaches and for called steps.
-    pub(super) fn is_for(&self, lane: Lane, place: Option<&str>) -> bool {
+    pub(super) fn is_for(&self, lane: Priority, place: Option<&str>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
-        let quick = |lanes: &[Lane]| -> usize {
+        let quick = |lanes: &[Priority]| -> usize {
             let counts = lanes.iter().filter_map(|lane| self.quick.get(lane));
             counts.sum()
         };
-        let coming = quick(&[Lane::Called, Lane::Fresh, Lane::Again]);
+        let coming = quick(&[Priority::Called, Priority::Fresh, Priority::Again]);
         let at_place = place.and_then(|place| self.places.get(place)).copied();
-        let most_at_place = if lane == Lane::Fresh {
+        let most_at_place = if lane == Priority::Fresh {
             half
         } else {
             (half / 2).max(1)
         };
         let attaches = all + MOST_BESIDE;
         let has_thread = match lane {
-            Lane::Leaving => true,
-            Lane::LeavingAgain | Lane::Called => self.under_way < attaches + RESERVED - 1,
-            Lane::Fresh | Lane::Again => self.under_way < attaches,
+            Priority::Leaving => true,
+            Priority::LeavingAgain | Priority::Called => self.under_way < attaches + RESERVED - 1,
+            Priority::Fresh | Priority::Again => self.under_way < attaches,
         };
         let is_full = match lane {
-            Lane::Leaving => quick(&[Lane::Leaving]) >= all,
-            Lane::LeavingAgain => quick(&[Lane::LeavingAgain]) >= half,
-            Lane::Called => coming > all,
-            Lane::Fresh => coming >= all,
-            Lane::Again => coming >= all || quick(&[Lane::Again]) >= half,
+            Priority::Leaving => quick(&[Priority::Leaving]) >= all,
+            Priority::LeavingAgain => quick(&[Priority::LeavingAgain]) >= half,
+            Priority::Called => coming > all,
+            Priority::Fresh => coming >= all,
+            Priority::Again => coming >= all || quick(&[Priority::Again]) >= half,
         };
         has_thread && !is_full && at_place.unwrap_or_default() < most_at_place
     }
@@ -134,7 +134,7 @@ impl Workers {
     pub(super) fn begin(
         &mut self,
         volume: VolumeId,
-        lane: Lane,
+        lane: Priority,
         place: Option<String>,
         began: Instant,
     ) {
@@ -222,9 +222,9 @@ mod tests {
             workers.start_one();
         }
         assert!(!workers.lack_one(8, 2, now), "both have a thread");
-        workers.begin(id(0), Lane::Fresh, None, now);
+        workers.begin(id(0), Priority::Fresh, None, now);
         assert!(!workers.lack_one(8, 1, now), "the other will be taken");
-        workers.begin(id(1), Lane::Fresh, None, now);
+        workers.begin(id(1), Priority::Fresh, None, now);
         assert!(workers.lack_one(8, 1, now));
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let begin = Instant::now();
         let later = begin + SLOW;
         let (given, mut number) = (8, 0);
-        let mut begin_those_of = |lane: Lane| {
+        let mut begin_those_of = |lane: Priority| {
             while workers.room(given, later).is_for(lane, None) {
                 assert!(number < 1000, "without a limit");
                 workers.begin(id(number), lane, None, begin);
@@ -256,12 +256,12 @@ mod tests {
             }
             number
         };
-        let attaches = begin_those_of(Lane::Fresh);
-        assert_eq!(begin_those_of(Lane::Again), attaches);
-        let called = begin_those_of(Lane::Called);
+        let attaches = begin_those_of(Priority::Fresh);
+        assert_eq!(begin_those_of(Priority::Again), attaches);
+        let called = begin_those_of(Priority::Called);
         assert_eq!(called, attaches + 1);
         let room = workers.room(given, later);
-        assert!(room.is_for(Lane::Leaving, None));
+        assert!(room.is_for(Priority::Leaving, None));
         // There is a thread for it.
         for _ in 0..called {
             workers.start_one();
@@ -277,7 +277,7 @@ mod tests {
         assert!(workers.lack_one(2, 1, begin));
         for number in 0..given {
             workers.start_one();
-            workers.begin(id(number), Lane::Fresh, None, begin);
+            workers.begin(id(number), Priority::Fresh, None, begin);
         }
         assert!(!workers.lack_one(2, 1, begin));
         let later = begin + SLOW;
@@ -285,7 +285,7 @@ mod tests {
             assert!(workers.lack_one(2, 1, later));
             workers.start_one();
             assert!(!workers.lack_one(2, 1, later), "one has nothing to do");
-            workers.begin(id(number), Lane::Fresh, None, later);
+            workers.begin(id(number), Priority::Fresh, None, later);
         }
         assert!(!workers.lack_one(2, 1, later));
         assert!(!workers.let_one_go(2, later));

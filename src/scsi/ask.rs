@@ -5,10 +5,10 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::access_state::AccessState;
+use super::call_scheduler::CallScheduler;
 use super::designators;
 use super::device::ScsiDevice;
 use super::identity::{Identity, Pages};
-use super::lanes::Lanes;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Lun;
@@ -27,14 +27,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn read_identity(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Identity> {
     let what = format!("{} to answer INQUIRY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    lanes.on_device(
+    scheduler.on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -52,14 +52,14 @@ pub(crate) fn read_identity(
 /// the unit does not answer; `Quarantined`; `TimedOut` at stage `rescan`.
 pub(crate) fn read_capacity(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<u64> {
     let what = format!("{} to answer READ CAPACITY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    lanes.on_device(
+    scheduler.on_device(
         device.hctl(),
         Stage::Rescan,
         &what,
@@ -80,14 +80,14 @@ pub(crate) fn read_capacity(
 /// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn read_access_state(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Option<AccessState>> {
-    let what = format!("{} to say its ALUA access state", disk.name());
+    let what = format!("{} to report its ALUA access state", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    lanes.on_device(
+    scheduler.on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -127,14 +127,14 @@ fn access_state(device: sg::Opened<'_>, limit: Duration) -> Result<Option<Access
 /// nobody answers; `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn ask_presence(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Presence> {
-    let what = format!("{} to say whether it is there", disk.name());
+    let what = format!("{} to report whether it is there", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    lanes.on_device(
+    scheduler.on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -153,14 +153,14 @@ pub(crate) fn ask_presence(
 /// As [`ask_presence`]; `NotSupported`.
 pub(crate) fn report_luns(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Vec<Lun>> {
     let what = format!("{} to list the LUNs of its target", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    lanes.on_device(
+    scheduler.on_device(
         device.hctl(),
         Stage::Identify,
         &what,

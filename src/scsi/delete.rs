@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -33,12 +33,12 @@ use crate::uevent::Watch;
 /// `confirm`.
 pub(crate) fn delete(
     device: &ScsiDevice,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
-    let mut refusal = write(device, lanes, deadline)?;
+    let mut refusal = write(device, scheduler, deadline)?;
     while device.is_there() {
         if deadline.has_passed() {
             return Err(stands(device, refusal.as_ref(), deadline));
@@ -47,7 +47,7 @@ pub(crate) fn delete(
         // Also where it is: the removal's event comes before the directory goes.
         watch.next(deadline.at_most(pauses.pause()));
         if !is_under_way && device.is_there() && !deadline.has_passed() {
-            refusal = write(device, lanes, deadline)?;
+            refusal = write(device, scheduler, deadline)?;
         }
     }
     Ok(())
@@ -55,12 +55,16 @@ pub(crate) fn delete(
 
 /// Has the kernel delete it. What it says where it has not done so because
 /// somebody else does or has done, or because it could not get hold of it.
-fn write(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<Option<Error>> {
+fn write(
+    device: &ScsiDevice,
+    scheduler: &CallScheduler,
+    deadline: Deadline,
+) -> Result<Option<Error>> {
     let attribute = device.dir().join("delete");
-    let (ours, devices) = (device.clone(), lanes.devices().clone());
+    let (ours, devices) = (device.clone(), scheduler.devices().clone());
     let hctl = device.hctl();
     point!(DeleteToWrite);
-    let written = lanes.on_host(
+    let written = scheduler.on_host(
         hctl,
         Stage::Delete,
         &format!("the kernel to delete {hctl}"),

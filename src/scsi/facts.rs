@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq, Hctl};
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::shares::in_shares;
+use crate::kernel::parallel::in_parallel;
 use crate::kernel::{Roots, sysfs};
 
 /// The kernel counts sizes in these (`include/linux/blk_types.h`).
@@ -43,7 +43,7 @@ impl<'a> Facts<'a> {
     /// # Errors
     /// Only where the list of devices itself cannot be read.
     pub(crate) fn of_all(roots: &Roots, tree: &'a BlockTree) -> Result<Vec<Self>> {
-        let mut facts = in_shares(tree.disks().collect(), |disks| {
+        let mut facts = in_parallel(tree.disks().collect(), |disks| {
             let facts = disks.into_iter().map(|disk| Self::of_disk(tree, disk));
             facts.filter_map(Result::transpose).collect()
         })?

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
@@ -24,7 +24,7 @@ pub(crate) fn wait_for_disk(
     device: &ScsiDevice,
     fresh: bool,
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<BlockDevice> {
@@ -45,7 +45,7 @@ pub(crate) fn wait_for_disk(
                 return Ok(disk);
             }
             if !fresh || watch.has_missed() {
-                if is_live(hctl, &disk, roots, lanes, deadline)? {
+                if is_live(hctl, &disk, roots, scheduler, deadline)? {
                     return Ok(disk);
                 }
                 turn = deadline.at_most(pauses.pause());
@@ -96,13 +96,13 @@ fn is_live(
     hctl: Hctl,
     disk: &BlockDevice,
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     deadline: Deadline,
 ) -> Result<bool> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     let seen = || "not returned".to_owned();
-    lanes.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
+    scheduler.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
         disk.is_live(&roots)
     })
 }

@@ -1,7 +1,7 @@
 //! Having the kernel look at a device again.
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use super::state::State;
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -21,12 +21,16 @@ use crate::kernel::sysfs;
 /// # Errors
 /// `NotReady`, naming the state; `Vanished`; `Quarantined`; `NotPermitted`;
 /// `TimedOut` at stage `rescan`.
-pub(crate) fn rescan(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
+pub(crate) fn rescan(
+    device: &ScsiDevice,
+    scheduler: &CallScheduler,
+    deadline: Deadline,
+) -> Result<()> {
     require_running(device)?;
     let attribute = device.dir().join("rescan");
-    let (hctl, devices) = (device.hctl(), lanes.devices().clone());
+    let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
     point!(RescanToWrite);
-    lanes.on_device_apart(
+    scheduler.on_device_apart(
         hctl,
         Stage::Rescan,
         &format!("the kernel to rescan {hctl}"),

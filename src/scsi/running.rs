@@ -1,7 +1,7 @@
 //! Having a device run again that the kernel has given up.
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::kernel::sysfs;
@@ -13,13 +13,17 @@ use crate::kernel::sysfs;
 /// # Errors
 /// `NotReady`, naming the state; `Refused` in a state that does not lead there;
 /// `Vanished`; `Quarantined`; `NotPermitted`; `TimedOut` at stage `session`.
-pub(crate) fn set_running(device: &ScsiDevice, lanes: &Lanes, deadline: Deadline) -> Result<()> {
+pub(crate) fn set_running(
+    device: &ScsiDevice,
+    scheduler: &CallScheduler,
+    deadline: Deadline,
+) -> Result<()> {
     let attribute = device.dir().join("state");
-    let (hctl, devices) = (device.hctl(), lanes.devices().clone());
-    lanes.on_device(
+    let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
+    scheduler.on_device(
         hctl,
         Stage::Session,
-        &format!("the kernel to have {hctl} run again"),
+        &format!("the kernel to set {hctl} running"),
         deadline,
         || device.describe(),
         move || sysfs::write(&devices, &attribute, "running\n"),
@@ -45,9 +49,9 @@ mod tests {
         let roots = Roots::below(root.path());
         let device = ScsiDevice::find(&roots, "2:0:0:1".parse().unwrap());
         let device = device.unwrap().unwrap();
-        let lanes = Lanes::new(&roots);
+        let scheduler = CallScheduler::new(&roots);
         let deadline = Deadline::after(Duration::from_secs(60));
-        set_running(&device, &lanes, deadline).unwrap();
+        set_running(&device, &scheduler, deadline).unwrap();
         let written = fs::read_to_string(dir.join("state")).unwrap();
         assert_eq!(written, "running\n");
     }

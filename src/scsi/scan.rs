@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -28,7 +28,7 @@ use crate::kernel::{Roots, sysfs};
 /// nothing was scanned, or `scan`.
 pub(crate) fn scan<H>(
     roots: &Roots,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     hctl: Hctl,
     held: impl FnOnce() -> Result<H> + Send + 'static,
     deadline: Deadline,
@@ -49,7 +49,7 @@ pub(crate) fn scan<H>(
     tracing::debug!(%line, path = %path.display(), "scan");
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
-    let took = lanes
+    let took = scheduler
         .on_host(
             hctl,
             Stage::Scan,

@@ -1,7 +1,7 @@
 //! Disks that the kernel takes for empty.
 
+use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use super::lanes::Lanes;
 use super::rescan::rescan;
 use super::state::State;
 use crate::deadline::Deadline;
@@ -37,13 +37,13 @@ pub(crate) fn shows_no_size(device: &ScsiDevice) -> Result<bool> {
 /// As of [`rescan`], and where sysfs cannot be read.
 pub(crate) fn have_size_read(
     device: &ScsiDevice,
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     deadline: Deadline,
 ) -> Result<bool> {
     if !shows_no_size(device)? {
         return Ok(true);
     }
-    rescan(device, lanes, deadline)?;
+    rescan(device, scheduler, deadline)?;
     let has_size = !shows_no_size(device)?;
     if has_size {
         tracing::info!(hctl = %device.hctl(), "the kernel has read the size that it had lost");
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn only_a_running_disk_without_a_size_is_rescanned() {
         let root = tempfile::tempdir().unwrap();
-        let lanes = Lanes::new(&Roots::below(root.path()));
+        let scheduler = CallScheduler::new(&Roots::below(root.path()));
         let deadline = Deadline::after(Duration::from_secs(60));
         for (state, sectors, has_size, rescanned) in [
             ("running\n", "16384\n", true, ""),
@@ -83,7 +83,7 @@ mod tests {
             ("running\n", "0\n", false, "1"),
         ] {
             let device = device(root.path(), state, sectors);
-            let read = have_size_read(&device, &lanes, deadline).unwrap();
+            let read = have_size_read(&device, &scheduler, deadline).unwrap();
             let written = fs::read_to_string(device.dir().join("rescan")).unwrap();
             assert_eq!((read, &*written), (has_size, rescanned), "{state}{sectors}");
         }

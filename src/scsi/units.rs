@@ -140,7 +140,8 @@ impl Units {
             Ok(known) => Some(self.known.insert(known)),
             // A user may listen to so many files and no more.
             Err(error) => {
-                tracing::debug!(%error, "each SCSI device is looked at for each question");
+                tracing::debug!(%error, "there is no index of SCSI devices: every query reads \
+                                         all of them");
                 self.changes = None;
                 None
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use super::route::{Missing, MissingReason, Route, Via};
+use super::route::{MissingReason, Route, RouteKind, RouteUnavailable};
 use crate::error::Result;
 use crate::id::{FcUri, Hctl, HostNo, Lun, Wwpn};
 use crate::kernel::{Roots, sysfs};
@@ -42,7 +42,7 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
         if let Some(&position) = order.get(&wwpn)
             && let Some(place) = rport.place(wwpn, uri.lun())
         {
-            let via = Via::Fc {
+            let via = RouteKind::Fc {
                 host: Some(rport.name.host),
                 wwpn,
                 rport: Some(rport.name.to_string()),
@@ -80,12 +80,12 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
 
 fn nobody_sees(wwpn: Wwpn, reason: MissingReason, why: &str) -> Route {
     Route {
-        via: Via::Fc {
+        via: RouteKind::Fc {
             host: None,
             wwpn,
             rport: None,
         },
-        place: Err(Missing::new(
+        place: Err(RouteUnavailable::new(
             reason,
             format!("no local port sees {wwpn}: {why}"),
         )),
@@ -161,7 +161,7 @@ impl RemotePort {
     }
 
     /// Where the unit is; `None` where the port is gone.
-    fn place(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, Missing>> {
+    fn place(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, RouteUnavailable>> {
         match self.target(wwpn, lun) {
             Ok(target) => target.map(|target| Ok(self.hctl(target, lun))),
             Err(missing) => Some(Err(missing)),
@@ -178,10 +178,10 @@ impl RemotePort {
     }
 
     /// The number of the SCSI target that the port is.
-    fn target(&self, wwpn: Wwpn, lun: Lun) -> Result<Option<u32>, Missing> {
+    fn target(&self, wwpn: Wwpn, lun: Lun) -> Result<Option<u32>, RouteUnavailable> {
         let missing = |reason, what: &str| {
             let text = format!("{} to {wwpn} {what}", self.name);
-            Missing::new(reason, text)
+            RouteUnavailable::new(reason, text)
         };
         let read = |attribute| {
             sysfs::read_if_there(&self.class.join(attribute)).map_err(|error| {

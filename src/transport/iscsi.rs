@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::route::{Missing, MissingReason, Route, Via};
+use super::route::{MissingReason, Route, RouteKind, RouteUnavailable};
 use crate::error::Result;
 use crate::id::{Hctl, HostNo, Iqn, IscsiUri, Lun, Portal, PortalHost, SessionId};
 use crate::kernel::{Roots, sysfs};
@@ -57,7 +57,7 @@ pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
             });
             continue;
         };
-        let via = Via::Iscsi {
+        let via = RouteKind::Iscsi {
             portal: portal.clone(),
             session: Some(id),
         };
@@ -89,11 +89,11 @@ fn no_session(portal: &Portal, target: &Iqn, elsewhere: &[String]) -> Route {
         text = format!("{text} and {more} more");
     }
     Route {
-        via: Via::Iscsi {
+        via: RouteKind::Iscsi {
             portal: portal.clone(),
             session: None,
         },
-        place: Err(Missing::new(MissingReason::NoSession, text)),
+        place: Err(RouteUnavailable::new(MissingReason::NoSession, text)),
     }
 }
 
@@ -144,7 +144,12 @@ impl Session {
     }
 
     /// Where the unit is; `None` where the session is gone.
-    fn place(&self, device: &SessionDevice, lun: Lun, via: &Via) -> Option<Result<Hctl, Missing>> {
+    fn place(
+        &self,
+        device: &SessionDevice,
+        lun: Lun,
+        via: &RouteKind,
+    ) -> Option<Result<Hctl, RouteUnavailable>> {
         let (state, shown) = match sysfs::read_if_there(&self.class.join("state")) {
             Ok(state) => {
                 let state = state?;
@@ -166,13 +171,13 @@ impl Session {
         };
         if state != LOGGED_IN {
             let reason = MissingReason::SessionDown { state };
-            let missing = Missing::new(reason, format!("{via} is {shown}"));
+            let missing = RouteUnavailable::new(reason, format!("{via} is {shown}"));
             return Some(Err(missing.at(Some(hctl))));
         }
         // A target that was taken down prints as -1 (ISCSI_MAX_TARGET).
         if target_id.as_deref() == Some("-1") {
             let text = format!("{via} is logged in, and its target was taken down");
-            return Some(Err(Missing::new(MissingReason::NoTarget, text)));
+            return Some(Err(RouteUnavailable::new(MissingReason::NoTarget, text)));
         }
         Some(Ok(hctl))
     }

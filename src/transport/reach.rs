@@ -16,7 +16,7 @@ use crate::kernel::{Roots, sysfs};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
 #[non_exhaustive]
-pub enum Reach {
+pub enum TransportInfo {
     /// An iSCSI session.
     Iscsi {
         /// Its number.
@@ -36,7 +36,7 @@ pub enum Reach {
     },
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for TransportInfo {
     /// `session 3, 127.0.0.1:3260, iqn...` or `rport-2:0-1, 0x...`, without what
     /// cannot be read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,22 +69,22 @@ impl fmt::Display for Reach {
 ///
 /// # Errors
 /// Where the device's link cannot be followed.
-pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<Reach>> {
+pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> {
     let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
     let device = sysfs::resolve(&link)?;
-    Ok(device.and_then(|dir| Reaches::new(roots).of(hctl, &dir)))
+    Ok(device.and_then(|dir| TransportReader::new(roots).of(hctl, &dir)))
 }
 
 /// The answers of [`reach`] for many devices: what all devices of a target share
 /// is read once.
 #[derive(Debug)]
-pub(crate) struct Reaches<'a> {
+pub(crate) struct TransportReader<'a> {
     roots: &'a Roots,
     /// By the target's directory.
-    known: HashMap<OsString, Option<Reach>>,
+    known: HashMap<OsString, Option<TransportInfo>>,
 }
 
-impl<'a> Reaches<'a> {
+impl<'a> TransportReader<'a> {
     pub(crate) fn new(roots: &'a Roots) -> Self {
         let known = HashMap::new();
         Self { roots, known }
@@ -92,7 +92,7 @@ impl<'a> Reaches<'a> {
 
     /// As [`reach`], of the device whose directory `dir`, with no link in the
     /// path, is.
-    pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<Reach> {
+    pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<TransportInfo> {
         // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
         let target = dir.parent()?;
         if let Some(known) = self.known.get(target.as_os_str()) {
@@ -103,13 +103,13 @@ impl<'a> Reaches<'a> {
             .ancestors()
             .filter_map(|dir| dir.file_name()?.to_str());
         let mut names = names.take_while(|name| *name != host);
-        let found = names.find_map(|name| Reach::read(self.roots, name));
+        let found = names.find_map(|name| TransportInfo::read(self.roots, name));
         self.known.insert(target.into(), found.clone());
         found
     }
 }
 
-impl Reach {
+impl TransportInfo {
     /// `None` where the device of this name is neither a session nor a port.
     fn read(roots: &Roots, name: &str) -> Option<Self> {
         if let Some(id) = Session::of_name(name) {

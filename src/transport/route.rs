@@ -8,10 +8,10 @@ use crate::id::{Hctl, HostNo, Portal, SessionId, Wwpn};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// By what it goes.
-    pub via: Via,
+    pub via: RouteKind,
     /// The unit's address on this path, or why there is none. That the target
     /// presents the unit at all is not known before a scan.
-    pub place: Result<Hctl, Missing>,
+    pub place: Result<Hctl, RouteUnavailable>,
 }
 
 /// By what a path goes.
@@ -19,7 +19,7 @@ pub struct Route {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
 #[non_exhaustive]
-pub enum Via {
+pub enum RouteKind {
     /// No transport was named: the address was.
     Address {
         /// The address.
@@ -43,7 +43,7 @@ pub enum Via {
     },
 }
 
-impl fmt::Display for Via {
+impl fmt::Display for RouteKind {
     /// `scsi:2:0:0:1`, `session 3 to 10.0.0.1:3260` or `rport-2:0-1`; the portal or the port's
     /// name alone where there is no session and no remote port.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,7 +66,7 @@ impl fmt::Display for Via {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{text}")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Missing {
+pub struct RouteUnavailable {
     /// The reason, for a program.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub reason: MissingReason,
@@ -108,7 +108,7 @@ pub enum MissingReason {
     NotATarget,
 }
 
-impl Missing {
+impl RouteUnavailable {
     pub(super) fn new(reason: MissingReason, text: String) -> Self {
         Self {
             reason,
@@ -127,7 +127,7 @@ impl Route {
     /// The way to a unit that was named by its address.
     #[must_use]
     pub fn by_address(hctl: Hctl) -> Self {
-        let via = Via::Address { hctl };
+        let via = RouteKind::Address { hctl };
         let place = Ok(hctl);
         Self { via, place }
     }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_route_is_one_object_with_an_address_or_a_reason() {
-        let via = Via::Iscsi {
+        let via = RouteKind::Iscsi {
             portal: "10.0.0.1".parse().unwrap(),
             session: Some(SessionId(3)),
         };
@@ -166,7 +166,7 @@ mod tests {
 
         let state = "Blocked".to_owned();
         let reason = MissingReason::PortDown { state };
-        let missing = Missing::new(reason, "it is Blocked".to_owned());
+        let missing = RouteUnavailable::new(reason, "it is Blocked".to_owned());
         let json = serde_json::to_value(missing).unwrap();
         let expected = serde_json::json!(
             {"reason": "port_down", "state": "Blocked", "text": "it is Blocked", "hctl": null}

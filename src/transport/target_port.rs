@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::iscsi::Session;
-use super::reach::{Reach, Reaches};
+use super::reach::{TransportInfo, TransportReader};
 use crate::id::{Hctl, Iqn, Wwpn};
 use crate::kernel::{Roots, sysfs};
 
@@ -22,20 +22,20 @@ impl TargetPort {
     /// transport reaches it, or where its name cannot be read. The device itself may have
     /// gone, as long as its session or port is there.
     pub(crate) fn of(roots: &Roots, hctl: Hctl, dir: &Path) -> Option<Self> {
-        Self::behind(roots, &Reaches::new(roots).of(hctl, dir)?)
+        Self::behind(roots, &TransportReader::new(roots).of(hctl, dir)?)
     }
 
     /// The same of what is known of the way there.
-    pub(crate) fn behind(roots: &Roots, reach: &Reach) -> Option<Self> {
+    pub(crate) fn behind(roots: &Roots, reach: &TransportInfo) -> Option<Self> {
         match reach {
-            Reach::Iscsi {
+            TransportInfo::Iscsi {
                 session, target, ..
             } => {
                 let group = Session::new(roots, *session).portal_group();
                 let target = target.clone()?;
                 Some(Self::Iscsi { target, group })
             }
-            Reach::Fc { wwpn, .. } => wwpn.map(Self::Fc),
+            TransportInfo::Fc { wwpn, .. } => wwpn.map(Self::Fc),
         }
     }
 }

@@ -11,7 +11,7 @@ pub struct Counters {
     pub events: u64,
     /// Datagrams passed over: malformed, not from the kernel, or with a device
     /// path longer than the kernel can send.
-    pub strangers: u64,
+    pub foreign_messages: u64,
     /// Events delivered of which something was left out, since it was longer or
     /// more than anything the kernel or udev's own rules make.
     pub cut: u64,
@@ -50,7 +50,7 @@ fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S:
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     events: AtomicU64,
-    strangers: AtomicU64,
+    foreign_messages: AtomicU64,
     cut: AtomicU64,
     overruns: AtomicU64,
     resyncs: AtomicU64,
@@ -74,8 +74,8 @@ impl Counts {
         self.events.load(Ordering::Relaxed) > 0
     }
 
-    pub(super) fn stranger(&self) {
-        one_more(&self.strangers);
+    pub(super) fn foreign_message(&self) {
+        one_more(&self.foreign_messages);
     }
 
     pub(super) fn cut(&self) {
@@ -107,7 +107,7 @@ impl Counts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
             events: count(&self.events),
-            strangers: count(&self.strangers),
+            foreign_messages: count(&self.foreign_messages),
             cut: count(&self.cut),
             overruns: count(&self.overruns),
             resyncs: count(&self.resyncs),

@@ -19,7 +19,7 @@ pub(super) enum Interest {
     /// Every one.
     Everything,
     /// What arrays report.
-    News,
+    UnitAttentionEvent,
 }
 
 /// The waiters, by their interest.
@@ -39,7 +39,7 @@ struct Waiters {
     count: u64,
     by_component: HashMap<Arc<str>, Group>,
     of_everything: Group,
-    of_news: Group,
+    of_unit_attentions: Group,
     /// Those who want the names of what has events.
     noting: Vec<Weak<Noted>>,
     closed: bool,
@@ -61,7 +61,7 @@ impl Dispatch {
                 .entry(Arc::clone(component))
                 .or_default(),
             Interest::Everything => &mut waiters.of_everything,
-            Interest::News => &mut waiters.of_news,
+            Interest::UnitAttentionEvent => &mut waiters.of_unit_attentions,
         };
         group.insert(id, Arc::clone(&queue));
         (id, queue)
@@ -80,7 +80,7 @@ impl Dispatch {
                 }
             }
             Interest::Everything => drop(waiters.of_everything.remove(&id)),
-            Interest::News => drop(waiters.of_news.remove(&id)),
+            Interest::UnitAttentionEvent => drop(waiters.of_unit_attentions.remove(&id)),
         }
     }
 
@@ -95,11 +95,11 @@ impl Dispatch {
     pub(super) fn deliver_of_kernel(
         &self,
         devpath: &str,
-        is_news: impl FnOnce() -> bool,
+        is_unit_attention: impl FnOnce() -> bool,
         event: impl FnOnce() -> Option<Event>,
     ) {
         self.each_noting(|noted| noted.event(devpath));
-        self.deliver(devpath, is_news, event);
+        self.deliver(devpath, is_unit_attention, event);
     }
 
     fn each_noting(&self, tell: impl Fn(&Noted)) {
@@ -118,31 +118,32 @@ impl Dispatch {
     }
 
     /// Hands the event to those who watch a component of `devpath`, or all, or
-    /// news where it is one. `is_news` is asked only when somebody watches news,
+    /// news where it is one. `is_unit_attention` is asked only when somebody watches news,
     /// and `event` made only when somebody gets it.
     pub(super) fn deliver(
         &self,
         devpath: &str,
-        is_news: impl FnOnce() -> bool,
+        is_unit_attention: impl FnOnce() -> bool,
         event: impl FnOnce() -> Option<Event>,
     ) {
         if devpath.len() > LONGEST_TEXT {
-            return self.counts.stranger();
+            return self.counts.foreign_message();
         }
         self.counts.event();
         let waiters = self.lock();
-        let news = (!waiters.of_news.is_empty() && is_news()).then_some(&waiters.of_news);
+        let attentions = (!waiters.of_unit_attentions.is_empty() && is_unit_attention())
+            .then_some(&waiters.of_unit_attentions);
         let mut watching = waiters
             .of_components(devpath)
             .chain([&waiters.of_everything])
-            .chain(news)
+            .chain(attentions)
             .flat_map(BTreeMap::values)
             .peekable();
         if watching.peek().is_none() {
             return;
         }
         let Some(event) = event().map(Arc::new) else {
-            return self.counts.stranger();
+            return self.counts.foreign_message();
         };
         if event.cut {
             self.counts.cut();
@@ -198,7 +199,7 @@ impl Waiters {
     fn all(&self) -> impl Iterator<Item = &Arc<Queue>> {
         self.by_component
             .values()
-            .chain([&self.of_everything, &self.of_news])
+            .chain([&self.of_everything, &self.of_unit_attentions])
             .flat_map(BTreeMap::values)
     }
 }

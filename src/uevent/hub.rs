@@ -15,11 +15,11 @@ use super::event::{Event, Origin};
 use super::kernel_reader::{KernelReader, feed};
 use super::message::Message;
 use super::mode::Mode;
-use super::news::NewsWatch;
 use super::noted::Naming;
 use super::socket::{self, DropCount};
 use super::stream::Stream;
 use super::subscription::Subscription;
+use super::unit_attention_watch::UnitAttentionWatch;
 use super::watch::Watch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::Roots;
@@ -153,8 +153,8 @@ impl Hub {
     /// Watches what arrays report: logical units come and go, capacities
     /// change. Nothing is scanned on such a report; that is for whoever reads it.
     #[must_use]
-    pub fn watch_news(&self) -> NewsWatch {
-        NewsWatch::new(self.subscribe(Interest::News))
+    pub fn watch_unit_attentions(&self) -> UnitAttentionWatch {
+        UnitAttentionWatch::new(self.subscribe(Interest::UnitAttentionEvent))
     }
 
     /// The names of the devices that have events from now on; `None` where no events
@@ -284,7 +284,7 @@ impl Reader {
                     // News comes from the kernel alone.
                     dispatch.deliver(devpath, || false, || Event::of_udev(&event));
                 }
-                None => dispatch.counts().stranger(),
+                None => dispatch.counts().foreign_message(),
             }
         }
         if self.udev_drops.rose(udev) == Some(true) {

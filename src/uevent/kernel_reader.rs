@@ -44,10 +44,10 @@ impl KernelReader {
                     Ok(message) => feed(dispatch, &message),
                     Err(malformed) => {
                         tracing::debug!(%malformed, "a datagram that is no uevent");
-                        dispatch.counts().stranger();
+                        dispatch.counts().foreign_message();
                     }
                 },
-                Received::Stranger => dispatch.counts().stranger(),
+                Received::Foreign => dispatch.counts().foreign_message(),
                 // Counted below.
                 Received::Overrun => {}
                 Received::Nothing => {
@@ -80,7 +80,7 @@ impl AsFd for KernelReader {
 
 /// Hands an event of the kernel's out.
 pub(super) fn feed(dispatch: &Dispatch, message: &Message<'_>) {
-    let is_news = || message.action == "change" && message.property("SDEV_UA").is_some();
+    let is_unit_attention = || message.action == "change" && message.property("SDEV_UA").is_some();
     let event = || Some(Event::of(Origin::Kernel, message));
-    dispatch.deliver_of_kernel(message.devpath, is_news, event);
+    dispatch.deliver_of_kernel(message.devpath, is_unit_attention, event);
 }

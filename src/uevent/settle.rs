@@ -95,7 +95,10 @@ pub(crate) fn settle(
     };
     let devpath = devpath(roots, dir)?;
     watch.drain();
-    let needed = watch.ledger().of(&devpath).map_or(0, |seen| seen.kernel);
+    let needed = watch
+        .seen_events()
+        .of(&devpath)
+        .map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
     let mut by_event = needed != 0;
     let mut patience = Backoff::new(UDEVS_PATIENCE, 8 * UDEVS_PATIENCE);
@@ -116,7 +119,7 @@ pub(crate) fn settle(
             barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
         }
         if by_event {
-            let seen = watch.ledger().of(&devpath);
+            let seen = watch.seen_events().of(&devpath);
             match seen.and_then(|seen| seen.udev.as_ref()) {
                 _ if by == Origin::Kernel => return Ok(Proof::without_udev()),
                 Some(event) if event.seqnum >= needed => {
@@ -132,7 +135,7 @@ pub(crate) fn settle(
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 // udev's word on the removal of the device's last life may be late.
-                let seen = watch.ledger().of(&devpath);
+                let seen = watch.seen_events().of(&devpath);
                 if event.action == "remove" && seen.is_some_and(|seen| seen.gone) {
                     return Err(gone(dir));
                 }
@@ -163,7 +166,7 @@ pub(crate) fn settle_again(
     dir: &Path,
     deadline: Deadline,
 ) -> Result<Proof> {
-    watch.distrust();
+    watch.require_barrier();
     settle(watch, mode, roots, dir, deadline)
 }
 
@@ -301,7 +304,7 @@ pub(crate) fn settle_removal(
     let mut missed = false;
     loop {
         missed |= watch.take_missed();
-        let seen = watch.ledger().of(devpath);
+        let seen = watch.seen_events().of(devpath);
         // Where somebody has brought the next device of that name already, ours
         // went before it; else the removal of an earlier one is not ours.
         let seen = seen.filter(|seen| seen.gone || reborn.exists());
@@ -357,7 +360,7 @@ fn gone(dir: &Path) -> Error {
 }
 
 fn last_seen(watch: &Watch, devpath: &str) -> String {
-    let seen = watch.ledger().of(devpath);
+    let seen = watch.seen_events().of(devpath);
     let kernel = match seen.map_or(0, |seen| seen.kernel) {
         0 => "no event of the kernel".to_owned(),
         seqnum => format!("the kernel's event {seqnum}"),

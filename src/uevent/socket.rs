@@ -23,7 +23,7 @@ pub(super) enum Received<'a> {
     /// A datagram of the kernel's.
     Datagram(&'a [u8]),
     /// Something to pass over: another sender, or longer than any uevent.
-    Stranger,
+    Foreign,
     /// The socket's buffer was full and messages are lost.
     Overrun,
     /// Nothing more now.
@@ -59,12 +59,12 @@ impl KernelSocket {
         let flags = nix::libc::MSG_TRUNC;
         match self.socket.recv_from(&mut self.buffer, flags) {
             Ok((length, sender)) if sender.port_number() != 0 || length != self.buffer.len() => {
-                Received::Stranger
+                Received::Foreign
             }
             Ok(_) => Received::Datagram(&self.buffer),
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::ENOBUFS) => Received::Overrun,
-                Some(Errno::EINTR) => Received::Stranger,
+                Some(Errno::EINTR) => Received::Foreign,
                 _ => Received::Nothing,
             },
         }

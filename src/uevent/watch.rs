@@ -12,12 +12,12 @@ use crate::deadline::Deadline;
 #[derive(Debug)]
 pub struct Watch {
     subscription: Subscription,
-    ledger: Ledger,
+    seen_events: SeenEvents,
 }
 
 /// What has been seen of each device path under a watch.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct SeenEvents {
     paths: HashMap<String, Seen>,
     missed: bool,
 }
@@ -38,7 +38,7 @@ impl Watch {
     pub(super) fn new(subscription: Subscription) -> Self {
         Self {
             subscription,
-            ledger: Ledger::default(),
+            seen_events: SeenEvents::default(),
         }
     }
 
@@ -47,14 +47,14 @@ impl Watch {
     /// [`Notice::Resync`] after a pause of 1 to 50 ms.
     pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
         let notice = self.subscription.next(deadline)?;
-        self.ledger.take_in(&notice);
+        self.seen_events.take_in(&notice);
         Some(notice)
     }
 
     /// Takes in what has come already, without waiting.
     pub(super) fn drain(&mut self) {
         while let Some(notice) = self.subscription.try_next() {
-            self.ledger.take_in(&notice);
+            self.seen_events.take_in(&notice);
         }
     }
 
@@ -62,31 +62,31 @@ impl Watch {
     /// taken.
     pub(crate) fn kernel_announced(&mut self, devpath: &str) -> bool {
         self.drain();
-        let seen = self.ledger.of(devpath);
+        let seen = self.seen_events.of(devpath);
         seen.is_some_and(|seen| seen.kernel != 0 && !seen.gone)
     }
 
     /// Whether events were lost that nobody has made good yet.
     pub(crate) fn has_missed(&self) -> bool {
-        self.ledger.missed
+        self.seen_events.missed
     }
 
     /// What was seen so far is not enough: the next proof is a barrier's.
-    pub(super) fn distrust(&mut self) {
-        self.ledger.missed = true;
+    pub(super) fn require_barrier(&mut self) {
+        self.seen_events.missed = true;
     }
 
     /// Whether events were lost since the last call.
     pub(super) fn take_missed(&mut self) -> bool {
-        std::mem::take(&mut self.ledger.missed)
+        std::mem::take(&mut self.seen_events.missed)
     }
 
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
+    pub(super) fn seen_events(&self) -> &SeenEvents {
+        &self.seen_events
     }
 }
 
-impl Ledger {
+impl SeenEvents {
     pub(super) fn of(&self, devpath: &str) -> Option<&Seen> {
         self.paths.get(devpath)
     }

@@ -13,9 +13,9 @@ mod up;
 
 use std::mem::{offset_of, size_of};
 
-pub use down::{Down, Stop};
+pub use down::{Request, Stop};
 pub use params::{HostParam, Param};
-pub use up::{Answer, Up, answer, messages, news};
+pub use up::{Answer, KernelEvent, answer, messages, news};
 
 /// The one multicast group: what the kernel says of its own accord comes there.
 #[doc(alias = "ISCSI_NL_GRP_ISCSID")]

@@ -12,11 +12,11 @@ use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, StepKind, pla
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::board::Board;
 use crate::detach_limit::{self, DetachLimit};
 use crate::progress::BARS;
+use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
-use crate::{arguments, exit, recover, table, threads, wanted};
+use crate::{arguments, desired_file, exit, recover, table, threads};
 
 /// A plan: of what is to be done, or of what is left, and why.
 #[derive(Serialize)]
@@ -43,7 +43,7 @@ const SOMETHING_TO_DO: u8 = 2;
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
     // Before the first read, so that no change is missed.
     let changes = what.watch.then(|| FileWatch::of(&what.file)).transpose()?;
-    let desired = wanted::read(&what.file)?;
+    let desired = desired_file::read(&what.file)?;
     let deadline = Deadline::after(what.timeout);
     if what.dry_run {
         let journal = recover::read(&engine, what.journal.as_deref(), deadline)?;
@@ -69,17 +69,17 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let reconciler = Arc::new(Reconciler::new(Arc::new(engine), journal, options));
     let count = desired.len();
     reconciler.set(desired.clone());
-    let board = Board::of(&reconciler, !what.watch, json)?;
+    let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
     if let Some(changes) = changes {
         let deaf = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
-        board.end(reconciler);
+        display.end(reconciler);
         // It ends by itself only where the file cannot be followed any more.
         return deaf.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
     let (left, errors) = (reconciler.plan(), reconciler.errors());
-    board.end(reconciler);
+    display.end(reconciler);
     let told = exit::print(|out| show_left(out, &left, &errors, count, json));
     applied?;
     Ok(match errors.first() {
@@ -193,7 +193,7 @@ fn take_in(
     wanted: &Desired,
     limit: Option<DetachLimit>,
 ) -> Result<Option<Desired>> {
-    let now = wanted::read(file)?;
+    let now = desired_file::read(file)?;
     if now == *wanted && now.is_spelt_as(wanted) {
         return Ok(None);
     }
@@ -208,7 +208,7 @@ fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()>
         return exit::write_json(&mut out, &Report::Plan(plan));
     }
     if plan.is_empty() {
-        return writeln!(out, "nothing is to be done");
+        return writeln!(out, "nothing to do");
     }
     write_steps(out, plan, &[])
 }

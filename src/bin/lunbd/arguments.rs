@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use lunbd::engine::{KeepOptions, Multipath, NbdOptions};
+use lunbd::engine::{Multipath, NbdOptions, SessionRecoveryOptions};
 use lunbd::id::{
     BackendId, Expected, InterfaceName, Iqn, NbdIndex, NbdServer, NbdUri, Portal, VolumeId, Wwid,
 };
@@ -319,7 +319,7 @@ pub(crate) struct Iscsi {
     local: LocalEnd,
 
     #[command(flatten)]
-    who: Who,
+    who: Initiator,
 }
 
 // Where a login comes from.
@@ -389,7 +389,7 @@ impl Iscsi {
 
 // Who logs in at an iSCSI portal.
 #[derive(Debug, Args)]
-pub(crate) struct Who {
+pub(crate) struct Initiator {
     /// The name to log in as; without it that of this machine, in
     /// /etc/iscsi/initiatorname.iscsi.
     #[arg(long, value_name = "NAME")]
@@ -406,7 +406,7 @@ pub(crate) struct Who {
     chap_file: Option<PathBuf>,
 }
 
-impl Who {
+impl Initiator {
     pub(crate) fn initiator(&self) -> lunbd::Result<Iqn> {
         match &self.initiator {
             Some(name) => Ok(name.clone()),
@@ -573,12 +573,12 @@ impl Heal {
     }
 
     /// How sessions are logged in again.
-    pub(crate) fn keep_options(&self) -> KeepOptions {
+    pub(crate) fn recovery_options(&self) -> SessionRecoveryOptions {
         /// A file system that does not answer holds up one login and not all.
         const TO_READ: Duration = Duration::from_secs(10);
         let file = self.chap_file.clone();
         let patience = self.timeout.min(TO_READ);
-        let options = KeepOptions::new().digests(self.digests, self.digests);
+        let options = SessionRecoveryOptions::new().digests(self.digests, self.digests);
         options.credentials(move |session| match &file {
             Some(file) => {
                 let known = CredentialsFile::read_within(file, Deadline::after(patience))?;
@@ -683,7 +683,7 @@ pub(crate) struct Discover {
     pub(crate) at: DiscoverAt,
 
     #[command(flatten)]
-    pub(crate) who: Who,
+    pub(crate) who: Initiator,
 
     #[command(flatten)]
     pub(crate) local: LocalEnd,

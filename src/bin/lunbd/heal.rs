@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use lunbd::engine::journal::VolumeSpec;
-use lunbd::engine::{HealOutcome, Healing, KeepOptions, KeptSession, SessionKeeper};
+use lunbd::engine::{
+    HealOutcome, HealReport, SessionRecovery, SessionRecoveryOptions, SessionRecoveryReport,
+};
 use lunbd::id::VolumeId;
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result, Source};
 use serde::Serialize;
@@ -15,18 +17,18 @@ use crate::{arguments, exit, progress::Progress, recover, threads};
 
 #[derive(Serialize)]
 struct Report<'a> {
-    devices: &'a [Healing],
+    devices: &'a [HealReport],
 }
 
 #[derive(Serialize)]
 struct Sessions<'a> {
-    sessions: &'a [KeptSession],
+    sessions: &'a [SessionRecoveryReport],
 }
 
 /// Exits with 1 where a device or session is left that serves no I/O.
 pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
-        return watch(engine, what.keep_options(), json);
+        return watch(engine, what.recovery_options(), json);
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
@@ -45,7 +47,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
         let mut sessions = Vec::new();
         for source in &sources {
             if let Source::Iscsi(uri) = source {
-                sessions.extend(engine.heal_sessions(uri, &what.keep_options(), deadline)?);
+                sessions.extend(engine.heal_sessions(uri, &what.recovery_options(), deadline)?);
             }
         }
         drop(progress);
@@ -91,7 +93,7 @@ fn spec_of(
     })
 }
 
-fn print_sessions(sessions: &[KeptSession], json: bool) -> ExitCode {
+fn print_sessions(sessions: &[SessionRecoveryReport], json: bool) -> ExitCode {
     let printed = exit::print(|mut out| {
         if json {
             return exit::write_json(&mut out, &Sessions { sessions });
@@ -106,9 +108,9 @@ fn print_sessions(sessions: &[KeptSession], json: bool) -> ExitCode {
 }
 
 /// Runs until it is interrupted or its reader goes away.
-fn watch(engine: Engine, options: KeepOptions, json: bool) -> Result<ExitCode> {
+fn watch(engine: Engine, options: SessionRecoveryOptions, json: bool) -> Result<ExitCode> {
     let (ended, first) = mpsc::channel();
-    match engine.keep_sessions(options) {
+    match engine.recover_sessions(options) {
         Ok(keeper) => {
             let ended = ended.clone();
             threads::start("lunbd-keep", move || ended.send(keep(keeper, json)))?;
@@ -137,7 +139,7 @@ fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
     }
 }
 
-fn keep(mut keeper: SessionKeeper, json: bool) -> Result<ExitCode> {
+fn keep(mut keeper: SessionRecovery, json: bool) -> Result<ExitCode> {
     loop {
         for kept in keeper.next(Deadline::after(Duration::MAX))? {
             if let Err(error) = tell(&kept, |out, kept| writeln!(out, "{kept}"), json) {
@@ -169,7 +171,7 @@ fn write_budget(out: &mut dyn Write, left: Option<Duration>) -> io::Result<()> {
     }
 }
 
-fn write(out: &mut dyn Write, healing: &Healing) -> io::Result<()> {
+fn write(out: &mut dyn Write, healing: &HealReport) -> io::Result<()> {
     let (index, source) = (healing.index, &healing.source);
     let list = |differences: &[lunbd::nbd::Difference]| {
         let words: Vec<String> = differences.iter().map(ToString::to_string).collect();

@@ -5,7 +5,7 @@
 mod apply;
 mod arguments;
 mod attach;
-mod board;
+mod desired_file;
 mod detach;
 mod detach_limit;
 mod discover;
@@ -19,6 +19,7 @@ mod journal;
 mod list;
 mod log;
 mod progress;
+mod progress_display;
 mod reap;
 mod recover;
 mod resize;
@@ -26,7 +27,6 @@ mod sessions;
 mod status;
 mod table;
 mod threads;
-mod wanted;
 mod watch;
 mod watch_file;
 

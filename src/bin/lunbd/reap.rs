@@ -3,18 +3,18 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{Fate, Phantom, ReapRequest, Reaping};
+use lunbd::engine::{ReapOutcome, ReapReport, ReapRequest, StaleLun};
 use lunbd::{Deadline, Engine, Result};
 
 use crate::{arguments, attach, exit, progress::Progress, recover};
 
 /// Exits as the first phantom that stands says, where one was to go.
 pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result<ExitCode> {
-    let progress = Progress::of("looking for phantoms");
+    let progress = Progress::of("looking for stale LUNs");
     let request = ReapRequest::default().observe(progress.observer());
     let deadline = Deadline::after(what.timeout);
     let directory = what.journal.as_deref();
-    let reaping = if what.dry_run {
+    let report = if what.dry_run {
         // Beside whoever holds the journal, and with nothing changed there.
         let journal = recover::read(engine, directory, deadline)?;
         engine.reapable_beside(&journal, &request, deadline)?
@@ -27,45 +27,45 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
     drop(progress);
     let printed = exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &reaping)
+            exit::write_json(&mut out, &report)
         } else {
-            write(out, &reaping)
+            write(out, &report)
         }
     });
-    match reaping.first_kept().filter(|_| !what.dry_run) {
+    match report.first_skipped().filter(|_| !what.dry_run) {
         Some(error) => Ok(exit::of(error.kind())),
         None => Ok(printed),
     }
 }
 
-fn write(out: &mut dyn Write, reaping: &Reaping) -> io::Result<()> {
-    if reaping.phantoms.is_empty() {
-        writeln!(out, "no phantoms")?;
+fn write(out: &mut dyn Write, report: &ReapReport) -> io::Result<()> {
+    if report.stale_luns.is_empty() {
+        writeln!(out, "no stale LUNs")?;
     }
-    for phantom in &reaping.phantoms {
-        write_phantom(out, phantom)?;
+    for stale_lun in &report.stale_luns {
+        write_stale_lun(out, stale_lun)?;
     }
-    for device in &reaping.unproven {
+    for device in &report.unproven {
         let (hctl, why) = (device.hctl, &device.why);
         let node = device.node.as_ref().map(|node| node.display());
         let node = node.map_or_else(String::new, |node| format!(" {node}"));
         writeln!(out, "scsi:{hctl}{node}: no proof, left alone: {why}")?;
     }
-    attach::write_phases(out, &reaping.phases)
+    attach::write_phases(out, &report.phases)
 }
 
-fn write_phantom(out: &mut dyn Write, phantom: &Phantom) -> io::Result<()> {
-    let (hctl, node) = (phantom.hctl, phantom.node.display());
-    let fate = match &phantom.fate {
-        Fate::Reaped => "reaped".to_owned(),
-        Fate::Reapable => "would be reaped".to_owned(),
-        Fate::Kept(error) => format!("KEPT: {error:#}"),
+fn write_stale_lun(out: &mut dyn Write, stale_lun: &StaleLun) -> io::Result<()> {
+    let (hctl, node) = (stale_lun.hctl, stale_lun.node.display());
+    let outcome = match &stale_lun.outcome {
+        ReapOutcome::Reaped => "reaped".to_owned(),
+        ReapOutcome::Reapable => "would be reaped".to_owned(),
+        ReapOutcome::Skipped(error) => format!("SKIPPED: {error:#}"),
         _ => "unknown".to_owned(),
     };
-    writeln!(out, "scsi:{hctl} {node} {fate}")?;
-    writeln!(out, "  was       {}", phantom.identity)?;
-    if let Some(volume) = &phantom.volume {
+    writeln!(out, "scsi:{hctl} {node} {outcome}")?;
+    writeln!(out, "  was       {}", stale_lun.identity)?;
+    if let Some(volume) = &stale_lun.volume {
         writeln!(out, "  volume    {volume}")?;
     }
-    writeln!(out, "  proof     {}", phantom.proof)
+    writeln!(out, "  proof     {}", stale_lun.proof)
 }

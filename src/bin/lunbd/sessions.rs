@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::iscsi::{SessionFacts, StandingSession};
+use lunbd::iscsi::{IscsiSession, SessionFacts};
 use lunbd::{Result, Roots};
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ struct Sessions<'a> {
 
 pub(crate) fn run(json: bool) -> Result<ExitCode> {
     let mut sessions = Vec::new();
-    for session in StandingSession::all(&Roots::default())? {
+    for session in IscsiSession::all(&Roots::default())? {
         sessions.extend(session.facts()?);
     }
     sessions.sort_by_key(|session| session.id);

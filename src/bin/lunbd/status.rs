@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use indicatif::HumanBytes;
 use lunbd::engine::journal::{Failing, Operation, Problem};
-use lunbd::engine::{Condition, InventoryUnit, Surveyed};
+use lunbd::engine::{Condition, InventoryUnit, VolumeStatus};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
@@ -55,7 +55,7 @@ impl Waiting {
 #[derive(Serialize)]
 struct Volume {
     #[serde(flatten)]
-    found: Surveyed,
+    found: VolumeStatus,
     /// What it is, where the device that was handed out is there.
     device: Option<Listed>,
 }
@@ -168,7 +168,7 @@ fn row(volume: &Volume) -> [String; HEADING.len()] {
     ]
 }
 
-fn state(found: &Surveyed) -> String {
+fn state(found: &VolumeStatus) -> String {
     let state = recover::condition(found.condition);
     let under_way = match found.under_way {
         None => return state.to_owned(),

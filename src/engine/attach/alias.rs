@@ -1,13 +1,13 @@
 //! One unit at two LUNs of one target: which of its devices is the one.
 
 use crate::engine::Engine;
-use crate::engine::attach::scsi_path::Brought;
+use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::unit::place::are_addresses_of_one_number;
 use crate::error::Result;
 use crate::id::{DiskSeq, Lun};
 use crate::scsi::{Comparison, ScsiDevice, Strength};
 
-impl Brought {
+impl ProbedPath {
     /// The same unit at another LUN of the same target, where its disk was there
     /// before this one. Before Linux 5.15 nothing tells that of two that were both
     /// there before us, and then the lower LUN is taken.
@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::Roots;
-    use crate::transport::Via;
+    use crate::transport::RouteKind;
 
     /// A name that is unique, and one that is not.
     const UNIQUE: [u8; 8] = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
@@ -96,9 +96,9 @@ mod tests {
         let device = device.unwrap().unwrap();
         let disk = device.disk().unwrap().unwrap();
         let hctl = device.hctl();
-        let path = Brought {
+        let path = ProbedPath {
             access_state: None,
-            via: Via::Address { hctl },
+            via: RouteKind::Address { hctl },
             diskseq: disk.diskseq().unwrap(),
             identity: device.cached_identity().unwrap(),
             watch: engine.hub().watch(lun),

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::iscsi::UnmetSetting;
 use crate::scsi::{AccessState, Identity};
-use crate::transport::{Missing, Via};
+use crate::transport::{RouteKind, RouteUnavailable};
 use crate::uevent::Settled;
 
 /// An attached device. Everything here was read back.
@@ -85,7 +85,7 @@ pub enum Unit {
 #[non_exhaustive]
 pub struct UnitPath {
     /// How it is reached.
-    pub via: Via,
+    pub via: RouteKind,
     /// Its address.
     pub hctl: Hctl,
     /// The disk's node.
@@ -111,18 +111,18 @@ pub struct UnitPath {
 #[non_exhaustive]
 pub struct MissingPath {
     /// How it would be reached.
-    pub via: Via,
+    pub via: RouteKind,
     /// Why it is missing.
     pub why: String,
 }
 
 impl MissingPath {
-    pub(in crate::engine) fn of_route(via: Via, why: &Missing) -> Self {
+    pub(in crate::engine) fn of_route(via: RouteKind, why: &RouteUnavailable) -> Self {
         let why = why.to_string();
         Self { via, why }
     }
 
-    pub(in crate::engine) fn of_error(via: Via, error: &Error) -> Self {
+    pub(in crate::engine) fn of_error(via: RouteKind, error: &Error) -> Self {
         let why = format!("{error:#}");
         Self { via, why }
     }

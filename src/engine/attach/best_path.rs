@@ -3,9 +3,9 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
-use crate::engine::attach::scsi::Gathered;
-use crate::engine::attach::scsi_path::Brought;
-use crate::engine::timing::Phases;
+use crate::engine::attach::scsi::PathSet;
+use crate::engine::attach::scsi_path::ProbedPath;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::scsi::{self, AccessState};
 
@@ -14,18 +14,18 @@ impl Engine {
     /// is left of the time.
     pub(super) fn read_access_states(
         &self,
-        unit: &mut Gathered,
+        unit: &mut PathSet,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
-        phases.enter(Stage::Identify);
+        timer.enter(Stage::Identify);
         let alone = unit.paths.len() == 1;
         unit.keep(request, |path| {
             let limit = if alone { deadline } else { deadline.half() };
-            let (roots, lanes) = (self.roots(), &self.lanes);
+            let (roots, scheduler) = (self.roots(), &self.scheduler);
             path.access_state =
-                scsi::read_access_state(roots, lanes, &path.device, &path.disk, limit)?;
+                scsi::read_access_state(roots, scheduler, &path.device, &path.disk, limit)?;
             Ok(())
         })
     }
@@ -35,7 +35,7 @@ impl Engine {
     /// access state nor where it is read. `scsi_debug` says standby and serves.
     pub(super) fn require_one_that_serves_io(
         &self,
-        unit: &Gathered,
+        unit: &PathSet,
         deadline: Deadline,
     ) -> Result<()> {
         let mut idle = Vec::new();
@@ -50,7 +50,7 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.lanes.on_device(
+        let read = self.scheduler.on_device(
             best.device.hctl(),
             Stage::Identify,
             &what,
@@ -62,8 +62,8 @@ impl Engine {
             return Ok(());
         };
         let message = format!(
-            "no path serves I/O in its ALUA access state ({}): attach over another target port \
-             too, or have the target make one active",
+            "no path's ALUA access state allows I/O ({}): attach over another target port as \
+             well, or make a path active on the target",
             idle.join(", ")
         );
         let error = Error::new(ErrorKind::NotReady, message).at(Stage::Identify);
@@ -71,11 +71,12 @@ impl Engine {
     }
 }
 
-impl Gathered {
+impl PathSet {
     /// The path that serves I/O best: the first of those in the same ALUA access state. One
     /// that says nothing of its state is taken for one that serves I/O.
-    pub(in crate::engine) fn best(&self) -> Result<&Brought> {
-        let state = |path: &&Brought| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
+    pub(in crate::engine) fn best(&self) -> Result<&ProbedPath> {
+        let state =
+            |path: &&ProbedPath| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
         self.paths
             .iter()
             .min_by_key(state)

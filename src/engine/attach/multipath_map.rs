@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::multipathd::Answers;
-use crate::engine::attach::scsi_path::Brought;
+use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, Multipath};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::{Act, Extent};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -16,16 +16,16 @@ use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::{Proof, Watch};
 
 /// What finds the map of a unit: got ready while udev is at work on the paths.
-pub(super) struct Gathering {
+pub(super) struct MapWaiter {
     /// Every map is a virtual device: one watch sees the one that comes.
     watch: Watch,
     daemon: Option<Daemon>,
-    wanted: Wanted,
+    wanted: MapPolicy,
 }
 
 /// Whether multipathd is to make a map that it does not make by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum MapPolicy {
     /// The attach fails without one.
     Required,
     /// Several paths were named, so the caller counts on one.
@@ -36,7 +36,7 @@ enum Wanted {
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub(super) struct GatheredMap {
+pub(super) struct UnitMap {
     pub(in crate::engine) map: Option<(Map, Proof)>,
     /// Why there is no map that was wanted.
     pub(in crate::engine) why_none: Option<String>,
@@ -44,10 +44,10 @@ pub(super) struct GatheredMap {
     refused: BTreeMap<String, Error>,
 }
 
-impl GatheredMap {
+impl UnitMap {
     /// # Errors
     /// Why this path is not in the map: `Refused`.
-    pub(super) fn require_in_map(&mut self, path: &Brought) -> Result<()> {
+    pub(super) fn require_in_map(&mut self, path: &ProbedPath) -> Result<()> {
         self.refused.remove(path.disk.name()).map_or(Ok(()), Err)
     }
 }
@@ -57,18 +57,18 @@ impl Engine {
     ///
     /// # Errors
     /// `NotPermitted` or `Io` where it cannot be seen whether multipathd runs.
-    pub(super) fn gathering(
+    pub(super) fn map_waiter(
         &self,
         request: &AttachRequest,
         named: usize,
-    ) -> Result<Option<Gathering>> {
+    ) -> Result<Option<MapWaiter>> {
         let wanted = match request.multipath {
             Multipath::Off => return Ok(None),
-            Multipath::Require => Wanted::Required,
-            Multipath::Prefer if named > 1 => Wanted::Preferred,
-            Multipath::Prefer => Wanted::No,
+            Multipath::Require => MapPolicy::Required,
+            Multipath::Prefer if named > 1 => MapPolicy::Preferred,
+            Multipath::Prefer => MapPolicy::No,
         };
-        Ok(Some(Gathering {
+        Ok(Some(MapWaiter {
             watch: self.hub().watch("virtual"),
             daemon: Daemon::find(self.roots())?,
             wanted,
@@ -90,20 +90,20 @@ impl Engine {
     /// one of them is in use;
     /// `IdentityMismatch` where a path is in the map of another unit; `TimedOut` at
     /// stage `map`.
-    pub(super) fn gather_map(
+    pub(super) fn wait_for_map(
         &self,
-        gathering: Gathering,
-        paths: &[Brought],
+        map_waiter: MapWaiter,
+        paths: &[ProbedPath],
         identity: &Identity,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Result<GatheredMap> {
-        let Gathering {
+    ) -> Result<UnitMap> {
+        let MapWaiter {
             mut watch,
             mut daemon,
             wanted,
-        } = gathering;
-        phases.enter(Stage::Map);
+        } = map_waiter;
+        timer.enter(Stage::Map);
         let mut kind_of_none = ErrorKind::NotSupported;
         let mut why_none = "no multipathd answers in this network namespace".to_owned();
         let mut answers = Answers::default();
@@ -123,10 +123,10 @@ impl Engine {
         let mut told = false;
         let map = loop {
             match self.map_of_paths(paths, &mut answers.refused, identity)? {
-                Found::Whole(map) => break map,
-                Found::None if !answers.delayed => {
+                MapSearch::Whole(map) => break map,
+                MapSearch::None if !answers.delayed => {
                     match &daemon {
-                        _ if wanted == Wanted::No => return Ok(GatheredMap::default()),
+                        _ if wanted == MapPolicy::No => return Ok(UnitMap::default()),
                         Some(daemon) if !told => {
                             told = true;
                             let refusal = match self.users_of_paths(paths, &answers, deadline)? {
@@ -149,26 +149,26 @@ impl Engine {
                         }
                         _ => {}
                     }
-                    if wanted == Wanted::Required {
+                    if wanted == MapPolicy::Required {
                         return Err(no_map(kind_of_none, &why_none));
                     }
-                    return Ok(GatheredMap {
+                    return Ok(UnitMap {
                         why_none: Some(why_none),
-                        ..GatheredMap::default()
+                        ..UnitMap::default()
                     });
                 }
-                Found::None | Found::Part(_) if watch.next(deadline).is_some() => {}
-                Found::Part(map) => {
+                MapSearch::None | MapSearch::StageTimings(_) if watch.next(deadline).is_some() => {}
+                MapSearch::StageTimings(map) => {
                     return Err(timed_out(&format!("it holds {map}"), deadline));
                 }
-                Found::None => return Err(timed_out("there is no map", deadline)),
+                MapSearch::None => return Err(timed_out("there is no map", deadline)),
             }
         };
         // By a barrier: the event that made the map may lie before the watch.
         let mode = self.hub().mode();
         let dir = map.disk().dir();
         let proof = crate::uevent::settle_again(&mut watch, mode, self.roots(), dir, deadline)?;
-        Ok(GatheredMap {
+        Ok(UnitMap {
             map: Some((map, proof)),
             why_none: None,
             refused: answers.refused,
@@ -181,7 +181,7 @@ impl Engine {
     /// has open for writing.
     fn users_of_paths(
         &self,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         answers: &Answers,
         deadline: Deadline,
     ) -> Result<Option<String>> {
@@ -205,10 +205,10 @@ impl Engine {
     /// refused path that the map holds all the same is refused no more.
     fn map_of_paths(
         &self,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         refused: &mut BTreeMap<String, Error>,
         identity: &Identity,
-    ) -> Result<Found> {
+    ) -> Result<MapSearch> {
         let mut whole: Option<Map> = None;
         let mut outside = false;
         for path in paths {
@@ -245,10 +245,10 @@ impl Engine {
             Some(map) if outside => {
                 let held = map.paths()?;
                 let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
-                Found::Part(format!("only {}", held.join(", ")))
+                MapSearch::StageTimings(format!("only {}", held.join(", ")))
             }
-            Some(map) => Found::Whole(map),
-            None => Found::None,
+            Some(map) => MapSearch::Whole(map),
+            None => MapSearch::None,
         })
     }
 
@@ -259,7 +259,7 @@ impl Engine {
     fn refuse_strangers_below(
         &self,
         map: &Map,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         identity: &Identity,
     ) -> Result<()> {
         let ours: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
@@ -274,9 +274,9 @@ impl Engine {
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
             let message = format!(
-                "the map {map} holds {disk} ({hctl}) too, and nothing that is unique says that it \
-                 is {identity} as well: give the units names of their own (of tgt: scsi_id), or \
-                 attach without a map"
+                "the map {map} also holds {disk} ({hctl}), and no unique name proves that it is \
+                 {identity}: give each unit its own name (with tgt: scsi_id), or attach without \
+                 a map"
             );
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Map));
         }
@@ -299,11 +299,11 @@ fn no_map(kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, message).at(Stage::Map)
 }
 
-enum Found {
+enum MapSearch {
     /// Every path that multipathd has not refused is in it.
     Whole(Map),
     /// Some are; the text says which.
-    Part(String),
+    StageTimings(String),
     None,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::deadline::Deadline;
-use crate::engine::attach::scsi_path::Brought;
+use crate::engine::attach::scsi_path::ProbedPath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Answer, Daemon};
 
@@ -23,7 +23,7 @@ impl Answers {
     /// Those of [`Daemon::add_path`] that are not about one path.
     pub(in crate::engine) fn about(
         daemon: &Daemon,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         deadline: Deadline,
     ) -> Result<Self> {
         let mut answers = Self::default();
@@ -31,7 +31,7 @@ impl Answers {
             let name = path.disk.name();
             match daemon.add_path(name, deadline) {
                 Ok(Answer::NotWanted) => {
-                    let message = format!("multipathd's configuration leaves {name} out");
+                    let message = format!("multipathd's configuration excludes {name}");
                     answers.refuse(name, Error::new(ErrorKind::Refused, message));
                 }
                 Ok(Answer::Delayed) => answers.delayed = true,
@@ -55,7 +55,7 @@ impl Answers {
     pub(super) fn have_map_made(
         &mut self,
         daemon: &Daemon,
-        paths: &[Brought],
+        paths: &[ProbedPath],
         deadline: Deadline,
     ) -> Result<Option<String>> {
         let names = paths.iter().map(|path| path.disk.name());
@@ -81,14 +81,15 @@ impl Answers {
         }
         match daemon.add_map(wwid, deadline) {
             Ok(Answer::NotWanted) => Ok(Some(format!(
-                "multipathd's configuration leaves the unit {wwid} out"
+                "multipathd's configuration excludes the unit {wwid}"
             ))),
             Ok(Answer::Delayed) => {
                 self.delayed = true;
                 Ok(None)
             }
             Ok(Answer::Done) => Ok(Some(format!(
-                "multipathd says that it has made the map of {wwid}, and the map is not there"
+                "multipathd reports that it created the map of {wwid}, but the map does not \
+                 exist"
             ))),
             // Whoever has a path for himself keeps device-mapper from taking it.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(Some(format!(

@@ -1,7 +1,7 @@
 //! The way of one NBD attach, from top to bottom.
 
-mod again;
 mod content;
+mod existing;
 mod receivers;
 
 use std::os::fd::OwnedFd;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
-use crate::engine::lock::device_lock::Lease;
-use crate::engine::timing::Phases;
-use crate::engine::usage::failed_flush::Lost;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::timing::StageTimer;
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
@@ -25,14 +25,14 @@ impl Engine {
         &self,
         uri: &NbdUri,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
         let roots = self.roots();
         let refused = match () {
-            () if !request.more.is_empty() => Some("an NBD source stands alone"),
+            () if !request.more.is_empty() => Some("an NBD source takes no further paths"),
             () if request.expected.is_some() => {
-                Some("an NBD server gives its exports no world-wide names to expect")
+                Some("an NBD export has no world-wide name to expect")
             }
             () => None,
         };
@@ -42,18 +42,18 @@ impl Engine {
         let backend = request.nbd.backend_of(&request.source);
         require_healable(uri, &backend, request)?;
 
-        phases.enter(Stage::Lock);
+        timer.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
-        let _lease = Lease::take(roots, &Lease::of_backend(&backend), deadline)?;
+        let _lock = DeviceLock::take(roots, &DeviceLock::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             if request.finishing {
-                limit_as_served(&device, uri, phases, deadline);
+                limit_as_served(&device, uri, timer, deadline);
             }
-            return self.nbd_again(&device, uri, request, &backend, phases, deadline);
+            return self.attach_existing_nbd(&device, uri, request, &backend, timer, deadline);
         }
 
         loop {
-            if let Some(attachment) = self.attach_new(uri, request, &backend, phases, deadline)? {
+            if let Some(attachment) = self.attach_new(uri, request, &backend, timer, deadline)? {
                 return Ok(attachment);
             }
             tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
@@ -67,11 +67,11 @@ impl Engine {
         uri: &NbdUri,
         request: &AttachRequest,
         backend: &BackendId,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Option<Attachment>> {
         let roots = self.roots();
-        phases.enter(Stage::Dial);
+        timer.enter(Stage::Dial);
         let dial = || {
             let request_timeout = request.nbd.timeouts().request;
             nbd::dial_for_device(uri, Some(request_timeout), deadline)
@@ -94,12 +94,12 @@ impl Engine {
         };
         let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
-        phases.enter(Stage::Identify);
+        timer.enter(Stage::Identify);
         let content = content::of_all(&connections, uri, deadline)?;
         content::require_expected(&request.nbd, content.as_deref(), uri)?;
         content::require_known(request, content.as_deref(), uri)?;
 
-        phases.enter(Stage::Connect);
+        timer.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);
         let offer = Offer {
             request,
@@ -113,7 +113,7 @@ impl Engine {
             device,
             written,
             mut watch,
-            _lease: _held,
+            _lock: _held,
         } = connected;
         self.nbd_reads.has_new_connection(device.index());
         let known = content
@@ -125,7 +125,7 @@ impl Engine {
         let connects_again = matches!(received, Ok(Receives::NotOverEach));
         let proven = received
             .and_then(|receives| receives.require(&device))
-            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, phases, deadline))
+            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, timer, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
@@ -154,7 +154,8 @@ impl Engine {
                     Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
                     Ok(()) => Err(error),
                     Err(failure) => Err(error.with_last_seen(format!(
-                        "nbd{index} was connected and could not be taken down again: {failure}"
+                        "nbd{index} was connected, and the rollback could not disconnect it: \
+                         {failure}"
                     ))),
                 }
             }
@@ -175,8 +176,8 @@ impl Engine {
     /// Connects the first device that is free, or the one that was asked for.
     fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
         if let Some(index) = offer.request.nbd.index {
-            let lease = Lease::take(self.roots(), &index.name(), deadline)?;
-            return self.connect(offer, index, lease, true, deadline);
+            let lock = DeviceLock::take(self.roots(), &index.name(), deadline)?;
+            return self.connect(offer, index, lock, true, deadline);
         }
         let mut events = self.hub().watch("block");
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
@@ -209,16 +210,16 @@ impl Engine {
         let mut refused = None;
         let candidates = self.backends().candidates(self.roots())?;
         for index in candidates {
-            let Some(lease) = Lease::try_take(self.roots(), &index.name())? else {
+            let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
                 continue;
             };
             if let Some(device) = NbdDevice::find(self.roots(), index)?
                 && let Some(facts) = device.facts_if_there()?
-                && facts.state(&nbd::Knowledge::default()) != State::Free
+                && facts.state(&nbd::Hints::default()) != State::Free
             {
                 continue;
             }
-            match self.connect(offer, index, lease, false, deadline) {
+            match self.connect(offer, index, lock, false, deadline) {
                 Ok(connected) => return Ok(Ok(connected)),
                 Err(error) => match nbd::Refusal::of(&error) {
                     Some(
@@ -240,7 +241,7 @@ impl Engine {
         &self,
         offer: &Offer<'_>,
         index: NbdIndex,
-        lease: Lease,
+        lock: DeviceLock,
         patient: bool,
         deadline: Deadline,
     ) -> Result<Connected> {
@@ -270,7 +271,7 @@ impl Engine {
             device,
             written,
             watch,
-            _lease: lease,
+            _lock: lock,
         })
     }
 
@@ -280,11 +281,11 @@ impl Engine {
         request: &AttachRequest,
         content: Option<Vec<ContentName>>,
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
         let (roots, disk) = (self.roots(), device.disk());
-        phases.enter(Stage::Settle);
+        timer.enter(Stage::Settle);
         let proof = self.settle(disk, watch, deadline)?;
         let facts = device.marks()?;
         if facts.pid.is_none() {
@@ -339,14 +340,14 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 /// Has the kernel send no request longer than the server takes, as the attach
 /// that connected the device may not have come to do. A server that takes no
 /// second client, or does not answer, is not waited for.
-fn limit_as_served(device: &NbdDevice, uri: &NbdUri, phases: &mut Phases, deadline: Deadline) {
+fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, deadline: Deadline) {
     const PATIENCE: Duration = Duration::from_secs(5);
-    phases.enter(Stage::Dial);
+    timer.enter(Stage::Dial);
     let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {
-        tracing::warn!(%error, %uri, "requests may be longer than the server takes");
+        tracing::warn!(%error, %uri, "requests may be longer than the server accepts");
     }
 }
 
@@ -356,9 +357,9 @@ fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
     if let Some(device) = NbdDevice::find(roots, index)?
         && device.pid()?.is_none()
     {
-        let lost = Lost::of(roots, device.disk())?;
-        if lost.read()?.is_some() {
-            lost.clear();
+        let failures = FailedFlush::of(roots, device.disk())?;
+        if failures.read()?.is_some() {
+            failures.clear();
         }
     }
     Ok(())
@@ -370,7 +371,7 @@ struct Connected {
     /// What was written to the disk before it was connected.
     written: u64,
     watch: Watch,
-    _lease: Lease,
+    _lock: DeviceLock,
 }
 
 /// What is offered to the kernel.

@@ -119,9 +119,9 @@ impl AttachRequest {
 /// Asked of a SCSI unit as soon as it has said who it is, and before it is
 /// handed out: a refusal takes down again what the attach brought.
 #[derive(Clone)]
-pub(in crate::engine) struct UnitClaim(pub(in crate::engine) Arc<Claim>);
+pub(in crate::engine) struct UnitClaim(pub(in crate::engine) Arc<ClaimUnit>);
 
-type Claim = dyn Fn(&Identity, &[PathPlace]) -> Result<()> + Send + Sync;
+type ClaimUnit = dyn Fn(&Identity, &[PathPlace]) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for UnitClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::{Act, Extent, Usage, Users};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
@@ -18,15 +18,15 @@ pub(in crate::engine) fn device(
     error: Error,
     device: &ScsiDevice,
     watch: &mut Watch,
-    phases: &mut Phases,
+    timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Error {
-    tracing::info!(%error, "taking the device down again");
-    match take_down(engine, device, watch, phases, deadline) {
+    tracing::info!(%error, "rolling back: removing the device");
+    match remove(engine, device, watch, timer, deadline) {
         Ok(()) => error,
         Err(failure) => {
             let stands = format!(
-                "the device {} was brought in and could not be taken down again: {failure}",
+                "the rollback could not remove the device {}: {failure}",
                 device.hctl()
             );
             error.with_last_seen(stands)
@@ -37,11 +37,11 @@ pub(in crate::engine) fn device(
 /// multipathd hears of a path from udev and makes a map of it at once, whatever
 /// we think of it: it is told to let go, again where it took the path meanwhile. A
 /// map that has no path then goes too.
-fn take_down(
+fn remove(
     engine: &Engine,
     device: &ScsiDevice,
     watch: &mut Watch,
-    phases: &mut Phases,
+    timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Result<()> {
     let daemon = Daemon::find(engine.roots())?;
@@ -56,9 +56,9 @@ fn take_down(
             // One that hangs has half of the time: the kernel does without.
             && let Err(error) = daemon.delete_path(disk.name(), deadline.half())
         {
-            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
-        match engine.take_down(device, watch, phases, deadline) {
+        match engine.remove_device(device, watch, timer, deadline) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
                 let users = match &disk {
@@ -95,7 +95,7 @@ fn take_down(
         Some(map) => engine
             .remove_bare_map(&map, daemon.as_ref(), deadline)
             .map_err(|error| {
-                let message = format!("its map {} has no path left and stands", map.name());
+                let message = format!("its map {} remains without paths", map.name());
                 Error::new(error.kind(), message).caused_by(error)
             }),
         None => Ok(()),

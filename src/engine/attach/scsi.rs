@@ -4,32 +4,32 @@ use std::collections::BTreeSet;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::multipath_map::GatheredMap;
+use crate::engine::attach::multipath_map::UnitMap;
 use crate::engine::attach::rollback;
-use crate::engine::attach::scsi_path::{Brought, Lost};
+use crate::engine::attach::scsi_path::{PathFailure, ProbedPath};
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
-use crate::engine::iscsi::login::Tried;
-use crate::engine::lock::device_lock::Lease;
-use crate::engine::timing::Phases;
+use crate::engine::iscsi::login::RouteAttempt;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source};
-use crate::iscsi::{SessionOptions, StandingSession};
+use crate::iscsi::{IscsiSession, SessionOptions};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::{self, BlockDevice};
 use crate::scsi::{self, Identity};
-use crate::transport::{self, Route, Via};
+use crate::transport::{self, Route, RouteKind};
 use crate::uevent::Settled;
 
 impl Engine {
     pub(super) fn attach_scsi(
         &self,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
-        phases.enter(Stage::Resolve);
+        timer.enter(Stage::Resolve);
         if let Some(name) = &request.nbd.expected {
             let message = format!(
                 "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
@@ -41,8 +41,8 @@ impl Engine {
         if let Some(options) = &request.log_in {
             options.require_valid()?;
         }
-        let (routes, sessions) = self.routes_with_sessions(request, phases, deadline)?;
-        let attached = self.attach_over(routes, request, phases, deadline);
+        let (routes, sessions) = self.routes_with_sessions(request, timer, deadline)?;
+        let attached = self.attach_over(routes, request, timer, deadline);
         match attached {
             // What the kernel is still at would go with it.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
@@ -58,9 +58,9 @@ impl Engine {
 
     fn attach_over(
         &self,
-        routes: Vec<Tried>,
+        routes: Vec<RouteAttempt>,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
         let mut ways = Vec::new();
@@ -83,30 +83,32 @@ impl Engine {
         ways.retain(|(_, hctl)| seen.insert(*hctl));
         let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
 
-        phases.enter(Stage::Lock);
-        let _leases = self.lease_addresses(seen, deadline)?;
+        timer.enter(Stage::Lock);
+        let _locks = self.lock_addresses(seen, deadline)?;
         let alone = ways.len() == 1 && missing.is_empty();
-        let mut unit = Gathered::default();
-        for path in self.bring_all(ways, request, phases, deadline) {
+        let mut unit = PathSet::default();
+        for path in self.probe_paths(ways, request, timer, deadline) {
             match path {
                 Ok(path) => unit.paths.push(path),
-                Err(Lost { error, .. }) if alone && error.kind() != ErrorKind::TooFewPaths => {
+                Err(PathFailure { error, .. })
+                    if alone && error.kind() != ErrorKind::TooFewPaths =>
+                {
                     return Err(error);
                 }
-                Err(Lost { via, error }) => {
+                Err(PathFailure { via, error }) => {
                     missing.push(MissingPath::of_error(via, &error));
                     cause = Some(worse(cause, error));
                 }
             }
         }
         unit.missing = missing;
-        match self.prove(&mut unit, request, cause, phases, deadline) {
+        match self.prove(&mut unit, request, cause, timer, deadline) {
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 let mut error = error;
                 let deadline = deadline.for_rollback();
                 for path in unit.paths.iter_mut().filter(|path| path.changed) {
                     let (device, watch) = (&path.device, &mut path.watch);
-                    error = rollback::device(self, error, device, watch, phases, deadline);
+                    error = rollback::device(self, error, device, watch, timer, deadline);
                 }
                 Err(error)
             }
@@ -140,12 +142,12 @@ impl Engine {
 
     /// The rights to work on these addresses, taken in their order, so that two
     /// that want the same ones do not wait for each other.
-    pub(in crate::engine) fn lease_addresses(
+    pub(in crate::engine) fn lock_addresses(
         &self,
         addresses: BTreeSet<Hctl>,
         deadline: Deadline,
-    ) -> Result<Vec<Lease>> {
-        let take = |hctl| Lease::take(self.roots(), &format!("scsi-{hctl}"), deadline);
+    ) -> Result<Vec<DeviceLock>> {
+        let take = |hctl| DeviceLock::take(self.roots(), &format!("scsi-{hctl}"), deadline);
         addresses.into_iter().map(take).collect()
     }
 
@@ -153,7 +155,7 @@ impl Engine {
     /// was killed: what such a scan finds comes at its end.
     pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
         for &hctl in addresses {
-            if Lease::is_held(self.roots(), &Lease::of_scan(hctl))? {
+            if DeviceLock::is_held(self.roots(), &DeviceLock::of_scan(hctl))? {
                 return Ok(true);
             }
         }
@@ -169,17 +171,17 @@ impl Engine {
         addresses: &BTreeSet<Hctl>,
         deadline: Deadline,
     ) -> Result<()> {
-        let wait = |&hctl| Lease::wait(self.roots(), &Lease::of_scan(hctl), deadline);
+        let wait = |&hctl| DeviceLock::wait(self.roots(), &DeviceLock::of_scan(hctl), deadline);
         addresses.iter().try_for_each(wait)
     }
 
     /// From paths that have each said who they are to an attached unit.
     fn prove(
         &self,
-        unit: &mut Gathered,
+        unit: &mut PathSet,
         request: &AttachRequest,
         cause: Option<Error>,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
         let roots = self.roots();
@@ -193,30 +195,30 @@ impl Engine {
             claim(&identity, &places.collect::<Vec<_>>())?;
         }
 
-        phases.enter(Stage::Lock);
-        let _unit = self.lease_unit(&identity.names, deadline)?;
-        self.adopt_aliases(unit, phases, deadline)?;
+        timer.enter(Stage::Lock);
+        let _unit = self.lock_unit(&identity.names, deadline)?;
+        self.adopt_aliases(unit, timer, deadline)?;
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
-        phases.enter(Stage::Settle);
+        timer.enter(Stage::Settle);
         // Now, since udev is at work: the less is left to do when it is done.
         let named = unit.paths.len() + unit.missing.len();
-        let gathering = self.gathering(request, named)?;
+        let map_waiter = self.map_waiter(request, named)?;
         let mut settled = self.settle_paths(unit, request, deadline)?;
 
-        let mut gathered = match gathering {
-            Some(gathering) => {
-                self.gather_map(gathering, &unit.paths, &identity, phases, deadline)?
+        let mut path_set = match map_waiter {
+            Some(map_waiter) => {
+                self.wait_for_map(map_waiter, &unit.paths, &identity, timer, deadline)?
             }
-            None => GatheredMap::default(),
+            None => UnitMap::default(),
         };
         unit.keep(request, |path| {
-            gathered.require_in_map(path)?;
+            path_set.require_in_map(path)?;
             path.look_again()
         })?;
-        let GatheredMap { map, why_none, .. } = gathered;
+        let UnitMap { map, why_none, .. } = path_set;
         if map.is_none() {
-            self.read_access_states(unit, request, phases, deadline)?;
+            self.read_access_states(unit, request, timer, deadline)?;
             self.require_one_that_serves_io(unit, deadline)?;
         }
         let best = unit.best()?;
@@ -229,7 +231,7 @@ impl Engine {
         let changed = unit.paths.iter().any(|path| path.changed);
         if changed {
             // Whoever takes the unit anew begins with what is on it.
-            failed_flush::sweep(roots, &identity.names, true);
+            failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
         Ok(Attachment {
@@ -259,8 +261,8 @@ impl Engine {
     /// scanned beside it is taken away again; what others did is left.
     fn adopt_aliases(
         &self,
-        unit: &mut Gathered,
-        phases: &mut Phases,
+        unit: &mut PathSet,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         for path in &mut unit.paths {
@@ -269,23 +271,27 @@ impl Engine {
             };
             tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
             if path.changed {
-                self.take_down(&path.device, &mut path.watch, phases, deadline)?;
+                self.remove_device(&path.device, &mut path.watch, timer, deadline)?;
                 path.changed = false;
             }
             let hctl = other.hctl();
             let mut watch = self.hub().watch(&hctl.to_string());
-            phases.enter(Stage::Identify);
+            timer.enter(Stage::Identify);
             let disk = scsi::wait_for_disk(
                 &other,
                 false,
                 self.roots(),
-                &self.lanes,
+                &self.scheduler,
                 &mut watch,
                 deadline,
             )?;
-            let identity = scsi::read_identity(self.roots(), &self.lanes, &other, &disk, deadline)?;
+            let identity =
+                scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, deadline)?;
             if !identity.compare(&path.identity).is_proven_same() {
-                let message = format!("{hctl} was scanned as the unit of another LUN and is not");
+                let message = format!(
+                    "{hctl} was scanned as the unit of another LUN, but is \
+                                       another unit"
+                );
                 return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
             }
             (path.device, path.watch, path.identity) = (other, watch, identity);
@@ -300,7 +306,7 @@ impl Engine {
     /// left of the time, so that the others and the map have theirs.
     fn settle_paths(
         &self,
-        unit: &mut Gathered,
+        unit: &mut PathSet,
         request: &AttachRequest,
         deadline: Deadline,
     ) -> Result<(Settled, Vec<String>)> {
@@ -318,25 +324,25 @@ impl Engine {
 
 /// The paths of one attach so far.
 #[derive(Default)]
-pub(in crate::engine) struct Gathered {
-    pub(in crate::engine) paths: Vec<Brought>,
+pub(in crate::engine) struct PathSet {
+    pub(in crate::engine) paths: Vec<ProbedPath>,
     missing: Vec<MissingPath>,
 }
 
-impl Gathered {
-    pub(in crate::engine) fn first(&self) -> Result<&Brought> {
+impl PathSet {
+    pub(in crate::engine) fn first(&self) -> Result<&ProbedPath> {
         let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
         self.paths.first().ok_or_else(none)
     }
 
     fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> Vec<UnitPath> {
-        let facts = |path: &Brought| path.facts(roots, options);
+        let facts = |path: &ProbedPath| path.facts(roots, options);
         self.paths.iter().map(facts).collect()
     }
 
     /// Two addresses of one device are one path.
     fn have_each_once(&mut self) {
-        let mut once: Vec<Brought> = Vec::new();
+        let mut once: Vec<ProbedPath> = Vec::new();
         for path in std::mem::take(&mut self.paths) {
             match once.iter_mut().find(|known| known.device == path.device) {
                 Some(known) => known.changed |= path.changed,
@@ -351,7 +357,7 @@ impl Gathered {
     pub(in crate::engine) fn keep(
         &mut self,
         request: &AttachRequest,
-        mut pass: impl FnMut(&mut Brought) -> Result<()>,
+        mut pass: impl FnMut(&mut ProbedPath) -> Result<()>,
     ) -> Result<()> {
         let mut failures = Vec::new();
         for mut path in std::mem::take(&mut self.paths) {
@@ -392,7 +398,7 @@ impl Gathered {
     }
 }
 
-impl Brought {
+impl ProbedPath {
     /// The device that is handed out is the one that was proven, and serves I/O.
     fn look_again(&self) -> Result<()> {
         self.device.require_usable(Stage::Settle)?;
@@ -412,15 +418,16 @@ impl Brought {
         let hctl = self.device.hctl();
         let unmet_settings = match (&self.via, options) {
             (
-                Via::Iscsi {
+                RouteKind::Iscsi {
                     session: Some(id), ..
                 },
                 Some(options),
-            ) => StandingSession::new(roots, *id).unmet(roots, options, hctl),
+            ) => IscsiSession::new(roots, *id).unmet(roots, options, hctl),
             _ => Vec::new(),
         };
         for setting in &unmet_settings {
-            tracing::warn!(via = %self.via, %setting, "a setting is not as it was chosen");
+            tracing::warn!(via = %self.via, %setting, "a session setting differs from the \
+                                                       requested value");
         }
         UnitPath {
             via: self.via.clone(),
@@ -490,7 +497,7 @@ mod tests {
         let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
         let slow = slow.with_last_seen("state=running, disk sdb");
         let none = Error::new(ErrorKind::NotFound, "no such unit");
-        let via = |hctl: &str| Via::Address {
+        let via = |hctl: &str| RouteKind::Address {
             hctl: hctl.parse().unwrap(),
         };
         let missing = [("1:0:0:1", &slow), ("2:0:0:1", &none)]

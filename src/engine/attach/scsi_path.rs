@@ -6,20 +6,20 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
 use crate::engine::attach::rollback;
-use crate::engine::lock::device_lock::Lease;
-use crate::engine::timing::Phases;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::timing::StageTimer;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{pool, udev_record};
 use crate::scsi::{self, AccessState, Identity, ScsiDevice};
-use crate::transport::Via;
+use crate::transport::RouteKind;
 use crate::uevent::Watch;
 
 /// A path whose unit has said who it is.
-pub(super) struct Brought {
-    pub(in crate::engine) via: Via,
+pub(super) struct ProbedPath {
+    pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) device: ScsiDevice,
     pub(in crate::engine) disk: BlockDevice,
     pub(in crate::engine) diskseq: Option<DiskSeq>,
@@ -32,20 +32,26 @@ pub(super) struct Brought {
 }
 
 /// A disk that has said who it is.
-struct Found {
+struct FoundDisk {
     disk: BlockDevice,
     diskseq: Option<DiskSeq>,
     identity: Identity,
 }
 
-impl Found {
-    fn brought(self, via: &Via, device: ScsiDevice, changed: bool, watch: Watch) -> Brought {
+impl FoundDisk {
+    fn probed(
+        self,
+        via: &RouteKind,
+        device: ScsiDevice,
+        changed: bool,
+        watch: Watch,
+    ) -> ProbedPath {
         let Self {
             disk,
             diskseq,
             identity,
         } = self;
-        Brought {
+        ProbedPath {
             via: via.clone(),
             device,
             disk,
@@ -59,8 +65,8 @@ impl Found {
 }
 
 /// A path that could not be had.
-pub(in crate::engine) struct Lost {
-    pub(in crate::engine) via: Via,
+pub(in crate::engine) struct PathFailure {
+    pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) error: Error,
 }
 
@@ -68,50 +74,50 @@ impl Engine {
     /// Brings all of `ways` at once, each on a thread of its own where there are
     /// several: hosts do not wait for each other. The stages of the slowest are
     /// the call's.
-    pub(super) fn bring_all(
+    pub(super) fn probe_paths(
         &self,
-        ways: Vec<(Via, Hctl)>,
+        ways: Vec<(RouteKind, Hctl)>,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Vec<Result<Brought, Lost>> {
-        let bring = |(via, hctl): (Via, Hctl), phases: &mut Phases, deadline| {
-            let brought = self.bring(&via, hctl, request, phases, deadline);
-            brought.map_err(|error| Lost { via, error })
+    ) -> Vec<Result<ProbedPath, PathFailure>> {
+        let probe_path = |(via, hctl): (RouteKind, Hctl), timer: &mut StageTimer, deadline| {
+            let probed = self.probe_path(&via, hctl, request, timer, deadline);
+            probed.map_err(|error| PathFailure { via, error })
         };
-        let fork = phases.fork();
+        let fork = timer.factory();
         if let [_] = *ways {
             return ways
                 .into_iter()
-                .map(|way| bring(way, phases, deadline))
+                .map(|way| probe_path(way, timer, deadline))
                 .collect();
         }
         // What one path cannot do in half of the time does not take the rest of
         // it from those that can.
         let limit = deadline.half();
-        let vias: Vec<Via> = ways.iter().map(|(via, _)| via.clone()).collect();
+        let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
         let done = pool::each(Stage::Probe, ways, |way| {
             let mut own = fork.clock();
-            let brought = bring(way, &mut own, limit);
-            (brought, own.part())
+            let probed = probe_path(way, &mut own, limit);
+            (probed, own.part())
         });
         let joined = vias.into_iter().zip(done).map(|(via, one)| {
-            let (brought, own) = one.map_err(|error| Lost { via, error })?;
-            phases.adopt_if_longer(own);
-            brought
+            let (probed, own) = one.map_err(|error| PathFailure { via, error })?;
+            timer.adopt_if_longer(own);
+            probed
         });
         joined.collect()
     }
 
     #[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
-    fn bring(
+    fn probe_path(
         &self,
-        via: &Via,
+        via: &RouteKind,
         hctl: Hctl,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Result<Brought> {
+    ) -> Result<ProbedPath> {
         let roots = self.roots();
         let span = tracing::Span::current();
         // Before the scan, or its answer could be missed.
@@ -121,59 +127,59 @@ impl Engine {
         if let Some(device) = there
             && !device.is_being_deleted()?
         {
-            match self.identify(&device, false, &mut watch, phases, deadline) {
+            match self.identify(&device, false, &mut watch, timer, deadline) {
                 Ok(found) => {
                     span.record("disk", found.disk.name());
                     if let Some(was) = self.scanned_as_another(&device, &found)? {
                         let now = &found.identity;
-                        self.take_down_replaced(&device, now, &mut watch, phases, deadline)
+                        self.remove_replaced(&device, now, &mut watch, timer, deadline)
                             .map_err(|error| stale(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
-                        self.have_its_size_read(&device, &found, phases, deadline)?;
-                        return Ok(found.brought(via, device, false, watch));
+                        self.have_its_size_read(&device, &found, timer, deadline)?;
+                        return Ok(found.probed(via, device, false, watch));
                     }
                 }
                 // No unit was connected at the last scan, and the kernel does not look
                 // again at a device that is there.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    tracing::info!(%hctl, %error, "deleting what is left");
-                    phases.enter(Stage::Delete);
+                    tracing::info!(%hctl, %error, "deleting the stale device");
+                    timer.enter(Stage::Delete);
                     self.delete_bare(&device, &mut watch, deadline)?;
                 }
                 Err(error) => return Err(error),
             }
         }
-        phases.enter(Stage::Scan);
-        let under_way = Lease::of_scan(hctl);
+        timer.enter(Stage::Scan);
+        let under_way = DeviceLock::of_scan(hctl);
         let own = roots.clone();
         let held = move || {
-            let lease = Lease::share(&own, &under_way, deadline)?;
+            let lock = DeviceLock::share(&own, &under_way, deadline)?;
             if deadline.has_passed() {
                 // Its caller may have gone, and others have seen no scan.
                 let what = format!("{under_way} to begin");
                 return Err(Error::timed_out(Stage::Scan, deadline, &what));
             }
-            Ok(lease)
+            Ok(lock)
         };
-        let device = scsi::scan(roots, &self.lanes, hctl, held, deadline)
+        let device = scsi::scan(roots, &self.scheduler, hctl, held, deadline)
             .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
         let found = self
-            .identify(&device, true, &mut watch, phases, deadline)
+            .identify(&device, true, &mut watch, timer, deadline)
             .inspect(|found| {
                 span.record("disk", found.disk.name());
             })
             .and_then(|found| {
                 expect(request, hctl, &found)?;
-                self.have_its_size_read(&device, &found, phases, deadline)?;
+                self.have_its_size_read(&device, &found, timer, deadline)?;
                 Ok(found)
             });
         match found {
-            Ok(found) => Ok(found.brought(via, device, true, watch)),
+            Ok(found) => Ok(found.probed(via, device, true, watch)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
                 let deadline = deadline.for_rollback();
-                let undone = rollback::device(self, error, &device, &mut watch, phases, deadline);
+                let undone = rollback::device(self, error, &device, &mut watch, timer, deadline);
                 Err(undone)
             }
         }
@@ -186,7 +192,7 @@ impl Engine {
     fn why_nothing_came(
         &self,
         error: Error,
-        via: &Via,
+        via: &RouteKind,
         hctl: Hctl,
         request: &AttachRequest,
     ) -> Error {
@@ -197,7 +203,7 @@ impl Engine {
             Ok(routes) => routes,
             Err(error) => return error.at(Stage::Scan),
         };
-        let mut why = format!("{via} leads to {hctl} no more");
+        let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
             match route.place {
                 Ok(place) if place == hctl => return error,
@@ -214,17 +220,17 @@ impl Engine {
         device: &ScsiDevice,
         fresh: bool,
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Result<Found> {
-        let (roots, lanes) = (self.roots(), &self.lanes);
-        phases.enter(Stage::Probe);
-        let disk = scsi::wait_for_disk(device, fresh, roots, lanes, watch, deadline)?;
+    ) -> Result<FoundDisk> {
+        let (roots, scheduler) = (self.roots(), &self.scheduler);
+        timer.enter(Stage::Probe);
+        let disk = scsi::wait_for_disk(device, fresh, roots, scheduler, watch, deadline)?;
         let diskseq = disk.diskseq()?;
-        phases.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, lanes, device, &disk, deadline)
+        timer.enter(Stage::Identify);
+        let identity = scsi::read_identity(roots, scheduler, device, &disk, deadline)
             .map_err(|error| state_behind(error, device))?;
-        Ok(Found {
+        Ok(FoundDisk {
             disk,
             diskseq,
             identity,
@@ -239,28 +245,28 @@ impl Engine {
     fn have_its_size_read(
         &self,
         device: &ScsiDevice,
-        found: &Found,
-        phases: &mut Phases,
+        found: &FoundDisk,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         let size = found.disk.size();
         if size.map_err(|error| state_behind(error, device))? > 0 {
             return Ok(());
         }
-        phases.enter(Stage::Rescan);
-        scsi::have_size_read(device, &self.lanes, deadline)?;
+        timer.enter(Stage::Rescan);
+        scsi::have_size_read(device, &self.scheduler, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }
-        let (roots, lanes, disk) = (self.roots(), &self.lanes, &found.disk);
-        let why = match scsi::read_capacity(roots, lanes, device, disk, deadline) {
-            Ok(bytes) => format!("the kernel has not taken in the {bytes} bytes that the unit has"),
+        let (roots, scheduler, disk) = (self.roots(), &self.scheduler, &found.disk);
+        let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
+            Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
                 if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
-            Err(error) => format!("the unit does not say its size: {error}"),
+            Err(error) => format!("the unit does not report its size: {error}"),
         };
         let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
@@ -270,7 +276,7 @@ impl Engine {
     /// the unit which answers now: an array gave the address to another volume.
     /// The kernel's cache shows it, or, where somebody had the kernel read that
     /// again, udev's record of the disk's birth.
-    fn scanned_as_another(&self, device: &ScsiDevice, found: &Found) -> Result<Option<String>> {
+    fn scanned_as_another(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
         let is_another =
             |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
@@ -317,7 +323,7 @@ fn name_in(link: &str) -> Option<Wwid> {
     typed.then(|| serial.parse().ok()).flatten()
 }
 
-fn expect(request: &AttachRequest, hctl: Hctl, found: &Found) -> Result<()> {
+fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> {
     match &request.expected {
         Some(expected) if !found.identity.is(expected) => {
             Err(mismatch(expected, &hctl.to_string(), &found.identity))
@@ -327,7 +333,7 @@ fn expect(request: &AttachRequest, hctl: Hctl, found: &Found) -> Result<()> {
 }
 
 /// A stale device that could not be taken away.
-fn stale(error: &Error, was: &str, hctl: Hctl, found: &Found) -> Error {
+fn stale(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(
         "the array has given {hctl} to another unit: {name} was scanned as {was}, and {now} \

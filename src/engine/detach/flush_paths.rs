@@ -5,17 +5,17 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::replaced;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
-use crate::engine::detach::run::{Doomed, Way};
+use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// How long a path may take to write back when all has gone through its map
 /// already: nothing of its own is left to write.
 const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
 
-impl Way<'_> {
+impl DetachRun<'_> {
     /// Flushes each path, and has the receipt say so.
-    pub(super) fn flush_all(&mut self, doomed: &[Doomed], deadline: Deadline) -> Result<()> {
-        for one in doomed {
+    pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
+        for one in claimed {
             // Its disk is gone by another's hand, with what nobody here wrote back.
             if one.path.leaves && one.path.disk.is_none() {
                 continue;
@@ -25,10 +25,10 @@ impl Way<'_> {
                 entry.flush = Some(flush);
             }
         }
-        self.flush_over_another(doomed, deadline)
+        self.flush_over_another(claimed, deadline)
     }
 
-    pub(super) fn flush(&self, one: &Doomed, deadline: Deadline) -> Result<Flush> {
+    pub(super) fn flush(&self, one: &ClaimedPath, deadline: Deadline) -> Result<Flush> {
         let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
             return Ok(Flush::NoDisk);
         };
@@ -55,7 +55,7 @@ impl Way<'_> {
     ///
     /// # Errors
     /// `NotReady` where there is no other; those of a flush.
-    fn flush_over_another(&mut self, doomed: &[Doomed], deadline: Deadline) -> Result<()> {
+    fn flush_over_another(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let refused = |path: &PathReceipt| match &path.flush {
             Some(Flush::PagesWritten(why)) if !path.gone => Some((path.hctl, why.clone())),
             _ => None,
@@ -63,7 +63,7 @@ impl Way<'_> {
         let Some((hctl, why)) = self.receipt.paths.iter().find_map(refused) else {
             return Ok(());
         };
-        for one in doomed {
+        for one in claimed {
             let device = &one.path.device;
             let was_flushed = self
                 .entry(device)
@@ -81,9 +81,9 @@ impl Way<'_> {
             }
         }
         let message = format!(
-            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages are \
-             written and nothing is deleted: have the target make a path active and detach again, \
-             or abandon what is unwritten"
+            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages \
+             are written and nothing is deleted: make a path active on the target and detach \
+             again, or abandon unwritten data"
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }

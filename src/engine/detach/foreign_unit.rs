@@ -3,25 +3,27 @@
 
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::detach::run::Way;
-use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::detach::run::DetachRun;
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
-impl Way<'_> {
+impl DetachRun<'_> {
     /// Where another unit has answered once, it does for the whole of this detach: a
     /// path that is slow to say it again must not be written to.
     pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
         for path in paths {
             let known = self.replaced.iter().find(|(it, _)| *it == path.device);
-            match (&path.standing, known) {
-                (Standing::Replaced { .. }, None) => {
-                    let kept = (path.device.clone(), path.standing.clone());
+            match (&path.identity_now, known) {
+                (PathIdentity::Replaced { .. }, None) => {
+                    let kept = (path.device.clone(), path.identity_now.clone());
                     self.replaced.push(kept);
                 }
-                (Standing::Silent(_), Some((_, standing))) => path.standing = standing.clone(),
+                (PathIdentity::Silent(_), Some((_, identity_now))) => {
+                    path.identity_now = identity_now.clone();
+                }
                 _ => {}
             }
         }
@@ -52,8 +54,10 @@ impl Way<'_> {
                 Err(error) => return Err(error.at(Stage::Identify)),
             };
             let path = self.engine.look_at(&device, deadline)?;
-            let there = match &path.standing {
-                Standing::Live(now) | Standing::Silent(now) | Standing::Replaced { now, .. } => now,
+            let there = match &path.identity_now {
+                PathIdentity::Live(now)
+                | PathIdentity::Silent(now)
+                | PathIdentity::Replaced { now, .. } => now,
             };
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,
@@ -62,9 +66,9 @@ impl Way<'_> {
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
             let message = format!(
-                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove that \
-                 it is a path of this unit: nothing was written to the map or taken down; have \
-                 multipathd let go of that path first"
+                "{disk} ({hctl}) is below the map {map} and is {there}, which does not prove \
+                 that it is a path of this unit: nothing was written to the map or removed; \
+                 make multipathd drop that path first"
             );
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
         }
@@ -78,7 +82,8 @@ impl Way<'_> {
 /// `InUse`, naming the map.
 pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
     for path in paths {
-        let (Standing::Replaced { now, .. }, Some(disk)) = (&path.standing, &path.disk) else {
+        let (PathIdentity::Replaced { now, .. }, Some(disk)) = (&path.identity_now, &path.disk)
+        else {
             continue;
         };
         let Some(map) = Map::of_path(disk)? else {
@@ -110,7 +115,7 @@ pub(super) fn refuse_map_of_another(
     };
     let of_map = Identity::of([name.clone()]);
     for path in paths {
-        let scanned = path.standing.of();
+        let scanned = path.identity_now.of();
         let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
         let is_another = !scanned.is(&name) && of_map.compare(scanned).is_proven_different();
         let Some(disk) = disk.filter(|_| is_another) else {
@@ -118,10 +123,10 @@ pub(super) fn refuse_map_of_another(
         };
         let (map, disk, hctl) = (map.name(), disk.name(), path.device.hctl());
         let message = format!(
-            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what was \
-             written to the map would go to that unit, so nothing was written or taken down; have \
-             the array give {hctl} back to {name} and detach again, or give up what is unwritten: \
-             dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
+            "the map {map} is of {name}, and its path {disk} ({hctl}) is {scanned} now: what \
+             was written to the map would go to that unit, so nothing was written or removed; \
+             have the array give {hctl} back to {name} and detach again, or abandon unwritten \
+             data: dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
         );
         return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
     }
@@ -130,7 +135,7 @@ pub(super) fn refuse_map_of_another(
 
 /// What is said instead of a flush where another unit answers.
 pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
-    let Standing::Replaced { now, .. } = &path.standing else {
+    let PathIdentity::Replaced { now, .. } = &path.identity_now else {
         return None;
     };
     let hctl = path.device.hctl();
@@ -150,10 +155,10 @@ mod tests {
 
     use super::*;
     use crate::engine::Engine;
-    use crate::engine::detach::paths::tests::{path, way};
+    use crate::engine::detach::remove_paths::tests::{path, run};
     use crate::engine::detach::{DetachRequest, DetachTarget};
     use crate::engine::telemetry::Call;
-    use crate::engine::timing::Phases;
+    use crate::engine::timing::StageTimer;
     use crate::id::Wwid;
     use crate::kernel::Roots;
 
@@ -198,7 +203,7 @@ mod tests {
         let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
         assert_eq!(replaced_below(&paths, &below), None);
         let (was, now) = (Identity::default(), Identity::default());
-        paths[1].standing = Standing::Replaced { was, now };
+        paths[1].identity_now = PathIdentity::Replaced { was, now };
         let Some(Flush::Replaced(why)) = replaced_below(&paths, &below) else {
             panic!("it would be flushed");
         };
@@ -214,7 +219,7 @@ mod tests {
         map_over(&roots, ANOTHERS, &paths);
         refuse_maps_of_others(&paths).unwrap();
         let (was, now) = (unit(OURS), unit(ANOTHERS));
-        paths[0].standing = Standing::Replaced { was, now };
+        paths[0].identity_now = PathIdentity::Replaced { was, now };
         let error = refuse_maps_of_others(&paths).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse);
         assert!(error.to_string().contains("the map m"), "{error}");
@@ -226,8 +231,8 @@ mod tests {
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
         let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
-        let mut way = way(&engine, &request);
-        way.unit = Identity::of([OURS.parse::<Wwid>().unwrap()]);
+        let mut run = run(&engine, &request);
+        run.unit = Identity::of([OURS.parse::<Wwid>().unwrap()]);
         let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")];
         let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
         let map = map_over(roots, OURS, &paths);
@@ -235,16 +240,16 @@ mod tests {
         assert_eq!(below.len(), 2);
         let soon = Deadline::after(std::time::Duration::from_secs(30));
         // Of one that says nothing nobody knows better.
-        way.refuse_others_below(&map, &paths[..1], &below, soon)
+        run.refuse_others_below(&map, &paths[..1], &below, soon)
             .unwrap();
         for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
             let mut page = vec![0, 0x83, 0, 12, 1, 3, 0, 8];
             let digits = name.strip_prefix("naa.").unwrap();
             page.extend(u64::from_str_radix(digits, 16).unwrap().to_be_bytes());
             fs::write(roots.sysfs.join("devices/2:0:0:4/vpd_pg83"), page).unwrap();
-            let done = way.refuse_others_below(&map, &paths[..1], &below, soon);
+            let done = run.refuse_others_below(&map, &paths[..1], &below, soon);
             assert_eq!(done.is_err(), refused, "{done:?}");
-            way.refuse_others_below(&map, &paths, &below, soon).unwrap();
+            run.refuse_others_below(&map, &paths, &below, soon).unwrap();
             if let Err(error) = done {
                 assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
                 assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
@@ -258,28 +263,28 @@ mod tests {
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
         let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
-        let mut way = way(&engine, &request);
+        let mut run = run(&engine, &request);
         let mut one = path(roots, "1:0:0:4", "sdb");
-        one.standing = Standing::Live(unit(ANOTHERS));
+        one.identity_now = PathIdentity::Live(unit(ANOTHERS));
         let map = map_over(roots, OURS, std::slice::from_ref(&one));
-        way.seeds = vec![one.device.clone()];
-        way.looked_at = vec![one];
-        way.receipt.map = None;
+        run.named_devices = vec![one.device.clone()];
+        run.looked_at = vec![one];
+        run.receipt.map = None;
         let soon = Deadline::after(std::time::Duration::from_secs(30));
-        let mut phases = Phases::new(Call::Detach, None);
-        let done = way.take_down_what_is_there(&mut phases, soon);
+        let mut timer = StageTimer::new(Call::Detach, None);
+        let done = run.remove_present(&mut timer, soon);
         let error = done.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
         for said in [OURS, ANOTHERS, "the map m", "sdb (1:0:0:4)"] {
             assert!(error.to_string().contains(said), "{error}");
         }
-        assert!(way.receipt.map.is_none() && map.is_there());
+        assert!(run.receipt.map.is_none() && map.is_there());
         // A name that is no contradiction, and a path that the map does not hold.
         let mut one = path(roots, "3:0:0:4", "sdd");
         let below = [one.disk.clone().unwrap()];
-        one.standing = Standing::Live(unit("t10.VENDOR_x"));
+        one.identity_now = PathIdentity::Live(unit("t10.VENDOR_x"));
         refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap();
-        one.standing = Standing::Live(unit(ANOTHERS));
+        one.identity_now = PathIdentity::Live(unit(ANOTHERS));
         refuse_map_of_another(&map, std::slice::from_ref(&one), &[]).unwrap();
         refuse_map_of_another(&map, std::slice::from_ref(&one), &below).unwrap_err();
     }
@@ -289,17 +294,17 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
-        let mut way = way(&engine, &request);
+        let mut run = run(&engine, &request);
         let mut paths = [path(engine.roots(), "1:0:0:4", "sdb")];
         let (was, now) = (unit(OURS), unit(ANOTHERS));
-        let another = Standing::Replaced { was, now };
-        paths[0].standing = another.clone();
-        way.keep_as_replaced(&mut paths);
-        paths[0].standing = Standing::Silent(unit(OURS));
-        way.keep_as_replaced(&mut paths);
-        assert_eq!(paths[0].standing, another);
-        paths[0].standing = Standing::Live(unit(OURS));
-        way.keep_as_replaced(&mut paths);
-        assert_eq!(paths[0].standing, Standing::Live(unit(OURS)));
+        let another = PathIdentity::Replaced { was, now };
+        paths[0].identity_now = another.clone();
+        run.keep_as_replaced(&mut paths);
+        paths[0].identity_now = PathIdentity::Silent(unit(OURS));
+        run.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].identity_now, another);
+        paths[0].identity_now = PathIdentity::Live(unit(OURS));
+        run.keep_as_replaced(&mut paths);
+        assert_eq!(paths[0].identity_now, PathIdentity::Live(unit(OURS)));
     }
 }

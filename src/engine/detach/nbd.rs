@@ -4,11 +4,11 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::lock::udev_lock;
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::{Claim, Claimed};
-use crate::engine::usage::failed_flush::Lost;
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::machine;
@@ -21,13 +21,13 @@ impl Engine {
         &self,
         backend: BackendId,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment> {
-        phases.enter(Stage::Lock);
-        let _lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
+        timer.enter(Stage::Lock);
+        let _lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
-            return self.disconnect(&device, Some(&backend), request, phases, deadline);
+            return self.disconnect(&device, Some(&backend), request, timer, deadline);
         }
         self.require_ids()?;
         Ok(Detachment::unchanged(Place::Nbd {
@@ -47,7 +47,7 @@ impl Engine {
                 continue;
             }
             let message = format!(
-                "this kernel keeps no backend ids, as Linux 5.14 does, so that nbd{} may be of \
+                "this kernel stores no backend ids (Linux 5.14 does), so nbd{} may belong to \
                  this source: name the device's node",
                 device.index()
             );
@@ -61,17 +61,17 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment> {
-        phases.enter(Stage::Lock);
+        timer.enter(Stage::Lock);
         // Another client's id may be one that we would not give.
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
-        let lease = |id| Lease::take(self.roots(), &Lease::of_backend(id), deadline);
-        let _lease = id.as_ref().map(lease).transpose()?;
-        self.disconnect(device, id.as_ref(), request, phases, deadline)
+        let lock = |id| DeviceLock::take(self.roots(), &DeviceLock::of_backend(id), deadline);
+        let _lock = id.as_ref().map(lock).transpose()?;
+        self.disconnect(device, id.as_ref(), request, timer, deadline)
     }
 
     fn disconnect(
@@ -79,11 +79,11 @@ impl Engine {
         device: &NbdDevice,
         backend: Option<&BackendId>,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment> {
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
-        let _lease = Lease::take(roots, &index.name(), deadline)?;
+        let _lock = DeviceLock::take(roots, &index.name(), deadline)?;
         let mut watch = self.hub().watch(&index.name());
         let place = Place::Nbd {
             index: Some(index),
@@ -95,12 +95,12 @@ impl Engine {
             return Ok(Detachment::unchanged(place));
         }
 
-        let lost = Lost::of(roots, disk)?;
+        let lost = FailedFlush::of(roots, disk)?;
         let Claimed {
             claim,
             flush,
             not_looked_at,
-        } = self.claim_and_flush(disk, request.abandon, &mut watch, phases, deadline)?;
+        } = self.claim_and_flush(disk, request.abandon, &mut watch, timer, deadline)?;
         // Under the claim nobody else can have begun to use it; but another
         // client can have connected the index anew before.
         let now = device.backend()?;
@@ -110,7 +110,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect));
         }
 
-        phases.enter(Stage::Disconnect);
+        timer.enter(Stage::Disconnect);
         if let Claim::Held(file) = &claim {
             udev_lock::keep_udev_away(file, deadline);
         }
@@ -118,13 +118,13 @@ impl Engine {
         // The last close lets the configuration go.
         drop(claim);
 
-        phases.enter(Stage::Confirm);
+        timer.enter(Stage::Confirm);
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
 
         // A flush that hung has closed the device by now, and said what it had to.
         lost.clear();
 
-        phases.enter(Stage::Settle);
+        timer.enter(Stage::Settle);
         match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {
             // A device made for one connection is gone after it.
             Err(error) if error.kind() == ErrorKind::Vanished => {}

@@ -118,8 +118,8 @@ pub enum Flush {
     NoDisk,
 }
 
-const NAMELESS: &str = "nobody could say a name by which other paths to the unit could be told, so \
-                        they were not looked for";
+const NAMELESS: &str = "no path reported a name of the unit, so other paths were not searched \
+                        for";
 
 impl Receipt {
     /// Whether there was nothing, and no name by which to look for more.
@@ -206,7 +206,7 @@ pub struct DetachFailure {
 impl DetachFailure {
     /// What it says of itself is not all: it was not looked whether more is there.
     pub(in crate::engine) fn new(error: Error, mut receipt: Receipt) -> Self {
-        receipt.conclude(vec!["the detach did not come to its end".to_owned()]);
+        receipt.conclude(vec!["the detach is incomplete".to_owned()]);
         Self::after(error, Some(receipt))
     }
 
@@ -261,7 +261,7 @@ impl fmt::Display for DetachFailure {
         let stands = self.receipt.paths.iter().filter(|path| !path.gone);
         let stands: Vec<String> = stands.map(|path| path.hctl.to_string()).collect();
         if self.receipt.paths.len() > stands.len() && !stands.is_empty() {
-            write!(f, "; taken down in part: {} stands", stands.join(", "))?;
+            write!(f, "; partly detached: {} remains", stands.join(", "))?;
         }
         Ok(())
     }

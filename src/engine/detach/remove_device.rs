@@ -4,9 +4,9 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::Claim;
-use crate::engine::usage::failed_flush::Lost;
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, Identity, ScsiDevice};
@@ -15,44 +15,45 @@ use crate::uevent::{self, Watch};
 impl Engine {
     /// Takes down a device that nobody uses. The claim is held until the delete
     /// has returned, so that nobody can mount it in between.
-    pub(in crate::engine) fn take_down(
+    pub(in crate::engine) fn remove_device(
         &self,
         device: &ScsiDevice,
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Flush> {
         let Some(disk) = device.disk()? else {
-            phases.enter(Stage::Delete);
-            scsi::delete(device, &self.lanes, watch, deadline)?;
+            timer.enter(Stage::Delete);
+            scsi::delete(device, &self.scheduler, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
-        let claimed = self.claim_and_flush(&disk, false, watch, phases, deadline)?;
-        phases.enter(Stage::Delete);
+        let claimed = self.claim_and_flush(&disk, false, watch, timer, deadline)?;
+        timer.enter(Stage::Delete);
         self.delete(device, &disk, claimed.claim, watch, deadline)?;
         Ok(claimed.flush)
     }
 
     /// Takes down what is left of a unit at an address where `now` answers: not
     /// a byte is written, and so it is refused while anybody has it open.
-    pub(in crate::engine) fn take_down_replaced(
+    pub(in crate::engine) fn remove_replaced(
         &self,
         device: &ScsiDevice,
         now: &Identity,
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Flush> {
-        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting what is left");
+        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale \
+                                                     device");
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
-            phases.enter(Stage::Delete);
-            scsi::delete(device, &self.lanes, watch, deadline)?;
+            timer.enter(Stage::Delete);
+            scsi::delete(device, &self.scheduler, watch, deadline)?;
             return Ok(flush);
         };
-        phases.enter(Stage::Claim);
+        timer.enter(Stage::Claim);
         let held = self.claim_replaced(&disk, watch, deadline)?;
-        phases.enter(Stage::Delete);
+        timer.enter(Stage::Delete);
         self.delete(device, &disk, held, watch, deadline)?;
         Ok(flush)
     }
@@ -69,10 +70,10 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         if let Some(disk) = device.disk()? {
-            let message = format!("{} is the disk of {} meanwhile", disk.name(), device.hctl());
+            let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
-        scsi::delete(device, &self.lanes, watch, deadline)
+        scsi::delete(device, &self.scheduler, watch, deadline)
     }
 
     /// Deletes the device under a claim and returns when udev has handled that.
@@ -86,8 +87,8 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let leaving = uevent::Leaving::of(roots, disk)?;
-        let lost = Lost::of(roots, disk)?;
-        scsi::delete(device, &self.lanes, watch, deadline)?;
+        let lost = FailedFlush::of(roots, disk)?;
+        scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
         lost.clear();
         uevent::settle_removal(watch, mode, roots, &leaving, deadline)

@@ -6,9 +6,9 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::{self, Claim};
-use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{self, Act, Extent, NotLookedAt, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -32,24 +32,24 @@ impl Engine {
     /// # Errors
     /// `InUse`, which names the users; `Io` where the flush failed: the map stands and
     /// nothing below it may be deleted; `TimedOut`.
-    pub(super) fn take_map_down(
+    pub(super) fn remove_map(
         &self,
         map: &Map,
-        way: (Option<&Daemon>, &DetachRequest, Option<Flush>),
+        run: (Option<&Daemon>, &DetachRequest, Option<Flush>),
         watch: &mut Watch,
         receipt: &mut MapReceipt,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
-        let (daemon, request, replaced) = way;
+        let (daemon, request, replaced) = run;
         let how = (request.abandon, replaced.is_some());
-        self.take_partition_maps_down(map, how, watch, phases, deadline)?;
-        phases.enter(Stage::Claim);
+        self.remove_partition_maps(map, how, watch, timer, deadline)?;
+        timer.enter(Stage::Claim);
         let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
         let flushed = if let Some(replaced) = replaced {
             Ok(replaced)
         } else {
-            phases.enter(Stage::Flush);
+            timer.enter(Stage::Flush);
             self.write_map_back(map, &claim, daemon, receipt, deadline)
         };
         receipt.flush = Some(match flushed {
@@ -59,13 +59,13 @@ impl Engine {
         // A map that is open cannot be removed; the kernel says so where somebody
         // opens it from here on.
         drop(claim);
-        phases.enter(Stage::RemoveMap);
-        let removed = self.remove_map(map, daemon, watch, deadline);
+        timer.enter(Stage::RemoveMap);
+        let removed = self.delete_map(map, daemon, watch, deadline);
         if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
             let told = self.free_lookers(map, daemon, deadline);
             // Why it could not be removed says more than why nobody was freed.
             receipt.told_to_fail |= told.unwrap_or_else(|error| {
-                tracing::debug!(%error, "who looks at the map is not freed");
+                tracing::debug!(%error, "cannot unblock the processes that probe the map");
                 false
             });
         }
@@ -76,12 +76,12 @@ impl Engine {
 
     /// Removes the maps of the map's partitions. None goes before each of them is
     /// claimed and flushed.
-    fn take_partition_maps_down(
+    fn remove_partition_maps(
         &self,
         map: &Map,
         (abandon, replaced): (bool, bool),
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         let parts = map.partition_maps()?;
@@ -90,18 +90,18 @@ impl Engine {
         }
         let mut claimed = Vec::new();
         for part in parts {
-            phases.enter(Stage::Claim);
+            timer.enter(Stage::Claim);
             let claim = self.claim(part.disk(), abandon && !replaced, watch, deadline)?;
             if !replaced {
-                phases.enter(Stage::Flush);
+                timer.enter(Stage::Flush);
                 self.write_back(&claim, part.disk(), abandon, deadline)?;
             }
             claimed.push((part, claim));
         }
-        phases.enter(Stage::RemoveMap);
+        timer.enter(Stage::RemoveMap);
         for (part, claim) in claimed {
             drop(claim);
-            self.remove_map(&part, None, watch, deadline)?;
+            self.delete_map(&part, None, watch, deadline)?;
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Engine {
         let Claim::Held(file) = claim else {
             return self.write_back(claim, map.disk(), false, deadline);
         };
-        let lost = Lost::of(self.roots(), map.disk())?;
+        let lost = FailedFlush::of(self.roots(), map.disk())?;
         if let Some(earlier) = lost.read()? {
             return Err(failed_flush::refuse(map.disk(), &earlier));
         }
@@ -197,7 +197,7 @@ impl Engine {
     fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
         tracing::warn!(
             map = map.name(),
-            "it queues with no path left: told to fail"
+            "it queues with no path left: telling it to fail I/O"
         );
         // A daemon that hangs, or has no such map just now, has half of the time: the
         // kernel does it without.
@@ -205,7 +205,7 @@ impl Engine {
         if let Some(daemon) = daemon
             && let Err(error) = daemon.disable_queueing(map.name(), limit)
         {
-            tracing::debug!(%error, "multipathd does not turn queueing off");
+            tracing::debug!(%error, "multipathd does not disable queueing");
         }
         match multipath::fail_if_no_path(self.roots(), map, deadline) {
             // Suspended for a moment, or told to queue by another: at the next look.
@@ -252,7 +252,7 @@ impl Engine {
                 Err(error) if map.is_there() => return Err(error),
                 _ => return Ok(()),
             }
-            match self.remove_map(map, daemon, &mut watch, deadline) {
+            match self.delete_map(map, daemon, &mut watch, deadline) {
                 Err(error)
                     if error.kind() == ErrorKind::InUse
                         && !deadline.has_passed()
@@ -277,7 +277,7 @@ impl Engine {
 
     /// Removes the map and returns when sysfs shows it no more and udev has
     /// handled that.
-    fn remove_map(
+    fn delete_map(
         &self,
         map: &Map,
         daemon: Option<&Daemon>,
@@ -286,7 +286,7 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
-        let lost = Lost::of(roots, disk)?;
+        let lost = FailedFlush::of(roots, disk)?;
         let leaving = uevent::Leaving::of(roots, disk)?;
         // So that it is not made again when a path's event comes. A daemon that hangs
         // has half of the time: the kernel does it without.

@@ -14,7 +14,7 @@ use crate::scsi::ScsiDevice;
 
 /// What a detach was told to take down.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Wanted {
+pub(in crate::engine) struct ResolvedUnit {
     /// Where the sources lead.
     pub(in crate::engine) addresses: BTreeSet<Hctl>,
     /// The one life of a device that was named by its node.
@@ -25,9 +25,9 @@ pub(in crate::engine) struct Wanted {
     pub(in crate::engine) name: Option<Wwid>,
 }
 
-impl Wanted {
+impl ResolvedUnit {
     /// The addresses that nobody else may work on meanwhile.
-    pub(in crate::engine) fn leased(&self) -> BTreeSet<Hctl> {
+    pub(in crate::engine) fn locked_addresses(&self) -> BTreeSet<Hctl> {
         let mut addresses = self.addresses.clone();
         addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
         addresses
@@ -35,8 +35,8 @@ impl Wanted {
 }
 
 /// What the target of a detach, or of a resize, leads to.
-pub(in crate::engine) enum Found {
-    Scsi(Wanted),
+pub(in crate::engine) enum Resolved {
+    Scsi(ResolvedUnit),
     NbdBackend(BackendId),
     Nbd(NbdDevice),
 }
@@ -47,24 +47,24 @@ impl Engine {
         &self,
         target: &DetachTarget,
         backend: Option<BackendId>,
-    ) -> Result<Found> {
+    ) -> Result<Resolved> {
         match target {
             DetachTarget::Source(source @ Source::Nbd(_)) => {
                 let derived = || BackendId::derived(&source.to_string());
                 let id = backend.unwrap_or_else(derived);
-                Ok(Found::NbdBackend(id))
+                Ok(Resolved::NbdBackend(id))
             }
             DetachTarget::Source(source) => {
                 let addresses = self.addresses_of(source)?;
-                Ok(Found::Scsi(Wanted {
+                Ok(Resolved::Scsi(ResolvedUnit {
                     addresses,
-                    ..Wanted::default()
+                    ..ResolvedUnit::default()
                 }))
             }
             DetachTarget::Device(path) => self.behind(path),
-            DetachTarget::Unit(name) => Ok(Found::Scsi(Wanted {
+            DetachTarget::Unit(name) => Ok(Resolved::Scsi(ResolvedUnit {
                 name: Some(name.clone()),
-                ..Wanted::default()
+                ..ResolvedUnit::default()
             })),
         }
     }
@@ -86,10 +86,10 @@ impl Engine {
     }
 
     /// The device behind a node.
-    fn behind(&self, path: &Path) -> Result<Found> {
+    fn behind(&self, path: &Path) -> Result<Resolved> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
-            let message = "no device is there: to prove that a disk is gone, name its source or \
+            let message = "there is no device: to prove that a disk is gone, name its source or \
                            its unit";
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };
@@ -104,21 +104,21 @@ impl Engine {
         }
         if let Some(index) = NbdIndex::of_name(disk.name()) {
             let device = NbdDevice::find(self.roots(), index).map_err(at)?;
-            return device.map(Found::Nbd).ok_or_else(not_found);
+            return device.map(Resolved::Nbd).ok_or_else(not_found);
         }
         if let Some(map) = Map::of_disk(&disk)? {
-            return Ok(Found::Scsi(Wanted {
+            return Ok(Resolved::Scsi(ResolvedUnit {
                 map: Some(map),
-                ..Wanted::default()
+                ..ResolvedUnit::default()
             }));
         }
         if Map::is_going(self.roots(), disk.name()) {
             return Err(not_found());
         }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;
-        Ok(Found::Scsi(Wanted {
+        Ok(Resolved::Scsi(ResolvedUnit {
             device: Some(device.ok_or_else(not_found)?),
-            ..Wanted::default()
+            ..ResolvedUnit::default()
         }))
     }
 }

@@ -3,18 +3,18 @@
 use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::Receipt;
-use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
 
 /// A detach under way.
-pub(in crate::engine) struct Way<'a> {
+pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) engine: &'a Engine,
     pub(in crate::engine) request: &'a DetachRequest,
     /// The devices that the caller named.
-    pub(in crate::engine) seeds: Vec<ScsiDevice>,
+    pub(in crate::engine) named_devices: Vec<ScsiDevice>,
     /// The map that the caller named.
     pub(in crate::engine) map: Option<Map>,
     pub(in crate::engine) unit: Identity,
@@ -28,15 +28,15 @@ pub(in crate::engine) struct Way<'a> {
     pub(in crate::engine) looked_at: Vec<KnownPath>,
     /// A path had not answered us in time: that question, when it comes back,
     /// lets go of the device.
-    pub(in crate::engine) late: bool,
+    pub(in crate::engine) timed_out: bool,
     /// Nobody was seen any more who held what had been refused to us.
-    pub(in crate::engine) unseen: bool,
+    pub(in crate::engine) holder_vanished: bool,
     /// Paths at which another unit has answered, and which.
-    pub(in crate::engine) replaced: Vec<(ScsiDevice, Standing)>,
+    pub(in crate::engine) replaced: Vec<(ScsiDevice, PathIdentity)>,
 }
 
 /// A path that is claimed and about to go.
-pub(super) struct Doomed {
+pub(super) struct ClaimedPath {
     pub(in crate::engine) path: KnownPath,
     pub(in crate::engine) watch: Watch,
     pub(in crate::engine) claim: Option<Claim>,

@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
-use crate::engine::detach::resolve::Wanted;
-use crate::engine::detach::run::Way;
+use crate::engine::detach::resolve::ResolvedUnit;
+use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::refuse_weak_name;
 use crate::engine::unit::{KnownPath, mismatch};
 use crate::engine::usage::failed_flush;
@@ -24,22 +24,22 @@ impl Engine {
     /// have given them up: a path that hangs holds up no other.
     pub(super) fn detach_scsi(
         &self,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        phases.enter(Stage::Lock);
-        let _leases = self.lease_addresses(wanted.leased(), deadline)?;
+        timer.enter(Stage::Lock);
+        let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
         // Looked for first: what it brings is there when it has ended.
-        let may_come = self.are_scanned(&wanted.addresses)?;
-        let done = self.detach_what_is_there(wanted, request, phases, deadline)?;
+        let may_come = self.are_scanned(&resolved.addresses)?;
+        let done = self.detach_what_is_there(resolved, request, timer, deadline)?;
         if !may_come {
             return Ok(done);
         }
-        phases.enter(Stage::Lock);
-        let late = match self.wait_for_scans(&wanted.addresses, deadline) {
-            Ok(()) => self.detach_what_is_there(wanted, request, phases, deadline),
+        timer.enter(Stage::Lock);
+        let late = match self.wait_for_scans(&resolved.addresses, deadline) {
+            Ok(()) => self.detach_what_is_there(resolved, request, timer, deadline),
             Err(error) => Err(error.into()),
         };
         match late {
@@ -51,25 +51,25 @@ impl Engine {
     /// Detaches the unit with all its paths, whose addresses are ours.
     fn detach_what_is_there(
         &self,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         request: &DetachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        phases.enter(Stage::Identify);
-        let seeds = self.seeds(wanted, request.expected.as_ref())?;
-        let known = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
-        let unit = self.unit_of(wanted, &known, request.expected.as_ref())?;
-        self.refuse_unproven_alias(wanted, &known, &unit)?;
+        timer.enter(Stage::Identify);
+        let named_devices = self.named_devices(resolved, request.expected.as_ref())?;
+        let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
+        let unit = self.unit_of(resolved, &known, request.expected.as_ref())?;
+        self.refuse_unproven_alias(resolved, &known, &unit)?;
 
-        phases.enter(Stage::Lock);
-        let _lease = self.lease_unit(&unit.names, deadline)?;
+        timer.enter(Stage::Lock);
+        let _lock = self.lock_unit(&unit.names, deadline)?;
 
-        let mut way = Way {
+        let mut run = DetachRun {
             engine: self,
             request,
-            seeds,
-            map: wanted.map.clone(),
+            named_devices,
+            map: resolved.map.clone(),
             maps: self.hub().watch("virtual"),
             daemon: Daemon::find(self.roots())?,
             receipt: Receipt {
@@ -79,55 +79,59 @@ impl Engine {
             unit,
             devices: Vec::new(),
             looked_at: Vec::new(),
-            late: false,
-            unseen: false,
+            timed_out: false,
+            holder_vanished: false,
             replaced: Vec::new(),
         };
         // Whatever becomes of them: one that goes away by another's hand was
         // flushed by nobody here.
         for path in &known {
-            way.enter_into_receipt(path)?;
+            run.enter_into_receipt(path)?;
         }
         let looked_at: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
-        way.looked_at = known;
-        let gone = go(&mut way, phases, deadline);
-        way.read_back();
-        match gone.and_then(|()| way.wait_for_those_leaving(deadline)) {
+        run.looked_at = known;
+        let gone = retry_until_gone(&mut run, timer, deadline);
+        run.read_back();
+        match gone.and_then(|()| run.wait_for_those_leaving(deadline)) {
             Ok(mut doubts) => {
-                match self.lookalikes(&way.unit, &looked_at) {
+                match self.lookalikes(&run.unit, &looked_at) {
                     Ok(more) => doubts.extend(more),
-                    Err(error) => return Err(DetachFailure::new(error, way.receipt)),
+                    Err(error) => return Err(DetachFailure::new(error, run.receipt)),
                 }
-                let names = &way.receipt.names;
-                doubts.extend(failed_flush::sweep(self.roots(), names, request.abandon));
-                Ok(detachment(way.receipt, doubts, wanted))
+                let names = &run.receipt.names;
+                doubts.extend(failed_flush::purge_stale(
+                    self.roots(),
+                    names,
+                    request.abandon,
+                ));
+                Ok(detachment(run.receipt, doubts, resolved))
             }
-            Err(error) => Err(DetachFailure::new(error, way.receipt)),
+            Err(error) => Err(DetachFailure::new(error, run.receipt)),
         }
     }
 
     /// The devices that were named and are there.
-    pub(in crate::engine) fn seeds(
+    pub(in crate::engine) fn named_devices(
         &self,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         expected: Option<&Wwid>,
     ) -> Result<Vec<ScsiDevice>> {
-        let mut seeds = Vec::new();
-        for &hctl in &wanted.addresses {
-            seeds.extend(ScsiDevice::find(self.roots(), hctl)?);
+        let mut named_devices = Vec::new();
+        for &hctl in &resolved.addresses {
+            named_devices.extend(ScsiDevice::find(self.roots(), hctl)?);
         }
         // Gone, or another life is there: then nothing was named.
-        seeds.extend(wanted.device.clone().filter(ScsiDevice::is_there));
-        if let Some(map) = &wanted.map {
+        named_devices.extend(resolved.device.clone().filter(ScsiDevice::is_there));
+        if let Some(map) = &resolved.map {
             for disk in map.paths()? {
-                seeds.extend(ScsiDevice::of_disk(&disk)?);
+                named_devices.extend(ScsiDevice::of_disk(&disk)?);
             }
         }
-        let name = wanted.name.as_ref().or(expected);
-        match name.filter(|_| seeds.is_empty()) {
-            Some(name) if name.is_unique() => seeds = self.devices_named(name)?,
+        let name = resolved.name.as_ref().or(expected);
+        match name.filter(|_| named_devices.is_empty()) {
+            Some(name) if name.is_unique() => named_devices = self.devices_named(name)?,
             // What only the expectation has in common with a unit is no path of it.
-            Some(name) if wanted.name.is_some() => {
+            Some(name) if resolved.name.is_some() => {
                 let devices = self.devices_named(name)?;
                 if !devices.is_empty() {
                     return Err(refuse_weak_name(name, &devices));
@@ -135,7 +139,7 @@ impl Engine {
             }
             _ => {}
         }
-        Ok(seeds)
+        Ok(named_devices)
     }
 
     /// A unit may be there under another LUN of the same target (1 and 16385).
@@ -143,22 +147,22 @@ impl Engine {
     /// gone" would be a guess.
     fn refuse_unproven_alias(
         &self,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         known: &[KnownPath],
         unit: &Identity,
     ) -> Result<()> {
         if !known.is_empty() || !unit.names.is_empty() {
             return Ok(());
         }
-        for &hctl in &wanted.addresses {
+        for &hctl in &resolved.addresses {
             let Some(lun) = alias(hctl.lun) else {
                 continue;
             };
             let other = Hctl { lun, ..hctl };
             if ScsiDevice::find(self.roots(), other)?.is_some() {
                 let message = format!(
-                    "nothing is at {hctl}, and {other}, which is attached, may be the same unit: \
-                     name that one, or say the unit's name (--expect)"
+                    "there is no device at {hctl}, but {other} is attached and may be the same \
+                     unit: name that address, or the unit's name (--expect)"
                 );
                 return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
             }
@@ -174,15 +178,15 @@ impl Engine {
     /// another one than the caller expects: nothing is touched.
     pub(in crate::engine) fn unit_of(
         &self,
-        wanted: &Wanted,
+        resolved: &ResolvedUnit,
         known: &[KnownPath],
         expected: Option<&Wwid>,
     ) -> Result<Identity> {
-        let mut names: BTreeSet<Wwid> = wanted.name.iter().cloned().collect();
-        names.extend(wanted.map.as_ref().and_then(Map::wwid));
+        let mut names: BTreeSet<Wwid> = resolved.name.iter().cloned().collect();
+        names.extend(resolved.map.as_ref().and_then(Map::wwid));
         let mut first: Option<&KnownPath> = None;
         for path in known.iter().filter(|path| !path.leaves) {
-            let identity = path.standing.of();
+            let identity = path.identity_now.of();
             let hctl = path.device.hctl();
             if let Some(expected) = expected
                 && !identity.is(expected)
@@ -191,14 +195,14 @@ impl Engine {
             }
             if let Some(first) = first
                 && !self.may_be_one_unit(
-                    (&first.device, first.standing.of()),
+                    (&first.device, first.identity_now.of()),
                     (&path.device, identity),
                 )
             {
                 let message = format!(
                     "{} is {} and {hctl} is {identity}: these are two units; name one",
                     first.device.hctl(),
-                    first.standing.of()
+                    first.identity_now.of()
                 );
                 return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
             }
@@ -207,7 +211,7 @@ impl Engine {
         }
         names.extend(expected.cloned());
         let mut staying = known.iter().filter(|path| !path.leaves);
-        let serial = staying.find_map(|path| path.standing.of().serial.clone());
+        let serial = staying.find_map(|path| path.identity_now.of().serial.clone());
         Ok(Identity {
             serial,
             ..Identity::of(names)
@@ -227,19 +231,23 @@ fn alias(lun: Lun) -> Option<Lun> {
 /// Repeats what may pass by itself (multipathd that takes a path again, udev that
 /// looks at a disk, a device that somebody else deletes) until nothing of the unit
 /// is left or the deadline passes.
-fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> {
+fn retry_until_gone(
+    run: &mut DetachRun<'_>,
+    timer: &mut StageTimer,
+    deadline: Deadline,
+) -> Result<()> {
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
     loop {
-        match way.take_down_what_is_there(phases, deadline) {
+        match run.remove_present(timer, deadline) {
             Ok(false) => break,
             Ok(true) => {}
-            Err(error) if !deadline.has_passed() && way.may_pass(&error, deadline) => {
+            Err(error) if !deadline.has_passed() && run.may_pass(&error, deadline) => {
                 tracing::debug!(%error, "once more");
-                way.maps.next(deadline.at_most(pauses.pause()));
+                run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
                     // A turn without time would say less than this one did.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
-                    let what = "what is in the way to pass";
+                    let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
                     return Err(timed_out.with_last_seen(error.to_string()));
                 }
@@ -247,7 +255,7 @@ fn go(way: &mut Way<'_>, phases: &mut Phases, deadline: Deadline) -> Result<()> 
             Err(error) => return Err(error),
         }
     }
-    way.wait_until_forgotten(phases, deadline)
+    run.wait_until_forgotten(timer, deadline)
 }
 
 /// Not by somebody else before we had begun.
@@ -255,12 +263,12 @@ fn was_taken_down(path: &PathReceipt) -> bool {
     path.flush.is_some()
 }
 
-fn detachment(mut receipt: Receipt, doubts: Vec<String>, wanted: &Wanted) -> Detachment {
+fn detachment(mut receipt: Receipt, doubts: Vec<String>, resolved: &ResolvedUnit) -> Detachment {
     receipt.conclude(doubts);
     let first = receipt.paths.first();
     let address = first.map(|path| path.hctl);
     let place = Place::Scsi {
-        hctl: address.or_else(|| wanted.addresses.first().copied()),
+        hctl: address.or_else(|| resolved.addresses.first().copied()),
         name: receipt.names.first().cloned(),
     };
     let through_map = receipt.map.as_ref();

@@ -56,7 +56,7 @@ impl Engine {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
         let Some(unit) = self.unit_behind(devno).map_err(at)? else {
-            let message = "no SCSI unit and no connected NBD device is behind it";
+            let message = "it is neither a SCSI unit nor a connected NBD device";
             let error = Error::new(ErrorKind::NotSupported, message);
             return Err(at(error).with_path(node));
         };
@@ -75,16 +75,16 @@ impl Engine {
         for mount in &unit.mounts {
             mounted.entry(mount.device).or_insert(mount);
         }
-        let questions: Vec<_> = mounted
+        let file_system_queries: Vec<_> = mounted
             .into_values()
             .map(|mount| {
                 let path = self.seen_from_here(mount);
                 let read = move || file_system::read(&path);
-                (mount, self.questions.ask(mount.device, read))
+                (mount, self.file_system_queries.ask(mount.device, read))
             })
             .collect();
-        let answers = questions.into_iter().map(|(mount, question)| {
-            let answer = question.and_then(|question| question.wait(&mount.path, deadline));
+        let answers = file_system_queries.into_iter().map(|(mount, query)| {
+            let answer = query.and_then(|query| query.wait(&mount.path, deadline));
             let usage = answer.and_then(|answer| self.check(mount, answer, deadline));
             let (usage, error) = match usage {
                 Ok(usage) => (Some(usage), None),

@@ -14,33 +14,36 @@ use crate::kernel::worker;
 /// whose device is dead may keep one for ever, and with it a thread; there is
 /// never a second one.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct Questions(Arc<Mutex<BTreeMap<DevNo, Arc<Question>>>>);
+pub(in crate::engine) struct FileSystemQueries(Arc<Mutex<BTreeMap<DevNo, Arc<FileSystemQuery>>>>);
 
 type Answer = Result<(Usage, DevNo), (ErrorKind, String)>;
 
 /// One that is under way; all who want to know wait for it.
 #[derive(Debug, Default)]
-pub(super) struct Question {
+pub(super) struct FileSystemQuery {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
 }
 
-impl Questions {
+impl FileSystemQueries {
     /// Asks, unless that is under way.
     pub(super) fn ask(
         &self,
         device: DevNo,
         read: impl FnOnce() -> Result<(Usage, DevNo)> + Send + 'static,
-    ) -> Result<Arc<Question>> {
+    ) -> Result<Arc<FileSystemQuery>> {
         let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(question) = asked.get(&device) {
-            return Ok(Arc::clone(question));
+        if let Some(query) = asked.get(&device) {
+            return Ok(Arc::clone(query));
         }
-        let question = Arc::new(Question::default());
-        let (ours, questions) = (Arc::clone(&question), self.clone());
+        let query = Arc::new(FileSystemQuery::default());
+        let (ours, file_system_queries) = (Arc::clone(&query), self.clone());
         worker::start(Stage::Measure, move || {
             let answer = read();
-            let mut asked = questions.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asked = file_system_queries
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             asked.remove(&device);
             drop(asked);
             let answer = answer.map_err(|error| (error.kind(), error.to_string()));
@@ -48,12 +51,12 @@ impl Questions {
             ours.answered.notify_all();
             Ok(())
         })?;
-        asked.insert(device, Arc::clone(&question));
-        Ok(question)
+        asked.insert(device, Arc::clone(&query));
+        Ok(query)
     }
 }
 
-impl Question {
+impl FileSystemQuery {
     /// # Errors
     /// Those of the file system; `TimedOut` at stage `measure`.
     pub(super) fn wait(&self, path: &Path, deadline: Deadline) -> Result<(Usage, DevNo)> {
@@ -67,12 +70,12 @@ impl Question {
                 None => {}
             }
             if deadline.has_passed() {
-                let what = format!(
-                    "the file system at {} to say how full it is",
-                    path.display()
-                );
+                let what = format!("the file system at {} to report its usage", path.display());
                 let error = Error::timed_out(Stage::Measure, deadline, &what);
-                return Err(error.with_last_seen("no answer; it is not asked again before that"));
+                return Err(error.with_last_seen(
+                    "no answer; lunbd does not ask again before it \
+                                                 answers",
+                ));
             }
             let woken = self.answered.wait_timeout(answer, deadline.turn());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;
@@ -92,27 +95,28 @@ mod tests {
 
     #[test]
     fn a_file_system_that_hangs_costs_its_caller_the_deadline_and_one_thread() {
-        let questions = Questions::default();
+        let file_system_queries = FileSystemQueries::default();
         let answer = file_system::read(Path::new("/")).unwrap();
         let (release, hang) = mpsc::channel::<()>();
-        let question = questions.ask(DEVICE, move || {
+        let query = file_system_queries.ask(DEVICE, move || {
             let _released = hang.recv();
             Ok(answer)
         });
         let path = Path::new("/mnt");
-        let error = question
+        let error = query
             .unwrap()
             .wait(path, Deadline::after(Duration::from_millis(20)))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Measure));
-        let again = questions.ask(DEVICE, || panic!("asked a second time"));
+        let again = file_system_queries.ask(DEVICE, || panic!("asked a second time"));
         let again = again.unwrap();
         drop(release);
         let soon = Deadline::after(Duration::from_secs(30));
         assert_eq!(again.wait(path, soon).unwrap(), answer);
         // The next caller asks anew.
-        let failing = questions.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
+        let failing =
+            file_system_queries.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
         let error = failing.unwrap().wait(path, soon).unwrap_err();
         assert_eq!(error.to_string(), "measure: shut down");
     }

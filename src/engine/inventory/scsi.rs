@@ -10,10 +10,10 @@ use crate::id::{Lun, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::shares::in_shares;
+use crate::kernel::parallel::in_parallel;
 use crate::multipath::Map;
 use crate::scsi::{Facts, State};
-use crate::transport::{Reaches, TargetPort};
+use crate::transport::{TargetPort, TransportReader};
 
 pub(super) fn units(
     roots: &Roots,
@@ -21,8 +21,8 @@ pub(super) fn units(
     users: &Users<'_>,
 ) -> Result<Vec<InventoryUnit>> {
     let groups = group(roots, Facts::of_all(roots, tree)?);
-    in_shares(groups, |groups| {
-        let mut reaches = Reaches::new(roots);
+    in_parallel(groups, |groups| {
+        let mut reaches = TransportReader::new(roots);
         let units = groups
             .into_iter()
             .map(|devices| unit(roots, tree, users, &mut reaches, devices));
@@ -34,7 +34,7 @@ fn unit(
     roots: &Roots,
     tree: &BlockTree,
     users: &Users<'_>,
-    reaches: &mut Reaches<'_>,
+    reaches: &mut TransportReader<'_>,
     mut devices: Vec<Facts<'_>>,
 ) -> InventoryUnit {
     let first = devices.first_mut();

@@ -7,7 +7,7 @@ use crate::id::{ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::kernel::mounts::Mount;
 use crate::nbd::{self};
 use crate::scsi::{Identity, State};
-use crate::transport::Reach;
+use crate::transport::TransportInfo;
 
 /// What the machine has, as sysfs and `/proc` showed it one after the other:
 /// what is changing meanwhile may be of two moments.
@@ -128,7 +128,7 @@ pub struct InventoryPath {
     /// The kernel's state of it.
     pub state: Option<State>,
     /// By which session or remote port; `None` where by neither.
-    pub reach: Option<Reach>,
+    pub reach: Option<TransportInfo>,
     /// What could not be read, and why.
     pub unreadable: Vec<String>,
 }

@@ -11,16 +11,16 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::iscsi::sessions::{
-    after_the_dead, end_if_down, end_if_nobody_uses, end_if_unused, login_lease_of, share,
+    destroy_abandoned, end_if_down, end_if_nobody_uses, end_if_unused, login_lock_name, share,
 };
-use crate::engine::lock::device_lock::Lease;
-use crate::engine::timing::Phases;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
-use crate::iscsi::{self, SessionName, SessionOptions, StandingSession};
+use crate::iscsi::{self, IscsiSession, SessionName, SessionOptions};
 use crate::kernel::Roots;
 use crate::multipath::Daemon;
-use crate::transport::{Missing, MissingReason, Route, Via};
+use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
 /// How long I/O waits for a lost session where there are other paths, and where
 /// there are none: `node.session.timeo.replacement_timeout` as open-iscsi's README
@@ -33,31 +33,31 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The sessions of one attach, and the right to use them.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Sessions {
-    shares: Vec<Lease>,
+    shares: Vec<DeviceLock>,
     /// Those of ours that it shares, whoever made them.
-    used: Vec<StandingSession>,
-    fresh: Vec<Fresh>,
+    used: Vec<IscsiSession>,
+    fresh: Vec<NewSession>,
     /// Why there is none.
     failures: BTreeMap<SessionName, Error>,
 }
 
 /// A route, and why the login for it failed, where one was tried.
-pub(in crate::engine) type Tried = (Route, Option<Error>);
+pub(in crate::engine) type RouteAttempt = (Route, Option<Error>);
 
 /// A route of a source, and the target that it leads to, where that has a name:
 /// several targets may be behind one portal.
 #[derive(Debug)]
-struct Way<'a> {
+struct TargetRoute<'a> {
     target: Option<&'a Iqn>,
     route: Route,
 }
 
 impl Sessions {
     /// Why the login of this way failed, where one was tried.
-    fn why_none(&mut self, way: &Way<'_>, options: &SessionOptions) -> Option<Error> {
-        match (&way.route.via, way.target) {
+    fn why_none(&mut self, candidate: &TargetRoute<'_>, options: &SessionOptions) -> Option<Error> {
+        match (&candidate.route.via, candidate.target) {
             (
-                Via::Iscsi {
+                RouteKind::Iscsi {
                     portal,
                     session: None,
                 },
@@ -79,8 +79,7 @@ impl Sessions {
     /// shared: of several that fail the last one ends it.
     pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
-        let is_fresh =
-            |used: &StandingSession| self.fresh.iter().any(|fresh| fresh.session == *used);
+        let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
         for session in self.used.iter().filter(|used| !is_fresh(used)) {
             end_if_nobody_uses(roots, session, deadline);
         }
@@ -99,20 +98,20 @@ impl Sessions {
 
 /// A session that was just made, for an attach that may have gone by now.
 #[derive(Debug)]
-struct Fresh {
+struct NewSession {
     roots: Roots,
-    session: StandingSession,
+    session: IscsiSession,
     is_kept: bool,
 }
 
-impl Fresh {
-    fn keep(mut self) -> StandingSession {
+impl NewSession {
+    fn keep(mut self) -> IscsiSession {
         self.is_kept = true;
         self.session.clone()
     }
 }
 
-impl Drop for Fresh {
+impl Drop for NewSession {
     /// Nobody waits for it any more.
     fn drop(&mut self) {
         if self.is_kept {
@@ -155,11 +154,11 @@ impl Engine {
     pub(in crate::engine) fn routes_with_sessions(
         &self,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Result<(Vec<Tried>, Sessions)> {
+    ) -> Result<(Vec<RouteAttempt>, Sessions)> {
         let mut sessions = Sessions::default();
-        match self.routes_over(request, phases, &mut sessions, deadline) {
+        match self.routes_over(request, timer, &mut sessions, deadline) {
             Ok(routes) => Ok((routes, sessions)),
             Err(error) => {
                 sessions.give_up(self.roots(), deadline.for_rollback());
@@ -171,55 +170,59 @@ impl Engine {
     fn routes_over(
         &self,
         request: &AttachRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         sessions: &mut Sessions,
         deadline: Deadline,
-    ) -> Result<Vec<Tried>> {
+    ) -> Result<Vec<RouteAttempt>> {
         loop {
-            let ways = self.ways(request)?;
+            let candidates = self.candidates(request)?;
             // Ended by another, just now or some time ago.
-            let all_stand = self.share_all(&ways, request, sessions, deadline)?;
+            let all_stand = self.share_all(&candidates, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
-                Some(options) if all_stand => wanted(&ways, request, options),
+                Some(options) if all_stand => wanted(&candidates, request, options),
                 _ => Vec::new(),
             };
             wanted.retain(|name| !sessions.failures.contains_key(name));
             match &request.log_in {
                 Some(options) if !wanted.is_empty() => {
-                    phases.enter(Stage::Login);
-                    let there = ways.iter().filter(|way| way.route.place.is_ok()).count();
+                    timer.enter(Stage::Login);
+                    let there = candidates
+                        .iter()
+                        .filter(|candidate| candidate.route.place.is_ok())
+                        .count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
                     self.log_in_all(wanted, options, request, enough, sessions, deadline);
                 }
                 options if all_stand => {
-                    let explain = |way: Way<'_>| {
+                    let explain = |candidate: TargetRoute<'_>| {
                         let options = options.as_ref();
-                        let why = options.and_then(|options| sessions.why_none(&way, options));
-                        (way.route, why)
+                        let why =
+                            options.and_then(|options| sessions.why_none(&candidate, options));
+                        (candidate.route, why)
                     };
-                    return Ok(ways.into_iter().map(explain).collect());
+                    return Ok(candidates.into_iter().map(explain).collect());
                 }
                 _ => {}
             }
             if deadline.has_passed() {
-                let what = "the sessions to stand";
+                let what = "the sessions to reach LOGGED_IN";
                 return Err(Error::timed_out(Stage::Login, deadline, what));
             }
         }
     }
 
-    fn ways<'a>(&self, request: &'a AttachRequest) -> Result<Vec<Way<'a>>> {
+    fn candidates<'a>(&self, request: &'a AttachRequest) -> Result<Vec<TargetRoute<'a>>> {
         let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
-        let mut ways = Vec::new();
+        let mut candidates = Vec::new();
         for source in request.sources() {
             let target = match source {
                 Source::Iscsi(uri) => Some(uri.target()),
                 _ => None,
             };
             let routes = self.routes_as(source, initiator)?.into_iter();
-            ways.extend(routes.map(|route| Way { target, route }));
+            candidates.extend(routes.map(|route| TargetRoute { target, route }));
         }
-        Ok(ways)
+        Ok(candidates)
     }
 
     /// Where the source leads; with `initiator`, over its sessions alone: an array
@@ -239,10 +242,10 @@ impl Engine {
             };
             let name = session.name()?;
             if let Some(other) = name.filter(|name| name.initiator != *initiator) {
-                if let Via::Iscsi { session, .. } = &mut route.via {
+                if let RouteKind::Iscsi { session, .. } = &mut route.via {
                     *session = None;
                 }
-                route.place = Err(Missing {
+                route.place = Err(RouteUnavailable {
                     reason: MissingReason::NoSession,
                     text: format!("session {id} is that of {}", other.initiator),
                     hctl: None,
@@ -252,11 +255,11 @@ impl Engine {
         Ok(routes)
     }
 
-    fn session_of(&self, route: &Route) -> Option<(SessionId, StandingSession)> {
+    fn session_of(&self, route: &Route) -> Option<(SessionId, IscsiSession)> {
         match route.via {
-            Via::Iscsi {
+            RouteKind::Iscsi {
                 session: Some(id), ..
-            } => Some((id, StandingSession::new(self.roots(), id))),
+            } => Some((id, IscsiSession::new(self.roots(), id))),
             _ => None,
         }
     }
@@ -266,7 +269,7 @@ impl Engine {
     /// finished, or, where there is to be a login, a lost session that has no devices.
     fn share_all(
         &self,
-        ways: &[Way<'_>],
+        candidates: &[TargetRoute<'_>],
         request: &AttachRequest,
         sessions: &mut Sessions,
         deadline: Deadline,
@@ -275,7 +278,7 @@ impl Engine {
         sessions.shares.clear();
         sessions.used.clear();
         let mut all_stand = true;
-        for Way { route, .. } in ways {
+        for TargetRoute { route, .. } in candidates {
             let Some((_, session)) = self.session_of(route) else {
                 continue;
             };
@@ -287,7 +290,7 @@ impl Engine {
                     }
                     sessions.shares.extend(right);
                     let state = session.state()?;
-                    all_stand &= state.as_deref() == Some(StandingSession::LOGGED_IN);
+                    all_stand &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
                 }
                 Err(missing) => {
                     let is_down = match missing.reason {
@@ -297,7 +300,7 @@ impl Engine {
                     };
                     let stands = || {
                         let state = session.state()?;
-                        Ok::<_, Error>(state.as_deref() == Some(StandingSession::LOGGED_IN))
+                        Ok::<_, Error>(state.as_deref() == Some(IscsiSession::LOGGED_IN))
                     };
                     // Another may have been at its login when it was looked at.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
@@ -388,7 +391,7 @@ impl Engine {
         name: SessionName,
         options: &SessionOptions,
         deadline: Deadline,
-        told: mpsc::Sender<(SessionName, Result<Option<Fresh>>)>,
+        told: mpsc::Sender<(SessionName, Result<Option<NewSession>>)>,
     ) -> Result<()> {
         let (roots, options) = (self.roots().clone(), options.clone());
         let span = tracing::Span::current();
@@ -407,13 +410,19 @@ impl Engine {
 }
 
 /// The sessions that are not there.
-fn wanted(ways: &[Way<'_>], request: &AttachRequest, options: &SessionOptions) -> Vec<SessionName> {
+fn wanted(
+    candidates: &[TargetRoute<'_>],
+    request: &AttachRequest,
+    options: &SessionOptions,
+) -> Vec<SessionName> {
     let has_session = |target: &Iqn, portal: &Portal| {
-        let mut routes = ways
+        let mut routes = candidates
             .iter()
-            .filter(|way| way.target == Some(target))
-            .map(|way| &way.route.via);
-        routes.any(|via| matches!(via, Via::Iscsi { portal: at, session: Some(_) } if at == portal))
+            .filter(|candidate| candidate.target == Some(target))
+            .map(|candidate| &candidate.route.via);
+        routes.any(
+            |via| matches!(via, RouteKind::Iscsi { portal: at, session: Some(_) } if at == portal),
+        )
     };
     let mut names = BTreeSet::new();
     for source in request.sources() {
@@ -448,9 +457,9 @@ fn log_in(
     name: &SessionName,
     options: &SessionOptions,
     deadline: Deadline,
-) -> Result<Option<Fresh>> {
-    let alone = Lease::take(roots, &login_lease_of(name), deadline)?;
-    let alone = after_the_dead(roots, alone, deadline)?;
+) -> Result<Option<NewSession>> {
+    let alone = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
+    let alone = destroy_abandoned(roots, alone, deadline)?;
     if find(roots, name)? {
         return Ok(None);
     }
@@ -458,23 +467,23 @@ fn log_in(
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
         // The kernel is at it still, and nobody may be there to see its end.
         Err(error) if error.kind().is_out_of_time() => {
-            alone.leave();
+            alone.abandon();
             return Err(error);
         }
         made => made?,
     };
-    Ok(Some(Fresh {
+    Ok(Some(NewSession {
         roots: roots.clone(),
-        session: StandingSession::new(roots, made.id),
+        session: IscsiSession::new(roots, made.id),
         is_kept: false,
     }))
 }
 
 /// Whether a session of this name serves I/O, whoever made it.
 fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
-    for session in StandingSession::all(roots)? {
+    for session in IscsiSession::all(roots)? {
         let is_it = session.name()?.as_ref() == Some(name);
-        if is_it && session.state()?.as_deref() == Some(StandingSession::LOGGED_IN) {
+        if is_it && session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
             return Ok(true);
         }
     }

@@ -19,13 +19,13 @@ use crate::engine::{Engine, telemetry};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
-use crate::iscsi::{Plight, SessionNotice, SessionWaker, SessionWatch, StandingSession};
+use crate::iscsi::{ConnectionStatus, IscsiSession, SessionNotice, SessionWaker, SessionWatch};
 use crate::kernel::Roots;
-use crate::scsi::Lanes;
-use attempt::{Attempt, Came};
-pub use options::KeepOptions;
-pub use report::{KeepOutcome, KeptSession};
-use state::Loss;
+use crate::scsi::CallScheduler;
+use attempt::{AttemptDone, RecoveryAttempt};
+pub use options::SessionRecoveryOptions;
+pub use report::{SessionRecoveryOutcome, SessionRecoveryReport};
+use state::RecoveryState;
 
 /// Without a word of the kernel's sessions are looked at this often: it may have had
 /// no memory for one.
@@ -54,17 +54,17 @@ impl Engine {
     ///
     /// # Errors
     /// `NotPermitted`; `NotSupported` in another network namespace.
-    pub fn keep_sessions(&self, options: KeepOptions) -> Result<SessionKeeper> {
-        let (told, came) = mpsc::channel();
-        Ok(SessionKeeper {
+    pub fn recover_sessions(&self, options: SessionRecoveryOptions) -> Result<SessionRecovery> {
+        let (told, attempts) = mpsc::channel();
+        Ok(SessionRecovery {
             roots: self.roots().clone(),
-            lanes: self.lanes.clone(),
+            scheduler: self.scheduler.clone(),
             options,
             watch: SessionWatch::open(self.roots())?,
             stopped: Arc::default(),
             told,
-            came,
-            losses: BTreeMap::new(),
+            attempts,
+            recoveries: BTreeMap::new(),
             known: BTreeMap::new(),
             look_at: Instant::now(),
             brings_devices_back: true,
@@ -72,20 +72,20 @@ impl Engine {
     }
 }
 
-/// Keeps sessions: see [`Engine::keep_sessions`]. Nothing is begun but in
+/// Keeps sessions: see [`Engine::recover_sessions`]. Nothing is begun but in
 /// [`next`](Self::next); what is under way when it is dropped comes to its end
 /// within 10 seconds, but for a source of
-/// [credentials](KeepOptions::credentials) that does not answer.
+/// [credentials](SessionRecoveryOptions::credentials) that does not answer.
 #[derive(Debug)]
-pub struct SessionKeeper {
+pub struct SessionRecovery {
     roots: Roots,
-    lanes: Lanes,
-    options: KeepOptions,
+    scheduler: CallScheduler,
+    options: SessionRecoveryOptions,
     watch: SessionWatch,
     stopped: Arc<AtomicBool>,
-    told: Sender<Came>,
-    came: Receiver<Came>,
-    losses: BTreeMap<SessionId, Loss>,
+    told: Sender<AttemptDone>,
+    attempts: Receiver<AttemptDone>,
+    recoveries: BTreeMap<SessionId, RecoveryState>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
     /// The next look also has the devices of sessions that stand run again.
@@ -101,63 +101,63 @@ struct Known {
     not_before: Option<Instant>,
 }
 
-/// Ends the waits of a [`SessionKeeper`] from another thread.
+/// Ends the waits of a [`SessionRecovery`] from another thread.
 #[derive(Debug, Clone)]
-pub struct KeeperStop {
+pub struct SessionRecoveryStop {
     stopped: Arc<AtomicBool>,
     waker: SessionWaker,
 }
 
-impl KeeperStop {
-    /// Has [`SessionKeeper::next`] return without waiting, from now on.
+impl SessionRecoveryStop {
+    /// Has [`SessionRecovery::next`] return without waiting, from now on.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.waker.wake();
     }
 }
 
-impl SessionKeeper {
+impl SessionRecovery {
     /// What ends its waits.
     #[must_use]
-    pub fn stopper(&self) -> KeeperStop {
-        KeeperStop {
+    pub fn stopper(&self) -> SessionRecoveryStop {
+        SessionRecoveryStop {
             stopped: Arc::clone(&self.stopped),
             waker: self.watch.waker(),
         }
     }
 
     /// Waits for the next news and returns it; empty when the deadline passes without
-    /// any, or when it was [stopped](KeeperStop::stop). At first of the sessions that
+    /// any, or when it was [stopped](SessionRecoveryStop::stop). At first of the sessions that
     /// were lost before.
     ///
     /// # Errors
     /// Where sysfs cannot be read or the kernel cannot be heard.
-    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<KeptSession>> {
+    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<SessionRecoveryReport>> {
         loop {
-            let mut news = Vec::new();
+            let mut reports = Vec::new();
             if self.look_at <= Instant::now() {
-                self.look()?;
+                self.scan_sessions()?;
             }
-            while let Ok(came) = self.came.try_recv() {
-                news.extend(self.take(came)?);
+            while let Ok(done) = self.attempts.try_recv() {
+                reports.extend(self.finish_attempt(done)?);
             }
             for id in self.due() {
-                news.extend(self.treat(id)?);
+                reports.extend(self.start_attempt(id)?);
             }
             for id in self.overdue() {
-                news.extend(self.look_beside(id)?);
+                reports.extend(self.check_overdue(id)?);
             }
             let stopped = self.stopped.load(Ordering::Acquire);
-            if !news.is_empty() || deadline.has_passed() || stopped {
-                return Ok(news);
+            if !reports.is_empty() || deadline.has_passed() || stopped {
+                return Ok(reports);
             }
-            let losses = self.losses.values();
-            let next = losses.flat_map(|loss| [loss.due(), loss.overdue()]);
+            let recoveries = self.recoveries.values();
+            let next = recoveries.flat_map(|recovery| [recovery.due(), recovery.overdue()]);
             let next = next.flatten().fold(self.look_at, Instant::min);
             let pause = next.saturating_duration_since(Instant::now());
             let turn = deadline.at_most(pause);
             if let Some(notice) = self.watch.next(turn)? {
-                self.hear(notice)?;
+                self.take_notice(notice)?;
             }
         }
     }
@@ -165,44 +165,47 @@ impl SessionKeeper {
     /// Those whose attempt should have ended.
     fn overdue(&self) -> Vec<SessionId> {
         let now = Instant::now();
-        let losses = self.losses.iter();
-        let overdue = losses.filter(|(_, loss)| loss.overdue().is_some_and(|ends| ends <= now));
+        let recoveries = self.recoveries.iter();
+        let overdue =
+            recoveries.filter(|(_, recovery)| recovery.overdue().is_some_and(|ends| ends <= now));
         overdue.map(|(id, _)| *id).collect()
     }
 
     fn due(&self) -> Vec<SessionId> {
         let now = Instant::now();
-        let losses = self.losses.iter();
-        let due = losses.filter(|(_, loss)| loss.due().is_some_and(|due| due <= now));
+        let recoveries = self.recoveries.iter();
+        let due = recoveries.filter(|(_, recovery)| recovery.due().is_some_and(|due| due <= now));
         due.map(|(id, _)| *id).collect()
     }
 
     /// Looks at all sessions of ours.
-    fn look(&mut self) -> Result<()> {
+    fn scan_sessions(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
         let mut devices_are_left = false;
-        for session in StandingSession::all(&self.roots)? {
+        for session in IscsiSession::all(&self.roots)? {
             let id = session.id();
-            if !session.is_ours()? {
+            if !session.is_lunbd_owned()? {
                 continue;
             }
             let mut known = self.known.remove(&id).unwrap_or_default();
-            match session.plight()? {
-                Some(Plight::Stands) => {
+            match session.connection_status()? {
+                Some(ConnectionStatus::LoggedIn) => {
                     let digests = session.digests()?;
                     // Lost in between, the kernel may have forgotten them already.
-                    if session.plight()? == Some(Plight::Stands) {
+                    if session.connection_status()? == Some(ConnectionStatus::LoggedIn) {
                         known.digests = Some(digests);
                     }
                     // A rescan that failed meanwhile may end after a recovery.
                     let recovered = known.recovered;
                     let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
                     if self.brings_devices_back || is_fresh {
-                        devices_are_left |= !self.bring_back(&session);
+                        devices_are_left |= !self.set_offline_running(&session);
                     }
                 }
-                Some(plight) if plight.is_lost() => self.admit(&session, &known, false),
+                Some(connection_status) if connection_status.is_lost() => {
+                    self.track(&session, &known, false);
+                }
                 _ => {}
             }
             there.insert(id, known);
@@ -213,26 +216,27 @@ impl SessionKeeper {
     }
 
     /// `false` where no thread for it could be started.
-    fn bring_back(&self, session: &StandingSession) -> bool {
-        let begun = devices::bring_back_beside(&self.roots, &self.lanes, session);
+    fn set_offline_running(&self, session: &IscsiSession) -> bool {
+        let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
         if let Err(error) = &begun {
-            tracing::warn!(session = %session.id(), %error, "its devices wait for the next look");
+            tracing::warn!(session = %session.id(), %error, "its devices are checked again \
+                                                             later");
         }
         begun.is_ok()
     }
 
-    fn hear(&mut self, notice: SessionNotice) -> Result<()> {
+    fn take_notice(&mut self, notice: SessionNotice) -> Result<()> {
         match notice {
             SessionNotice::Lost(id) => {
-                let session = StandingSession::new(&self.roots, id);
-                if session.is_ours()? {
-                    self.admit_known(&session, true);
+                let session = IscsiSession::new(&self.roots, id);
+                if session.is_lunbd_owned()? {
+                    self.track_known(&session, true);
                 }
             }
             SessionNotice::Said(id, message) => {
-                let session = StandingSession::new(&self.roots, id);
-                if session.is_ours()? {
-                    self.obey(&session, message);
+                let session = IscsiSession::new(&self.roots, id);
+                if session.is_lunbd_owned()? {
+                    self.take_async_message(&session, message);
                 }
             }
             SessionNotice::Created(_) => {
@@ -243,42 +247,42 @@ impl SessionKeeper {
         Ok(())
     }
 
-    fn admit_known(&mut self, session: &StandingSession, heard: bool) {
+    fn track_known(&mut self, session: &IscsiSession, heard: bool) {
         let known = self.known.remove(&session.id()).unwrap_or_default();
-        self.admit(session, &known, heard);
+        self.track(session, &known, heard);
         self.known.insert(session.id(), known);
     }
 
-    fn admit(&mut self, session: &StandingSession, known: &Known, heard: bool) {
+    fn track(&mut self, session: &IscsiSession, known: &Known, heard: bool) {
         let now = Instant::now();
-        if let Some(loss) = self.losses.get_mut(&session.id()) {
-            loss.look_again_at(now);
+        if let Some(recovery) = self.recoveries.get_mut(&session.id()) {
+            recovery.look_again_at(now);
             if heard {
-                loss.heard(now);
+                recovery.heard(now);
             }
             return;
         }
-        let mut loss = Loss::new(session.clone(), now);
+        let mut recovery = RecoveryState::new(session.clone(), now);
         if heard {
-            loss.heard(now);
+            recovery.heard(now);
         }
-        loss.not_before(known.recovered.map(|at| at + STEADY));
-        loss.not_before(known.not_before);
-        self.losses.insert(session.id(), loss);
+        recovery.not_before(known.recovered.map(|at| at + STEADY));
+        recovery.not_before(known.not_before);
+        self.recoveries.insert(session.id(), recovery);
     }
 
     /// What a target may ask for (RFC 7143, 11.9.1). As iscsid has it, a wish to
     /// negotiate is met by another login.
-    fn obey(&mut self, session: &StandingSession, message: AsyncMessage) {
+    fn take_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
-        tracing::info!(session = %id, ?message, "the target speaks");
+        tracing::info!(session = %id, ?message, "the target sent an asynchronous message");
         match message.event {
             1 | 4 => {
                 // One that asks again and again is not left without a pause.
-                self.admit_known(session, false);
-                if let Some(loss) = self.losses.get_mut(&id) {
-                    loss.ask_to_leave();
+                self.track_known(session, false);
+                if let Some(recovery) = self.recoveries.get_mut(&id) {
+                    recovery.request_logout();
                 }
             }
             // Of a session's one connection.
@@ -286,8 +290,8 @@ impl SessionKeeper {
                 let wait = Duration::from_secs(wait.into()).min(LONGEST_WISH);
                 let until = Instant::now() + wait;
                 self.known.entry(id).or_default().not_before = Some(until);
-                if let Some(loss) = self.losses.get_mut(&id) {
-                    loss.not_before(Some(until));
+                if let Some(recovery) = self.recoveries.get_mut(&id) {
+                    recovery.not_before(Some(until));
                 }
             }
             _ => {}
@@ -295,99 +299,113 @@ impl SessionKeeper {
     }
 
     /// Looks at one whose turn it is, and has it logged in again where it is lost.
-    fn treat(&mut self, id: SessionId) -> Result<Option<KeptSession>> {
-        let Some(loss) = self.losses.get_mut(&id) else {
+    fn start_attempt(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
+        let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
         };
-        let plight = plight_of(loss)?;
-        match plight {
-            Plight::Ending => {
-                let was_lost = loss.was_lost();
-                return self.conclude(id, was_lost.then_some(KeepOutcome::Gone));
+        let connection_status = connection_status_of(recovery)?;
+        match connection_status {
+            ConnectionStatus::Ending => {
+                let was_lost = recovery.was_lost();
+                return self.conclude(id, was_lost.then_some(SessionRecoveryOutcome::Gone));
             }
-            Plight::Stands if !loss.is_asked_to_leave() => {
-                if loss.look_once_more(Instant::now()) {
+            ConnectionStatus::LoggedIn if !recovery.must_log_out() => {
+                if recovery.look_once_more(Instant::now()) {
                     return Ok(None);
                 }
-                let was_lost = loss.was_lost();
-                return self.conclude(id, was_lost.then_some(KeepOutcome::Healthy));
+                let was_lost = recovery.was_lost();
+                return self.conclude(id, was_lost.then_some(SessionRecoveryOutcome::Healthy));
             }
-            Plight::Stands => {}
-            Plight::Lost | Plight::GivenUp => loss.is_lost_now(),
+            ConnectionStatus::LoggedIn => {}
+            ConnectionStatus::Lost | ConnectionStatus::GivenUp => recovery.is_lost_now(),
         }
         let known = self.known.get(&id).and_then(|known| known.digests);
-        let attempt = Attempt {
+        let attempt = RecoveryAttempt {
             roots: self.roots.clone(),
-            lanes: self.lanes.clone(),
-            session: loss.session().clone(),
+            scheduler: self.scheduler.clone(),
+            session: recovery.session().clone(),
             ask: self.options.ask.clone(),
             digests: known.unwrap_or(self.options.digests),
-            leaves: loss.is_asked_to_leave(),
+            logs_out_first: recovery.must_log_out(),
         };
-        loss.begin(Instant::now() + attempt::LONGEST);
+        recovery.begin(Instant::now() + attempt::LONGEST);
         if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
-            let ended = Err(error);
-            return self.take(Came { session: id, ended });
+            let outcome = Err(error);
+            return self.finish_attempt(AttemptDone {
+                session: id,
+                outcome,
+            });
         }
-        if plight == Plight::GivenUp && loss.is_first_to_say_spent() {
-            return self.news(id, KeepOutcome::BudgetSpent).map(Some);
+        if connection_status == ConnectionStatus::GivenUp && recovery.is_first_to_say_spent() {
+            return self
+                .report(id, SessionRecoveryOutcome::BudgetSpent)
+                .map(Some);
         }
         Ok(None)
     }
 
-    /// An attempt hangs where no deadline ends it: in a file system that does not
-    /// answer for its credentials, say. None is made beside it, and what becomes of the
-    /// session meanwhile is said.
-    fn look_beside(&mut self, id: SessionId) -> Result<Option<KeptSession>> {
-        let Some(loss) = self.losses.get_mut(&id) else {
+    /// An attempt hangs where no deadline ends it: in a file system does not answer for its
+    /// credentials, say. None is made beside it, and what becomes of the session meanwhile
+    /// is said.
+    fn check_overdue(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
+        let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
         };
-        loss.look_beside_at(Instant::now() + LOOK_EVERY);
-        let outcome = match plight_of(loss)? {
-            Plight::Ending => return self.conclude(id, Some(KeepOutcome::Gone)),
-            Plight::Stands if !loss.is_asked_to_leave() => {
-                return self.conclude(id, Some(KeepOutcome::Healthy));
+        recovery.check_again_at(Instant::now() + LOOK_EVERY);
+        let outcome = match connection_status_of(recovery)? {
+            ConnectionStatus::Ending => {
+                return self.conclude(id, Some(SessionRecoveryOutcome::Gone));
             }
-            Plight::GivenUp if loss.is_first_to_say_spent() => KeepOutcome::BudgetSpent,
-            _ if loss.is_news(ErrorKind::TimedOut) => {
-                let what = "a login again to end, and none is tried before";
+            ConnectionStatus::LoggedIn if !recovery.must_log_out() => {
+                return self.conclude(id, Some(SessionRecoveryOutcome::Healthy));
+            }
+            ConnectionStatus::GivenUp if recovery.is_first_to_say_spent() => {
+                SessionRecoveryOutcome::BudgetSpent
+            }
+            _ if recovery.is_news(ErrorKind::TimedOut) => {
+                let what = "the current re-login attempt; no other starts meanwhile";
                 let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
-                let state = loss.session().state()?;
+                let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
-                KeepOutcome::Failed(error.with_last_seen(format!("session {id} is {state}")))
+                SessionRecoveryOutcome::Failed(
+                    error.with_last_seen(format!("session {id} is {state}")),
+                )
             }
             _ => return Ok(None),
         };
-        self.news(id, outcome).map(Some)
+        self.report(id, outcome).map(Some)
     }
 
     /// An attempt has come to its end.
-    fn take(&mut self, came: Came) -> Result<Option<KeptSession>> {
-        let Came { session: id, ended } = came;
-        let Some(loss) = self.losses.get_mut(&id) else {
+    fn finish_attempt(&mut self, done: AttemptDone) -> Result<Option<SessionRecoveryReport>> {
+        let AttemptDone {
+            session: id,
+            outcome,
+        } = done;
+        let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
         };
-        match ended {
-            Ok(attempt::Ended::Recovered) => {
+        match outcome {
+            Ok(attempt::AttemptOutcome::Recovered) => {
                 let known = self.known.entry(id).or_default();
                 known.recovered = Some(Instant::now());
                 known.not_before = None;
-                self.conclude(id, Some(KeepOutcome::Recovered))
+                self.conclude(id, Some(SessionRecoveryOutcome::Recovered))
             }
             // Another process is at it; or it is as it should be, or gone.
-            Ok(attempt::Ended::NotOurs) => {
-                loss.end(Instant::now());
+            Ok(attempt::AttemptOutcome::NotOurs) => {
+                recovery.end(Instant::now());
                 Ok(None)
             }
             Err(error) => {
                 tracing::debug!(session = %id, %error, "not had back");
                 if error.kind() == ErrorKind::NotPermitted {
-                    loss.is_refused();
+                    recovery.is_refused();
                 }
-                loss.end(Instant::now());
-                let is_new = loss.is_news(error.kind());
+                recovery.end(Instant::now());
+                let is_new = recovery.is_news(error.kind());
                 is_new
-                    .then(|| self.news(id, KeepOutcome::Failed(error)))
+                    .then(|| self.report(id, SessionRecoveryOutcome::Failed(error)))
                     .transpose()
             }
         }
@@ -396,47 +414,54 @@ impl SessionKeeper {
     fn conclude(
         &mut self,
         id: SessionId,
-        outcome: Option<KeepOutcome>,
-    ) -> Result<Option<KeptSession>> {
-        if matches!(outcome, Some(KeepOutcome::Healthy)) {
-            let session = StandingSession::new(&self.roots, id);
-            self.brings_devices_back |= !self.bring_back(&session);
+        outcome: Option<SessionRecoveryOutcome>,
+    ) -> Result<Option<SessionRecoveryReport>> {
+        if matches!(outcome, Some(SessionRecoveryOutcome::Healthy)) {
+            let session = IscsiSession::new(&self.roots, id);
+            self.brings_devices_back |= !self.set_offline_running(&session);
         }
-        let news = outcome.map(|outcome| self.news(id, outcome)).transpose();
-        self.losses.remove(&id);
-        news
+        let reports = outcome.map(|outcome| self.report(id, outcome)).transpose();
+        self.recoveries.remove(&id);
+        reports
     }
 
-    fn news(&self, id: SessionId, outcome: KeepOutcome) -> Result<KeptSession> {
-        let session = StandingSession::new(&self.roots, id);
+    fn report(
+        &self,
+        id: SessionId,
+        outcome: SessionRecoveryOutcome,
+    ) -> Result<SessionRecoveryReport> {
+        let session = IscsiSession::new(&self.roots, id);
         let (target, portal) = match session.name()? {
             Some(name) => (Some(name.target), Some(name.portal)),
             None => (None, None),
         };
-        let loss = self.losses.get(&id);
-        let budget_left = match (loss.and_then(Loss::seen), session.recovery_timeout()?) {
-            (Some(seen), Some(budget)) if matches!(outcome, KeepOutcome::Failed(_)) => {
+        let recovery = self.recoveries.get(&id);
+        let budget_left = match (
+            recovery.and_then(RecoveryState::seen),
+            session.recovery_timeout()?,
+        ) {
+            (Some(seen), Some(budget)) if matches!(outcome, SessionRecoveryOutcome::Failed(_)) => {
                 Some(budget.saturating_sub(seen.elapsed()))
             }
             _ => None,
         };
         tracing::info!(session = %id, ?outcome, "kept");
-        telemetry::keeping(outcome.as_str());
-        Ok(KeptSession {
+        telemetry::session_recovery(outcome.as_str());
+        Ok(SessionRecoveryReport {
             session: id,
             target,
             portal,
             outcome,
             budget_left,
-            tries: loss.map_or(0, Loss::tries),
+            tries: recovery.map_or(0, RecoveryState::tries),
         })
     }
 }
 
 /// One that is gone or another's by now is as good as being ended.
-fn plight_of(loss: &Loss) -> Result<Plight> {
-    Ok(match loss.session().plight()? {
-        Some(plight) if loss.session().is_ours()? => plight,
-        _ => Plight::Ending,
+fn connection_status_of(recovery: &RecoveryState) -> Result<ConnectionStatus> {
+    Ok(match recovery.session().connection_status()? {
+        Some(connection_status) if recovery.session().is_lunbd_owned()? => connection_status,
+        _ => ConnectionStatus::Ending,
     })
 }

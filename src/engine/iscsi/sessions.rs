@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, Result, Stage};
 use crate::id::{HostNo, Iqn, SessionId};
 #[cfg(feature = "journal")]
 use crate::id::{Portal, Source};
-use crate::iscsi::{self, Plight, SessionName, StandingSession, hold_off_makers, log_out};
+use crate::iscsi::{self, ConnectionStatus, IscsiSession, SessionName, lock_creation, log_out};
 use crate::kernel::{Roots, pool};
 
-fn lease_of(id: SessionId) -> String {
+fn lock_name(id: SessionId) -> String {
     format!("iscsi-session-{id}")
 }
 
@@ -27,19 +27,23 @@ fn lease_of(id: SessionId) -> String {
 pub(in crate::engine) const LOGIN: &str = "iscsi-login-";
 
 /// Of the right to log in under this name, alone.
-pub(super) fn login_lease_of(name: &SessionName) -> String {
+pub(super) fn login_lock_name(name: &SessionName) -> String {
     format!("{LOGIN}{:?}", name.isid())
 }
 
 /// After the right to log in was taken. Where its last holder died with it, that was
 /// in the middle of a login: it may have left a session without its names, which
 /// nobody finds by them, and which is ended first.
-pub(super) fn after_the_dead(roots: &Roots, right: Lease, deadline: Deadline) -> Result<Lease> {
-    if right.was_left()
-        && let Err(error) = iscsi::end_unnamed(roots, deadline)
+pub(super) fn destroy_abandoned(
+    roots: &Roots,
+    right: DeviceLock,
+    deadline: Deadline,
+) -> Result<DeviceLock> {
+    if right.was_abandoned()
+        && let Err(error) = iscsi::destroy_incomplete(roots, deadline)
     {
         // The next is to know of it as well.
-        right.leave();
+        right.abandon();
         return Err(error);
     }
     Ok(right)
@@ -48,14 +52,17 @@ pub(super) fn after_the_dead(roots: &Roots, right: Lease, deadline: Deadline) ->
 /// Ends the sessions without their names that logins have left whose processes
 /// died.
 #[cfg(feature = "journal")]
-pub(in crate::engine) fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
-    let left = Lease::take_left(roots, LOGIN)?;
+pub(in crate::engine) fn destroy_incomplete(
+    roots: &Roots,
+    deadline: Deadline,
+) -> Result<Vec<SessionId>> {
+    let left = DeviceLock::take_abandoned(roots, LOGIN)?;
     if left.is_empty() {
         return Ok(Vec::new());
     }
-    let ended = iscsi::end_unnamed(roots, deadline);
+    let ended = iscsi::destroy_incomplete(roots, deadline);
     if ended.is_err() {
-        left.into_iter().for_each(Lease::leave);
+        left.into_iter().for_each(DeviceLock::abandon);
     }
     ended
 }
@@ -64,20 +71,20 @@ pub(in crate::engine) fn end_unnamed(roots: &Roots, deadline: Deadline) -> Resul
 /// and so is ended by nobody here.
 pub(in crate::engine) fn share(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     deadline: Deadline,
-) -> Result<Option<Lease>> {
-    if !session.is_ours()? {
+) -> Result<Option<DeviceLock>> {
+    if !session.is_lunbd_owned()? {
         return Ok(None);
     }
-    Lease::share(roots, &lease_of(session.id()), deadline).map(Some)
+    DeviceLock::share(roots, &lock_name(session.id()), deadline).map(Some)
 }
 
 /// Logs out a session of ours that has no devices and that nobody is about to
 /// use. Says whether it did.
 pub(super) fn end_if_unused(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     deadline: Deadline,
 ) -> Result<bool> {
     end_unless(roots, session, deadline, deadline, || Ok(false))
@@ -87,7 +94,7 @@ pub(super) fn end_if_unused(
 /// log reports a failure.
 pub(super) fn end_if_nobody_uses(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     deadline: Deadline,
 ) -> bool {
     let at_once = Deadline::after(Duration::ZERO);
@@ -102,16 +109,16 @@ pub(super) fn end_if_nobody_uses(
 /// at is its maker's, who has no right to it yet.
 pub(super) fn end_if_down(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     deadline: Deadline,
 ) -> Result<bool> {
-    let serves = || Ok(session.plight()? == Some(Plight::Stands));
+    let serves = || Ok(session.connection_status()? == Some(ConnectionStatus::LoggedIn));
     end_unless(roots, session, deadline, deadline, serves)
 }
 
 fn end_unless(
     roots: &Roots,
-    session: &StandingSession,
+    session: &IscsiSession,
     patience: Deadline,
     deadline: Deadline,
     stays: impl Fn() -> Result<bool>,
@@ -119,21 +126,21 @@ fn end_unless(
     // Looked at first without the right to it: on a session that others use
     // nobody waits for them.
     let is_used = || Ok::<_, Error>(!session.devices()?.is_empty());
-    if !session.is_there() || !session.is_ours()? || is_used()? {
+    if !session.is_there() || !session.is_lunbd_owned()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match Lease::take(roots, &lease_of(session.id()), patience) {
+    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), patience) {
         // An attach is at work on it all the time.
         Err(error) if error.kind().is_out_of_time() => {
             tracing::info!(session = %session.id(), %error, "it stays");
             return Ok(false);
         }
-        lease => lease?,
+        lock => lock?,
     };
     // A login may be about to start it.
-    let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(StandingSession::FREE));
+    let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(IscsiSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = hold_off_makers(roots, patience).map_err(|error| error.at(Stage::Logout))?;
+        let nobody = lock_creation(roots, patience).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
@@ -153,8 +160,8 @@ impl Engine {
     /// Whether one of our sessions is behind these SCSI hosts.
     pub(in crate::engine) fn has_own_session(&self, hosts: &BTreeSet<HostNo>) -> Result<bool> {
         for host in hosts {
-            for session in StandingSession::of_host(self.roots(), *host)? {
-                if session.is_ours()? {
+            for session in IscsiSession::of_host(self.roots(), *host)? {
+                if session.is_lunbd_owned()? {
                     return Ok(true);
                 }
             }
@@ -166,13 +173,13 @@ impl Engine {
     /// not finished: who was at it may have died before the last step.
     pub(in crate::engine) fn hosts_of_ended(&self, target: &Iqn) -> Result<BTreeSet<HostNo>> {
         let mut hosts = BTreeSet::new();
-        for session in StandingSession::all(self.roots())? {
+        for session in IscsiSession::all(self.roots())? {
             let with = match session.name()? {
                 Some(name) => Some(name.target),
-                None => session.parties_of_ended()?.map(|(_, target)| target),
+                None => session.unbound_endpoints()?.map(|(_, target)| target),
             };
-            let is_ending = session.plight()? == Some(Plight::Ending);
-            if is_ending && with.as_ref() == Some(target) && session.is_ours()? {
+            let is_ending = session.connection_status()? == Some(ConnectionStatus::Ending);
+            if is_ending && with.as_ref() == Some(target) && session.is_lunbd_owned()? {
                 hosts.extend(session.host()?);
             }
         }
@@ -194,8 +201,9 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Vec<SessionId>> {
         let roots = self.roots();
-        let mut ended = end_unnamed(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
-        for session in StandingSession::all(roots)? {
+        let mut ended =
+            destroy_incomplete(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
+        for session in IscsiSession::all(roots)? {
             let leads_to = |target: &Iqn, portal: Option<&Portal>| {
                 sources.iter().any(|source| match source {
                     Source::Iscsi(uri) => {
@@ -211,7 +219,7 @@ impl Engine {
                 }
                 // Who was at its logout may have died before the last step.
                 None => session
-                    .parties_of_ended()?
+                    .unbound_endpoints()?
                     .is_some_and(|(who, target)| who == *initiator && leads_to(&target, None)),
             };
             if was_for_it
@@ -226,21 +234,21 @@ impl Engine {
 
     /// Those of our sessions that are not behind these SCSI hosts and are of the same
     /// initiator with the same target as one that is: other ways to the same units.
-    fn beside(&self, behind: &[StandingSession]) -> Result<Vec<StandingSession>> {
-        let parties = |session: &StandingSession| {
+    fn beside(&self, behind: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
+        let parties = |session: &IscsiSession| {
             let of_whole = session.name()?.map(|name| (name.initiator, name.target));
-            Ok::<_, Error>(of_whole.or(session.parties_of_ended()?))
+            Ok::<_, Error>(of_whole.or(session.unbound_endpoints()?))
         };
         let mut known = BTreeSet::new();
         for session in behind {
-            if session.is_ours()? {
+            if session.is_lunbd_owned()? {
                 known.extend(parties(session)?);
             }
         }
         let mut beside = Vec::new();
-        for session in StandingSession::all(self.roots())? {
+        for session in IscsiSession::all(self.roots())? {
             let leads_there = parties(&session)?.is_some_and(|names| known.contains(&names));
-            if leads_there && !behind.contains(&session) && session.is_ours()? {
+            if leads_there && !behind.contains(&session) && session.is_lunbd_owned()? {
                 beside.push(session);
             }
         }
@@ -261,13 +269,13 @@ impl Engine {
         let roots = self.roots();
         let mut sessions = Vec::new();
         for host in hosts {
-            sessions.extend(StandingSession::of_host(roots, *host)?);
+            sessions.extend(IscsiSession::of_host(roots, *host)?);
         }
         let beside = self
             .beside(&sessions)
             .map_err(|error| error.at(Stage::Logout))?;
         sessions.extend(beside.iter().cloned());
-        let end = |session: &StandingSession| {
+        let end = |session: &IscsiSession| {
             if beside.contains(session) {
                 return Ok(end_if_nobody_uses(roots, session, deadline));
             }
@@ -327,8 +335,8 @@ mod tests {
         }
         fs::write(connection.join("state"), "up").unwrap();
         fs::create_dir_all(&roots.run).unwrap();
-        let session = StandingSession::new(&roots, id.parse().unwrap());
-        assert!(session.is_ours().unwrap() && session.devices().unwrap().is_empty());
+        let session = IscsiSession::new(&roots, id.parse().unwrap());
+        assert!(session.is_lunbd_owned().unwrap() && session.devices().unwrap().is_empty());
         let deadline = Deadline::after(Duration::from_secs(20));
         assert!(!end_if_down(&roots, &session, deadline).unwrap());
     }

@@ -9,14 +9,14 @@ use crate::scsi::Identity;
 
 /// What a volume lays claim to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claimant<'a> {
+pub(super) struct Reservation<'a> {
     pub(super) volume: &'a VolumeId,
     pub(super) spec: &'a VolumeSpec,
     /// The names that its unit gave itself; none while that is not known.
     pub(super) names: &'a [Wwid],
 }
 
-impl<'a> Claimant<'a> {
+impl<'a> Reservation<'a> {
     pub(super) fn of(record: &'a Record) -> Self {
         let names = record.outcome.as_ref().map(|outcome| &*outcome.names);
         Self {
@@ -28,11 +28,11 @@ impl<'a> Claimant<'a> {
 
     /// Whose a unit may be, or who is meant to be at its address.
     pub(super) fn owner(
-        mut claimants: impl Iterator<Item = Self>,
+        mut reservations: impl Iterator<Item = Self>,
         identity: &Identity,
         hctl: Hctl,
     ) -> Option<VolumeId> {
-        let owner = claimants.find(|one| one.may_own(identity) || one.is_meant_at(hctl));
+        let owner = reservations.find(|one| one.may_own(identity) || one.is_meant_at(hctl));
         owner.map(|owner| owner.volume.clone())
     }
 
@@ -84,7 +84,7 @@ impl<'a> Claimant<'a> {
 
 /// A volume as it is attached.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Standing<'a> {
+pub(crate) struct AttachedSpec<'a> {
     pub(crate) spec: &'a VolumeSpec,
     /// The names that its unit gave itself.
     pub(crate) names: &'a [Wwid],
@@ -94,12 +94,12 @@ pub(crate) struct Standing<'a> {
 
 /// Why a volume has to be detached before it can be attached as it is wanted.
 #[derive(Debug)]
-pub(crate) struct Bar {
+pub(crate) struct SpecConflict {
     kind: ErrorKind,
     pub(crate) why: String,
 }
 
-impl Bar {
+impl SpecConflict {
     fn in_use(why: String) -> Self {
         let kind = ErrorKind::InUse;
         Self { kind, why }
@@ -108,23 +108,26 @@ impl Bar {
 
 /// What cannot be changed in place; `None` where an attach can bring all that is
 /// wanted otherwise.
-pub(crate) fn must_be_detached_first(standing: Standing<'_>, wanted: &VolumeSpec) -> Option<Bar> {
+pub(crate) fn must_be_detached_first(
+    standing: AttachedSpec<'_>,
+    wanted: &VolumeSpec,
+) -> Option<SpecConflict> {
     let is = standing.spec;
     let shared = |source| is.sources.contains(source);
     if !wanted.sources.iter().any(shared) {
         let (from, to) = (spelt(is), spelt(wanted));
         let why = format!("it is attached from {from} and wanted from {to}");
-        return Some(Bar::in_use(why));
+        return Some(SpecConflict::in_use(why));
     }
     if let (Some(is), Some(wanted)) = (&is.nbd, &wanted.nbd) {
-        return nbd_bar(is, wanted, standing.nbd_index).map(Bar::in_use);
+        return nbd_bar(is, wanted, standing.nbd_index).map(SpecConflict::in_use);
     }
     if let (Some(is), Some(wanted)) = (&is.log_in, &wanted.log_in)
         && is.initiator != wanted.initiator
     {
         let (is, wanted) = (&is.initiator, &wanted.initiator);
         let why = format!("it is logged in to as {is} and wanted as {wanted}");
-        return Some(Bar::in_use(why));
+        return Some(SpecConflict::in_use(why));
     }
     let mut names: Vec<&Wwid> = standing.names.iter().collect();
     if names.is_empty() {
@@ -136,7 +139,7 @@ pub(crate) fn must_be_detached_first(standing: Standing<'_>, wanted: &VolumeSpec
     }
     let names: Vec<String> = names.into_iter().map(ToString::to_string).collect();
     let names = names.join(", ");
-    Some(Bar {
+    Some(SpecConflict {
         kind: ErrorKind::IdentityMismatch,
         why: format!("it is unit {names} and wanted as unit {expected}"),
     })
@@ -177,7 +180,7 @@ fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<St
 /// one.
 pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
     let names = known.outcome.as_ref().map(|outcome| &*outcome.names);
-    let standing = Standing {
+    let standing = AttachedSpec {
         spec: &known.spec,
         names: names.unwrap_or_default(),
         // The kernel knows which it is now, and the attach asks it.
@@ -196,12 +199,12 @@ pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
 pub(super) fn with_another(
     volume: &VolumeId,
     wanted: &VolumeSpec,
-    other: Claimant<'_>,
+    other: Reservation<'_>,
 ) -> Result<()> {
     let theirs = other.volume;
     let what = |what: String| {
         let message =
-            format!("{what} is that of volume {theirs}, and volume {volume} wants it too");
+            format!("{what} belongs to volume {theirs}, and volume {volume} also wants it");
         Err(refusal(ErrorKind::InUse, message))
     };
     if let Some(source) = wanted
@@ -227,13 +230,13 @@ pub(super) fn with_another(
 /// `IdentityMismatch` where the volume was another unit than the one that was
 /// found.
 pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
-    let own = Claimant::of(known);
+    let own = Reservation::of(known);
     if own.names.is_empty() || own.may_own(found) {
         return Ok(());
     }
     let was: Vec<String> = own.names.iter().map(ToString::to_string).collect();
     let (volume, was) = (own.volume, was.join(", "));
-    let message = format!("volume {volume} is unit {was}, and its source leads to {found} now");
+    let message = format!("volume {volume} is unit {was}, but its source now leads to {found}");
     Err(refusal(ErrorKind::IdentityMismatch, message))
 }
 
@@ -242,14 +245,15 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
 pub(super) fn with_unit(
     volume: &VolumeId,
     (found, places): (&Identity, &[PathPlace]),
-    other: Claimant<'_>,
+    other: Reservation<'_>,
 ) -> Result<()> {
     if !other.would_share(found, places) {
         return Ok(());
     }
     let theirs = other.volume;
     let message = format!(
-        "unit {found} is that of volume {theirs}, and the source of volume {volume} leads to it too"
+        "unit {found} belongs to volume {theirs}, and the source of volume {volume} also leads \
+         to it"
     );
     Err(refusal(ErrorKind::InUse, message))
 }

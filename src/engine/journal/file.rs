@@ -67,7 +67,7 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     write().map_err(|error| {
         // It says nothing, and takes room on a disk that is full.
         let _ = fs::remove_file(&beside);
-        Error::io("cannot write down what is to be done", &path, &error)
+        Error::io("cannot write the intent", &path, &error)
     })?;
     point!(JournalRenamed);
     Ok(())

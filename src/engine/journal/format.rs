@@ -42,7 +42,7 @@ pub struct Fault {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// It begins as a record does, and its checksum is not that of the rest.
+    /// It begins as a record does, and its checksum does not match its content.
     Torn,
     /// It is whole, and of a later version of this library. A journal that has one is not
     /// opened.
@@ -69,7 +69,7 @@ impl Record {
     /// `Io`, which no record gives.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let body = serde_json::to_vec_pretty(self).map_err(|error| {
-            let message = format!("cannot spell the record of {}: {error}", self.volume);
+            let message = format!("cannot serialize the record of {}: {error}", self.volume);
             Error::new(ErrorKind::Io, message).at(Stage::Journal)
         })?;
         let version = match self.detached {
@@ -90,9 +90,12 @@ impl Record {
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let Some(rest) = bytes.strip_prefix(MAGIC.as_bytes()) else {
             return Err(if MAGIC.as_bytes().starts_with(bytes) {
-                Fault::new(FaultKind::Torn, "it ends before its first line does")
+                Fault::new(FaultKind::Torn, "it ends within its first line")
             } else {
-                Fault::new(FaultKind::Foreign, "it does not begin as a record does")
+                Fault::new(
+                    FaultKind::Foreign,
+                    "it does not start with a record's header",
+                )
             });
         };
         let end = rest.iter().position(|&byte| byte == b'\n');
@@ -116,10 +119,13 @@ impl Record {
                 let text = format!("it is of version {version}, with another checksum");
                 return Err(Fault::new(FaultKind::Newer, text));
             }
-            _ => return Err(torn("its checksum is not that of the rest")),
+            _ => return Err(torn("its checksum does not match its content")),
         }
         let record: Self = serde_json::from_slice(body).map_err(|error| {
-            let text = format!("it is whole, and says what this library does not know: {error}");
+            let text = format!(
+                "its checksum matches, but this version does not know its \
+                                content: {error}"
+            );
             Fault::new(FaultKind::Newer, text)
         })?;
         if record.spec.sources.is_empty() {

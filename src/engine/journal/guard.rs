@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::conflict::{self, Claimant};
+use super::conflict::{self, Reservation};
 use super::record::{Detached, Record, VolumeSpec};
-use super::{Busy, Journal, Shared, Table, file};
+use super::{InFlight, Journal, Shared, Table, file};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::unit::place::PathPlace;
@@ -16,7 +16,7 @@ use crate::scsi::Identity;
 /// One caller's turn at a volume. A write that the file system does not come
 /// back from keeps it, so that nothing older can come after something newer.
 #[derive(Debug)]
-pub(in crate::engine) struct Turn {
+pub(in crate::engine) struct VolumeGuard {
     shared: Arc<Shared>,
     volume: VolumeId,
     /// The record of the volume's detach, as it was when the turn began.
@@ -32,16 +32,16 @@ impl Journal {
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`; the refusals of `conflict`.
-    pub(in crate::engine) fn turn(
+    pub(in crate::engine) fn guard(
         &self,
         volume: &VolumeId,
         wanted: Option<&VolumeSpec>,
         deadline: Deadline,
-    ) -> Result<Arc<Turn>> {
+    ) -> Result<Arc<VolumeGuard>> {
         let mut table = self.shared.table();
-        while table.busy.contains_key(volume) {
+        while table.in_flight.contains_key(volume) {
             if deadline.has_passed() {
-                let what = format!("another thread to be done with volume {volume}");
+                let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
             let woken = self.shared.freed.wait_timeout(table, deadline.turn());
@@ -55,14 +55,14 @@ impl Journal {
                 conflict::with_another(volume, wanted, other)?;
             }
         }
-        let busy = Busy {
+        let in_flight = InFlight {
             spec: wanted.cloned(),
             names: Vec::new(),
         };
-        table.busy.insert(volume.clone(), busy);
+        table.in_flight.insert(volume.clone(), in_flight);
         let detached = table.detached.get(volume).cloned();
         drop(table);
-        Ok(Arc::new(Turn {
+        Ok(Arc::new(VolumeGuard {
             shared: Arc::clone(&self.shared),
             volume: volume.clone(),
             detached,
@@ -71,7 +71,7 @@ impl Journal {
 
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
-        Claimant::owner(self.shared.table().claimants(), identity, hctl)
+        Reservation::owner(self.shared.table().reservations(), identity, hctl)
     }
 }
 
@@ -99,7 +99,7 @@ impl Table {
             return Vec::new();
         }
         let idle = self.detached.values();
-        let idle = idle.filter(|record| !self.busy.contains_key(&record.volume));
+        let idle = idle.filter(|record| !self.in_flight.contains_key(&record.volume));
         let mut by_age: Vec<&Record> = idle.collect();
         by_age.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
         let oldest = by_age.into_iter().take(too_many);
@@ -107,29 +107,29 @@ impl Table {
     }
 
     /// What all volumes lay claim to.
-    fn claimants(&self) -> impl Iterator<Item = Claimant<'_>> {
-        let busy = self.busy.iter().filter_map(|(volume, busy)| {
+    fn reservations(&self) -> impl Iterator<Item = Reservation<'_>> {
+        let in_flight = self.in_flight.iter().filter_map(|(volume, in_flight)| {
             // Who was not told how it is wanted goes on with what its record says.
             let known = || self.records.get(volume).map(|record| &record.spec);
-            let (spec, names) = (busy.spec.as_ref().or_else(known)?, &*busy.names);
-            Some(Claimant {
+            let (spec, names) = (in_flight.spec.as_ref().or_else(known)?, &*in_flight.names);
+            Some(Reservation {
                 volume,
                 spec,
                 names,
             })
         });
-        let known = self.records.values().map(Claimant::of);
-        known.chain(busy)
+        let known = self.records.values().map(Reservation::of);
+        known.chain(in_flight)
     }
 
     /// What the other volumes lay claim to.
-    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Claimant<'a>> {
-        let claimants = self.claimants();
-        claimants.filter(move |other| other.volume != volume)
+    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Reservation<'a>> {
+        let reservations = self.reservations();
+        reservations.filter(move |other| other.volume != volume)
     }
 }
 
-impl Turn {
+impl VolumeGuard {
     /// The volume's record.
     pub(in crate::engine) fn record(&self) -> Option<Record> {
         self.shared.table().records.get(&self.volume).cloned()
@@ -157,8 +157,8 @@ impl Turn {
         for other in table.others(&self.volume) {
             conflict::with_unit(&self.volume, (identity, places), other)?;
         }
-        if let Some(busy) = table.busy.get_mut(&self.volume) {
-            busy.names.clone_from(&identity.names);
+        if let Some(in_flight) = table.in_flight.get_mut(&self.volume) {
+            in_flight.names.clone_from(&identity.names);
         }
         Ok(())
     }
@@ -185,21 +185,22 @@ impl Turn {
             record.boot.clone_from(&self.shared.boot);
         }
         let bytes = record.to_bytes()?;
-        self.run(deadline, move |turn, name| {
-            let directory = &turn.shared.directory;
+        self.run(deadline, move |guard, name| {
+            let directory = &guard.shared.directory;
             let path = directory.join(name);
-            let table = turn.shared.table();
-            let is_live = table.records.contains_key(&turn.volume);
-            let known = is_live || table.detached.contains_key(&turn.volume);
+            let table = guard.shared.table();
+            let is_live = table.records.contains_key(&guard.volume);
+            let known = is_live || table.detached.contains_key(&guard.volume);
             drop(table);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "what is there could not be read as its record, or not be set aside";
+                let message = "the file at its place is no readable record, or could not be set \
+                               aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
             // It is there, whatever becomes of the rest.
-            turn.shared.table().insert(record);
-            (turn.shared.sync)(directory)?;
+            guard.shared.table().insert(record);
+            (guard.shared.sync)(directory)?;
             point!(JournalKept);
             Ok(())
         })
@@ -258,10 +259,10 @@ impl Turn {
                 return self.remove(deadline);
             }
         }
-        let removed = self.run(deadline, |turn, _| {
-            for volume in turn.shared.table().detached_too_long_ago() {
-                file::remove(&turn.shared.directory, &file::name_of(&volume))?;
-                turn.shared.table().remove(&volume);
+        let removed = self.run(deadline, |guard, _| {
+            for volume in guard.shared.table().detached_too_long_ago() {
+                file::remove(&guard.shared.directory, &file::name_of(&volume))?;
+                guard.shared.table().remove(&volume);
             }
             Ok(())
         });
@@ -289,11 +290,11 @@ impl Turn {
     /// `Io` where the record stays, or where it went and the disk was not told so;
     /// `TimedOut` at stage `journal`, and then it may still go.
     pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
-        self.run(deadline, |turn, name| {
-            file::remove(&turn.shared.directory, name)?;
+        self.run(deadline, |guard, name| {
+            file::remove(&guard.shared.directory, name)?;
             // It is gone, whatever becomes of the rest.
-            turn.shared.table().remove(&turn.volume);
-            (turn.shared.sync)(&turn.shared.directory)?;
+            guard.shared.table().remove(&guard.volume);
+            (guard.shared.sync)(&guard.shared.directory)?;
             point!(JournalForgotten);
             Ok(())
         })
@@ -304,21 +305,21 @@ impl Turn {
         deadline: Deadline,
         act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let turn = Arc::clone(self);
+        let guard = Arc::clone(self);
         let name = file::name_of(&self.volume);
         worker::run(
             Stage::Journal,
             &format!("the record of volume {} to be written", self.volume),
             deadline,
             || "the journal's file system has not returned".to_owned(),
-            move || act(&turn, &name),
+            move || act(&guard, &name),
         )
     }
 }
 
-impl Drop for Turn {
+impl Drop for VolumeGuard {
     fn drop(&mut self) {
-        self.shared.table().busy.remove(&self.volume);
+        self.shared.table().in_flight.remove(&self.volume);
         self.shared.freed.notify_all();
     }
 }
@@ -356,7 +357,7 @@ mod tests {
         let mut table = Table {
             records: BTreeMap::new(),
             detached: BTreeMap::new(),
-            busy: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
         };
         for number in 0..MOST_DETACHED {
             table.insert(record(number));
@@ -367,7 +368,9 @@ mod tests {
         }
         let oldest = [0, 1].map(|number| record(number).volume);
         assert_eq!(table.detached_too_long_ago(), oldest);
-        table.busy.insert(oldest[0].clone(), Busy::default());
+        table
+            .in_flight
+            .insert(oldest[0].clone(), InFlight::default());
         assert_eq!(
             table.detached_too_long_ago(),
             [1, 2].map(|number| record(number).volume)
@@ -391,9 +394,9 @@ mod tests {
                 boot: None,
                 detached: None,
             };
-            let turn = journal.turn(&volume, None, deadline).unwrap();
-            turn.write(record, deadline).unwrap();
-            turn
+            let guard = journal.guard(&volume, None, deadline).unwrap();
+            guard.write(record, deadline).unwrap();
+            guard
         });
         let identity = Identity {
             names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],

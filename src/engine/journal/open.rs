@@ -180,7 +180,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             Err((_, Errno::EWOULDBLOCK)) => {
                 let holder = sysfs::read_if_there(&path).ok().flatten();
                 let holder = holder.filter(|pid| !pid.is_empty());
-                let message = "another process has the journal";
+                let message = "another process holds the journal";
                 let error = Error::new(ErrorKind::InUse, message).with_path(path);
                 return Err(match holder {
                     Some(pid) => error.with_last_seen(format!("held by process {pid}")),
@@ -190,7 +190,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
             Err((_, errno)) => return Err(failed(&errno.into())),
         }
     }
-    let message = "somebody removes the journal's lock again and again";
+    let message = "another process keeps removing the journal's lock";
     Err(Error::new(ErrorKind::InUse, message).with_path(path))
 }
 

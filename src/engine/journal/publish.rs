@@ -20,7 +20,7 @@ impl Journal {
         let shared = self.shared.clone();
         worker::run(
             Stage::Journal,
-            "what fails to be written",
+            "the failures to be written",
             deadline,
             || "the journal's file system has not returned".to_owned(),
             move || {
@@ -30,7 +30,7 @@ impl Journal {
                 } else {
                     write(&path, failing).map(Some)
                 };
-                let failed = |error| Error::io("cannot tell what fails", &path, &error);
+                let failed = |error| Error::io("cannot publish the failures", &path, &error);
                 *shared.told() = written.map_err(failed)?;
                 Ok(())
             },

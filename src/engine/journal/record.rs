@@ -328,10 +328,10 @@ impl AttachRequest {
             .and_then(|options| options.proof.as_ref());
         let message = match proof {
             Some(Proof::Known(_)) => {
-                "a CHAP secret is not written down: say which file or variables have it"
+                "the journal stores no CHAP secret: name the file or the variables that hold it"
             }
             Some(Proof::At(CredentialsSource::File(path))) if !path.is_absolute() => {
-                "the path of a file of CHAP secrets is to begin at the root"
+                "the path of a CHAP file must be absolute"
             }
             _ => return Ok(()),
         };

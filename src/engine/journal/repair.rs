@@ -23,13 +23,13 @@ impl Journal {
     /// another thread works on it, and at stage `journal`, where the record may still go.
     /// `Io`.
     pub fn forget(&self, volume: &VolumeId, deadline: Deadline) -> Result<Record> {
-        let turn = self.turn(volume, None, deadline)?;
-        let record = turn.record().or_else(|| turn.detached().cloned());
+        let guard = self.guard(volume, None, deadline)?;
+        let record = guard.record().or_else(|| guard.detached().cloned());
         let record = record.ok_or_else(|| {
             let message = format!("the journal has no volume {volume}");
             Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
         })?;
-        turn.remove(deadline)?;
+        guard.remove(deadline)?;
         Ok(record)
     }
 
@@ -60,8 +60,8 @@ impl Journal {
         let bytes = run(&directory, deadline, move || Ok(open::read(&path)))?;
         let record = bytes.and_then(|bytes| Record::parse(&bytes));
         let record = record.map_err(|fault| no_record(&aside, &fault))?;
-        let turn = self.turn(&record.volume, None, deadline)?;
-        if turn.record().is_some() {
+        let guard = self.guard(&record.volume, None, deadline)?;
+        if guard.record().is_some() {
             let message = format!(
                 "the journal has a record of volume {} already: detach it, or forget that \
                  record, first",
@@ -69,7 +69,7 @@ impl Journal {
             );
             return Err(Error::new(ErrorKind::InUse, message).with_path(aside));
         }
-        turn.write(record.clone(), deadline)?;
+        guard.write(record.clone(), deadline)?;
         run(&directory, deadline, {
             let directory = directory.clone();
             move || remove(&directory, &name)
@@ -83,8 +83,8 @@ impl Journal {
         let path = directory.join(name);
         let plain = name.to_str().filter(|name| !name.contains('/'));
         let Some(plain) = plain.filter(|name| is_set_aside(name)) else {
-            let message = "it is no file that the journal has set aside: `lunbd journal show` \
-                           lists those";
+            let message = "the journal has set aside no such file: `lunbd journal show` lists \
+                           those that it has";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_path(path));
         };
         fs::symlink_metadata(&path)

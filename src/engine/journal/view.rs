@@ -1,6 +1,6 @@
 //! A journal as somebody sees it who does not hold it.
 
-use super::conflict::Claimant;
+use super::conflict::Reservation;
 use super::failing::Failing;
 use super::format::Problem;
 use super::record::Record;
@@ -28,6 +28,6 @@ pub struct JournalView {
 impl JournalView {
     /// The volume that a unit is, or that is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
-        Claimant::owner(self.records.iter().map(Claimant::of), identity, hctl)
+        Reservation::owner(self.records.iter().map(Reservation::of), identity, hctl)
     }
 }

@@ -18,17 +18,17 @@ use crate::kernel::{Roots, sysfs};
 /// The right to work on one device. The kernel takes it back when the process
 /// dies, in whatever way.
 #[derive(Debug)]
-pub(in crate::engine) struct Lease {
+pub(in crate::engine) struct DeviceLock {
     path: PathBuf,
     // Closed, and so released, after the file is removed.
     file: Flock<File>,
     /// With others.
     shared: bool,
-    was_left: bool,
+    was_abandoned: bool,
     stays: bool,
 }
 
-impl Lease {
+impl DeviceLock {
     /// Waits for the right to work on `name`. No thread is left waiting when the deadline
     /// has passed.
     ///
@@ -49,8 +49,8 @@ impl Lease {
         let path = Self::path(roots, name);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
         loop {
-            if let Some(lease) = Self::try_at(&path, shared)? {
-                return Ok(lease);
+            if let Some(lock) = Self::try_at(&path, shared)? {
+                return Ok(lock);
             }
             if deadline.has_passed() {
                 return Err(not_free(&path, name, deadline));
@@ -111,20 +111,20 @@ impl Lease {
     }
 
     /// Whether its last holder died with it, or [left](Self::leave) it so.
-    pub(in crate::engine) fn was_left(&self) -> bool {
-        self.was_left
+    pub(in crate::engine) fn was_abandoned(&self) -> bool {
+        self.was_abandoned
     }
 
     /// Drops it as a process does that dies with it: who takes it next sees that what
     /// was done under it has not come to its end.
-    pub(in crate::engine) fn leave(mut self) {
+    pub(in crate::engine) fn abandon(mut self) {
         self.stays = true;
     }
 
     /// Takes away the files that processes have left which died with a lease, but for
     /// those whose names begin with `but`.
     #[cfg(feature = "journal")]
-    pub(in crate::engine) fn sweep(roots: &Roots, but: &str) {
+    pub(in crate::engine) fn purge_stale(roots: &Roots, but: &str) {
         let folder = run_dir::path(roots);
         for name in sysfs::names(&folder).unwrap_or_default() {
             let path = folder.join(&name);
@@ -137,13 +137,13 @@ impl Lease {
 
     /// Takes those whose names begin with `kind` and whose holders died with them.
     #[cfg(feature = "journal")]
-    pub(in crate::engine) fn take_left(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
+    pub(in crate::engine) fn take_abandoned(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
         let folder = run_dir::path(roots);
         let mut left = Vec::new();
         for name in sysfs::names(&folder)? {
             if name.starts_with(kind) {
-                let lease = Self::try_at(&folder.join(name), false)?;
-                left.extend(lease.filter(Self::was_left));
+                let lock = Self::try_at(&folder.join(name), false)?;
+                left.extend(lock.filter(Self::was_abandoned));
             }
         }
         Ok(left)
@@ -178,16 +178,20 @@ impl Lease {
             return Ok(None);
         }
         let ours = file.metadata().map_err(|error| failed(&error))?;
-        let was_left = ours.len() > 0;
+        let was_abandoned = ours.len() > 0;
         // For the error of those who wait; the lock itself is the flock.
-        let emptied = if was_left { file.set_len(0) } else { Ok(()) };
+        let emptied = if was_abandoned {
+            file.set_len(0)
+        } else {
+            Ok(())
+        };
         let _ = emptied.and_then(|()| write!(file, "{}", std::process::id()));
         point!(LeaseTaken);
         Ok(Some(Self {
             path: path.to_owned(),
             file,
             shared: matches!(how, FlockArg::LockShared | FlockArg::LockSharedNonblock),
-            was_left,
+            was_abandoned,
             stays: false,
         }))
     }
@@ -207,12 +211,12 @@ fn open(path: &Path) -> Result<File> {
 
 fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
     let holder = sysfs::read_if_there(path).ok().flatten();
-    let what = format!("another process to be done with {name}");
+    let what = format!("another process to release {name}");
     let error = Error::timed_out(Stage::Lock, deadline, &what);
     error.with_last_seen(format!("held by process {}", holder.unwrap_or_default()))
 }
 
-impl Drop for Lease {
+impl Drop for DeviceLock {
     fn drop(&mut self) {
         if self.stays {
             return;
@@ -256,10 +260,10 @@ mod tests {
     fn who_waited_in_vain_takes_nothing_when_the_lock_comes_free() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let held = Lease::take(&roots, "nbd0", soon()).unwrap();
+        let held = DeviceLock::take(&roots, "nbd0", soon()).unwrap();
         for _ in 0..20 {
             let limit = Deadline::after(Duration::from_millis(5));
-            Lease::take(&roots, "nbd0", limit).unwrap_err();
+            DeviceLock::take(&roots, "nbd0", limit).unwrap_err();
         }
         drop(held);
         for _ in 0..100 {
@@ -271,15 +275,15 @@ mod tests {
     fn a_lease_is_held_by_one_at_a_time_and_leaves_no_file() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let lease = Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
-        let error = Lease::take(&roots, "scsi-0:0:0:0", in_a_moment()).unwrap_err();
+        let lock = DeviceLock::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
+        let error = DeviceLock::take(&roots, "scsi-0:0:0:0", in_a_moment()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Lock));
         let holder = format!("held by process {}", std::process::id());
         assert_eq!(error.last_seen(), Some(&*holder));
-        Lease::take(&roots, "scsi-0:0:0:1", soon()).unwrap();
-        drop(lease);
-        Lease::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
+        DeviceLock::take(&roots, "scsi-0:0:0:1", soon()).unwrap();
+        drop(lock);
+        DeviceLock::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
         leaves_no_file(&roots);
     }
 
@@ -287,17 +291,18 @@ mod tests {
     fn a_lease_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let alone = |deadline| Lease::take(&roots, "session-1", deadline);
-        let [one, other] = [(); 2].map(|()| Lease::share(&roots, "session-1", soon()).unwrap());
+        let alone = |deadline| DeviceLock::take(&roots, "session-1", deadline);
+        let [one, other] =
+            [(); 2].map(|()| DeviceLock::share(&roots, "session-1", soon()).unwrap());
         assert!(alone(in_a_moment()).is_err());
         drop(one);
         assert!(alone(in_a_moment()).is_err(), "the other has it still");
         drop(other);
         let held = alone(soon()).unwrap();
-        let error = Lease::share(&roots, "session-1", in_a_moment()).unwrap_err();
+        let error = DeviceLock::share(&roots, "session-1", in_a_moment()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         drop(held);
-        Lease::share(&roots, "session-1", soon()).unwrap();
+        DeviceLock::share(&roots, "session-1", soon()).unwrap();
         leaves_no_file(&roots);
     }
 
@@ -306,12 +311,12 @@ mod tests {
     fn what_a_process_left_that_died_is_swept_and_what_is_held_is_not() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let _held = Lease::take(&roots, "nbd0", soon()).unwrap();
+        let _held = DeviceLock::take(&roots, "nbd0", soon()).unwrap();
         fs::write(roots.run.join("lunbd/nbd1.lock"), "1").unwrap();
-        Lease::sweep(&roots, "login-");
+        DeviceLock::purge_stale(&roots, "login-");
         let left = sysfs::names(&roots.run.join("lunbd")).unwrap();
         assert_eq!(left, ["nbd0.lock"]);
-        assert!(Lease::try_take(&roots, "nbd0").unwrap().is_none());
+        assert!(DeviceLock::try_take(&roots, "nbd0").unwrap().is_none());
     }
 
     #[cfg(feature = "journal")]
@@ -319,15 +324,22 @@ mod tests {
     fn who_takes_what_another_died_with_is_told_so_and_who_takes_what_was_dropped_is_not() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let lease = Lease::take(&roots, "login-1", soon()).unwrap();
-        assert!(!lease.was_left());
-        assert_eq!(Lease::take_left(&roots, "login-").unwrap().len(), 0);
-        lease.leave();
-        Lease::sweep(&roots, "login-");
-        let mut left = Lease::take_left(&roots, "login-").unwrap();
-        assert!(left.pop().unwrap().was_left());
+        let lock = DeviceLock::take(&roots, "login-1", soon()).unwrap();
+        assert!(!lock.was_abandoned());
+        assert_eq!(
+            DeviceLock::take_abandoned(&roots, "login-").unwrap().len(),
+            0
+        );
+        lock.abandon();
+        DeviceLock::purge_stale(&roots, "login-");
+        let mut left = DeviceLock::take_abandoned(&roots, "login-").unwrap();
+        assert!(left.pop().unwrap().was_abandoned());
         assert_eq!(left.len(), 0);
         leaves_no_file(&roots);
-        assert!(!Lease::take(&roots, "login-1", soon()).unwrap().was_left());
+        assert!(
+            !DeviceLock::take(&roots, "login-1", soon())
+                .unwrap()
+                .was_abandoned()
+        );
     }
 }

@@ -64,7 +64,8 @@ pub(in crate::engine) fn make_private(roots: &Roots) {
         return;
     }
     if let Err(error) = fs::set_permissions(&path, fs::Permissions::from_mode(DIRECTORY)) {
-        tracing::warn!(path = %path.display(), %error, "other users can take the locks there");
+        tracing::warn!(path = %path.display(), %error, "other users can take locks in this \
+                                                        directory");
     }
 }
 

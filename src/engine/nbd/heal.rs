@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::engine::HealOutcome;
-use crate::engine::Healing;
-use crate::engine::nbd::reconnect::Patient;
+use crate::engine::HealReport;
+use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -43,19 +43,19 @@ impl Engine {
     /// # Errors
     /// Where sysfs cannot be read; what goes wrong with one device is its
     /// [`HealOutcome::Failed`].
-    pub fn heal(&self, deadline: Deadline) -> Result<Vec<Healing>> {
+    pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
-            let mut patients = self.patients()?;
-            let treated = self.treat(patients.values_mut(), deadline).into_iter();
-            let without_turn = |patient: &Patient| {
-                let what = format!("a thread that heals nbd{}", patient.index());
+            let mut reconnects = self.reconnects()?;
+            let reconnected = self.heal_all(reconnects.values_mut(), deadline).into_iter();
+            let without_turn = |reconnect: &NbdReconnect| {
+                let what = format!("a thread that heals nbd{}", reconnect.index());
                 let error = Error::timed_out(Stage::Resolve, deadline, &what);
                 let error =
                     error.with_last_seen(format!("{} devices are healed at once", pool::MOST));
-                patient.healing(HealOutcome::Failed(error))
+                reconnect.report(HealOutcome::Failed(error))
             };
-            let mut healings: Vec<Healing> = treated
-                .map(|(patient, healing)| healing.unwrap_or_else(|| without_turn(patient)))
+            let mut healings: Vec<HealReport> = reconnected
+                .map(|(reconnect, healing)| healing.unwrap_or_else(|| without_turn(reconnect)))
                 .collect();
             healings.sort_by_key(|healing| healing.index);
             Ok(healings)
@@ -73,9 +73,11 @@ impl Engine {
         source: &Source,
         options: &NbdOptions,
         deadline: Deadline,
-    ) -> Result<Healing> {
+    ) -> Result<HealReport> {
         telemetry::measured(Call::Heal, || {
-            Ok(self.treatment(source, options)?.go_on(self, deadline))
+            Ok(self
+                .reconnect_handle(source, options)?
+                .proceed(self, deadline))
         })
     }
 
@@ -85,7 +87,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
-    pub fn treatment(&self, source: &Source, options: &NbdOptions) -> Result<Treatment> {
+    pub fn reconnect_handle(
+        &self,
+        source: &Source,
+        options: &NbdOptions,
+    ) -> Result<ReconnectHandle> {
         let Source::Nbd(uri) = source else {
             let message = format!("{source} is no NBD source: only those are healed");
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
@@ -95,8 +101,10 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        let patient = Patient::new(device, uri.clone(), backend, options.timeouts);
-        Ok(Treatment(patient.with_content(options.content_rule())))
+        let reconnect = NbdReconnect::new(device, uri.clone(), backend, options.timeouts);
+        Ok(ReconnectHandle(
+            reconnect.with_content(options.content_rule()),
+        ))
     }
 
     /// The same of a volume of the journal.
@@ -104,12 +112,15 @@ impl Engine {
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
     #[cfg(feature = "journal")]
-    pub fn treatment_of(&self, spec: &crate::engine::journal::VolumeSpec) -> Result<Treatment> {
+    pub fn reconnect_handle_of(
+        &self,
+        spec: &crate::engine::journal::VolumeSpec,
+    ) -> Result<ReconnectHandle> {
         let Some(source) = spec.sources.first() else {
             let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");
             return Err(error.at(Stage::Resolve));
         };
-        self.treatment(source, &spec.nbd_options())
+        self.reconnect_handle(source, &spec.nbd_options())
     }
 
     /// Heals links as they die, until it is dropped.
@@ -121,25 +132,25 @@ impl Engine {
         Ok(Healer {
             engine: self,
             deaths: dead_links.watch(None),
-            sick: self.patients()?,
+            disconnected: self.reconnects()?,
             look_at: Instant::now() + LOOK_AGAIN,
         })
     }
 
     /// Every device whose server is known: by our own link, or by a backend id
     /// that is a URI.
-    fn patients(&self) -> Result<BTreeMap<NbdIndex, Patient>> {
-        let mut patients = BTreeMap::new();
+    fn reconnects(&self) -> Result<BTreeMap<NbdIndex, NbdReconnect>> {
+        let mut reconnects = BTreeMap::new();
         for device in NbdDevice::all(self.roots())? {
-            patients.extend(
-                self.patient(device)?
-                    .map(|patient| (patient.index(), patient)),
+            reconnects.extend(
+                self.reconnect(device)?
+                    .map(|reconnect| (reconnect.index(), reconnect)),
             );
         }
-        Ok(patients)
+        Ok(reconnects)
     }
 
-    fn patient(&self, device: NbdDevice) -> Result<Option<Patient>> {
+    fn reconnect(&self, device: NbdDevice) -> Result<Option<NbdReconnect>> {
         let Some(backend) = device.backend()?.filter(|_| device.disk().dir().exists()) else {
             return Ok(None);
         };
@@ -150,62 +161,67 @@ impl Engine {
             && link.backend == backend
         {
             let (uri, timeouts) = (link.uri.clone(), link.timeouts);
-            return Ok(Some(Patient::new(device, uri, backend, timeouts)));
+            return Ok(Some(NbdReconnect::new(device, uri, backend, timeouts)));
         }
         // Another process has connected it: it keeps what that has said.
         let unknown = NewTimeouts::default();
         let uri = backend.as_str().parse::<NbdUri>().ok();
-        Ok(uri.map(|uri| Patient::new(device, uri, backend, unknown)))
+        Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
     }
 
     /// Treats all, [as many at once](pool::MOST) as the pool has threads. Where there are
     /// more, those whose last turn is longest ago come first, and none has a second turn
     /// before all have had one. The result of a device whose turn did not come by
     /// `deadline` is `None`.
-    fn treat<'a>(
+    fn heal_all<'a>(
         &self,
-        patients: impl Iterator<Item = &'a mut Patient>,
+        reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
         deadline: Deadline,
-    ) -> Vec<(&'a mut Patient, Option<Healing>)> {
+    ) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
         /// Longer than a device and a server that work take to answer.
         const TURN: Duration = Duration::from_secs(2);
-        let mut patients: Vec<&mut Patient> = patients.collect();
-        patients.sort_by_key(|patient| patient.last_turn());
-        let turn = if patients.len() > pool::MOST {
+        let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
+        reconnects.sort_by_key(|reconnect| reconnect.last_turn());
+        let turn = if reconnects.len() > pool::MOST {
             TURN
         } else {
             Duration::MAX
         };
-        let each = patients.iter_mut().map(|patient| &mut **patient);
-        let one = |patient: &mut Patient| {
+        let each = reconnects.iter_mut().map(|reconnect| &mut **reconnect);
+        let one = |reconnect: &mut NbdReconnect| {
             let limit = deadline.at_most(turn);
-            let healing = patient.treat(self, limit);
+            let healing = reconnect.reconnect(self, limit);
             let is_over = healing.outcome.serves() || !limit.has_passed();
             (healing, is_over)
         };
-        let treated = pool::in_turns(Stage::Resolve, each, deadline, one);
-        let failed = |patient: &Patient, error| patient.healing(HealOutcome::Failed(error));
-        let treated = patients.into_iter().zip(treated).map(|(patient, treated)| {
-            let healing = treated.map(|one| one.unwrap_or_else(|error| failed(patient, error)));
-            if let Some(healing) = &healing {
-                telemetry::healing(healing.outcome.as_str());
-            }
-            (patient, healing)
-        });
-        treated.collect()
+        let reconnected = pool::in_turns(Stage::Resolve, each, deadline, one);
+        let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
+        let reconnected =
+            reconnects
+                .into_iter()
+                .zip(reconnected)
+                .map(|(reconnect, reconnected)| {
+                    let healing =
+                        reconnected.map(|one| one.unwrap_or_else(|error| failed(reconnect, error)));
+                    if let Some(healing) = &healing {
+                        telemetry::heal_report(healing.outcome.as_str());
+                    }
+                    (reconnect, healing)
+                });
+        reconnected.collect()
     }
 }
 
-/// One NBD device under treatment: see [`Engine::treatment`].
+/// One NBD device under treatment: see [`Engine::reconnect_handle`].
 #[derive(Debug)]
-pub struct Treatment(Patient);
+pub struct ReconnectHandle(NbdReconnect);
 
-impl Treatment {
+impl ReconnectHandle {
     /// Heals it, or says what stands in the way by `deadline`. Its server is
     /// dialled until then, with growing pauses.
-    pub fn go_on(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
-        let healing = self.0.treat(engine, deadline);
-        telemetry::healing(healing.outcome.as_str());
+    pub fn proceed(&mut self, engine: &Engine, deadline: Deadline) -> HealReport {
+        let healing = self.0.reconnect(engine, deadline);
+        telemetry::heal_report(healing.outcome.as_str());
         healing
     }
 }
@@ -219,7 +235,7 @@ pub struct Healer<'a> {
     engine: &'a Engine,
     deaths: LinkWatch,
     /// Those to look at, and those whose server is not back.
-    sick: BTreeMap<NbdIndex, Patient>,
+    disconnected: BTreeMap<NbdIndex, NbdReconnect>,
     /// When our own ends of the links are looked at next.
     look_at: Instant,
 }
@@ -232,11 +248,11 @@ impl Healer<'_> {
     ///
     /// # Errors
     /// Where sysfs cannot be read.
-    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<Healing>> {
+    pub fn next(&mut self, deadline: Deadline) -> Result<Vec<HealReport>> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);
         loop {
-            let rests = self.sick.values().map(Patient::rests_until);
+            let rests = self.disconnected.values().map(NbdReconnect::next_try);
             let wakes = match rests.min() {
                 // One is to be treated now.
                 Some(None) => break,
@@ -262,26 +278,26 @@ impl Healer<'_> {
             self.admit(notice)?;
         }
         let turn = deadline.at_most(TURN);
-        let due = self.sick.values_mut();
-        let due = due.filter(|patient| patient.rests_until().is_none());
-        let treated = self.engine.treat(due, turn).into_iter();
-        let mut news: Vec<Healing> = treated.filter_map(|(_, healing)| healing).collect();
-        news.sort_by_key(|healing| healing.index);
-        for healing in &news {
+        let due = self.disconnected.values_mut();
+        let due = due.filter(|reconnect| reconnect.next_try().is_none());
+        let reconnected = self.engine.heal_all(due, turn).into_iter();
+        let mut reports: Vec<HealReport> = reconnected.filter_map(|(_, healing)| healing).collect();
+        reports.sort_by_key(|healing| healing.index);
+        for healing in &reports {
             let is_over = match &healing.outcome {
                 HealOutcome::Failed(error) => error.kind() == ErrorKind::Vanished,
                 HealOutcome::Degraded(_) => false,
                 outcome => outcome.serves(),
             };
             if is_over {
-                self.sick.remove(&healing.index);
+                self.disconnected.remove(&healing.index);
             } else if !turn.has_passed()
-                && let Some(patient) = self.sick.get_mut(&healing.index)
+                && let Some(reconnect) = self.disconnected.get_mut(&healing.index)
             {
-                patient.rest();
+                reconnect.back_off();
             }
         }
-        Ok(news)
+        Ok(reports)
     }
 
     fn admit_dead_links(&mut self) -> Result<()> {
@@ -300,17 +316,17 @@ impl Healer<'_> {
         match notice {
             LinkNotice::Dead(index) => {
                 let device = NbdDevice::find(self.engine.roots(), index)?;
-                let patient = device
-                    .map(|device| self.engine.patient(device))
+                let reconnect = device
+                    .map(|device| self.engine.reconnect(device))
                     .transpose()?;
-                if let Some(mut patient) = patient.flatten() {
-                    patient.link_died();
-                    self.admit_patient(index, patient);
+                if let Some(mut reconnect) = reconnect.flatten() {
+                    reconnect.link_died();
+                    self.add_device(index, reconnect);
                 }
             }
             LinkNotice::LookAgain => {
-                for (index, patient) in self.engine.patients()? {
-                    self.admit_patient(index, patient);
+                for (index, reconnect) in self.engine.reconnects()? {
+                    self.add_device(index, reconnect);
                 }
             }
         }
@@ -318,14 +334,14 @@ impl Healer<'_> {
     }
 
     /// One that is known stays known, unless the device has another id now.
-    fn admit_patient(&mut self, index: NbdIndex, patient: Patient) {
-        match self.sick.entry(index) {
-            Entry::Occupied(mut known) if !known.get().has_id_of(&patient) => {
-                known.insert(patient);
+    fn add_device(&mut self, index: NbdIndex, reconnect: NbdReconnect) {
+        match self.disconnected.entry(index) {
+            Entry::Occupied(mut known) if !known.get().has_id_of(&reconnect) => {
+                known.insert(reconnect);
             }
             Entry::Occupied(_) => {}
             Entry::Vacant(place) => {
-                place.insert(patient);
+                place.insert(reconnect);
             }
         }
     }

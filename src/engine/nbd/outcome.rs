@@ -70,7 +70,7 @@ impl HealOutcome {
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Healing {
+pub struct HealReport {
     /// The device.
     pub index: NbdIndex,
     /// Where its server is.

@@ -42,7 +42,7 @@ impl Shared {
 impl NbdReads {
     /// The right to read a device; `None` where an earlier read has not returned by
     /// `deadline`.
-    fn turn(&self, index: NbdIndex, deadline: Deadline) -> Option<Turn> {
+    fn guard(&self, index: NbdIndex, deadline: Deadline) -> Option<ReadGuard> {
         let mut under_way = self.0.under_way();
         while under_way.reads.contains_key(&index) {
             if deadline.has_passed() {
@@ -55,7 +55,7 @@ impl NbdReads {
         under_way.next += 1;
         under_way.reads.insert(index, number);
         let shared = Arc::clone(&self.0);
-        Some(Turn {
+        Some(ReadGuard {
             shared,
             index,
             number,
@@ -74,12 +74,12 @@ impl NbdReads {
         deadline: Deadline,
         read: impl FnOnce(&BlockDevice, &Roots) -> Result<T> + Send + 'static,
     ) -> Result<Option<Pending<T>>> {
-        let Some(turn) = self.turn(device.index(), deadline) else {
+        let Some(guard) = self.guard(device.index(), deadline) else {
             return Ok(None);
         };
         let (disk, roots) = (device.disk().clone(), roots.clone());
         let call = move || {
-            let _until_it_returns = turn;
+            let _until_it_returns = guard;
             read(&disk, &roots)
         };
         worker::start_apart(Stage::Probe, call).map(Some)
@@ -94,13 +94,13 @@ impl NbdReads {
 }
 
 /// Held by the thread that reads.
-struct Turn {
+struct ReadGuard {
     shared: Arc<Shared>,
     index: NbdIndex,
     number: u64,
 }
 
-impl Drop for Turn {
+impl Drop for ReadGuard {
     fn drop(&mut self) {
         let mut under_way = self.shared.under_way();
         if under_way.reads.get(&self.index) == Some(&self.number) {
@@ -128,12 +128,12 @@ mod tests {
     #[test]
     fn a_device_is_read_again_when_its_read_has_returned_and_others_do_not_wait_for_it() {
         let reads = NbdReads::default();
-        let first = reads.turn(index(0), now()).expect("nobody reads it");
-        assert!(reads.turn(index(0), now()).is_none());
-        assert!(reads.turn(index(1), now()).is_some());
+        let first = reads.guard(index(0), now()).expect("nobody reads it");
+        assert!(reads.guard(index(0), now()).is_none());
+        assert!(reads.guard(index(1), now()).is_some());
         let soon = Deadline::after(Duration::from_secs(60));
         let later = std::thread::scope(|scope| {
-            let later = scope.spawn(|| reads.turn(index(0), soon));
+            let later = scope.spawn(|| reads.guard(index(0), soon));
             drop(first);
             later.join().unwrap()
         });
@@ -143,14 +143,14 @@ mod tests {
     #[test]
     fn a_read_over_an_old_connection_does_not_hold_up_one_over_the_new_nor_end_its_turn() {
         let reads = NbdReads::default();
-        let old = reads.turn(index(0), now()).unwrap();
+        let old = reads.guard(index(0), now()).unwrap();
         reads.has_new_connection(index(0));
         let new = reads
-            .turn(index(0), now())
+            .guard(index(0), now())
             .expect("it has a new connection");
         drop(old);
-        assert!(reads.turn(index(0), now()).is_none());
+        assert!(reads.guard(index(0), now()).is_none());
         drop(new);
-        assert!(reads.turn(index(0), now()).is_some());
+        assert!(reads.guard(index(0), now()).is_some());
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
-use crate::engine::nbd::outcome::{HealOutcome, Healing};
+use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -21,7 +21,7 @@ use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]
-pub(in crate::engine) struct Patient {
+pub(in crate::engine) struct NbdReconnect {
     device: NbdDevice,
     uri: NbdUri,
     backend: BackendId,
@@ -32,7 +32,7 @@ pub(in crate::engine) struct Patient {
     proven: Option<Server>,
     /// A read that is under way: on a dead link it waits for the next, and its
     /// return is the proof that there is one.
-    pulse: Option<Pending<()>>,
+    probe: Option<Pending<()>>,
     /// Every connection of ours had ended when that read began: what answers it is
     /// another's.
     own_link_had_ended: bool,
@@ -46,11 +46,11 @@ pub(in crate::engine) struct Patient {
     pauses: Backoff,
     dials: u32,
     /// It is not treated before.
-    rests_until: Option<Instant>,
+    next_try: Option<Instant>,
     last_turn: Option<Instant>,
 }
 
-impl Patient {
+impl NbdReconnect {
     pub(in crate::engine) fn new(
         device: NbdDevice,
         uri: NbdUri,
@@ -64,7 +64,7 @@ impl Patient {
             timeouts,
             rule: ContentRule::default(),
             proven: None,
-            pulse: None,
+            probe: None,
             own_link_had_ended: false,
             adopted: None,
             no_slot_is_dead: false,
@@ -72,7 +72,7 @@ impl Patient {
             spent: false,
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
-            rests_until: None,
+            next_try: None,
             last_turn: None,
         }
     }
@@ -99,13 +99,13 @@ impl Patient {
     }
 
     /// Leaves it alone for a moment: it failed at once, and would again.
-    pub(in crate::engine) fn rest(&mut self) {
-        self.rests_until = Some(Instant::now() + jittered(self.pauses.pause()));
+    pub(in crate::engine) fn back_off(&mut self) {
+        self.next_try = Some(Instant::now() + jittered(self.pauses.pause()));
     }
 
     /// Until when it is left alone.
-    pub(super) fn rests_until(&self) -> Option<Instant> {
-        self.rests_until.filter(|until| *until > Instant::now())
+    pub(super) fn next_try(&self) -> Option<Instant> {
+        self.next_try.filter(|until| *until > Instant::now())
     }
 
     /// When it was treated last.
@@ -120,17 +120,21 @@ impl Patient {
 
     /// Heals it, or says what stands in the way, by `deadline`.
     #[tracing::instrument(skip_all, fields(index = %self.index(), uri = %self.uri))]
-    pub(in crate::engine) fn treat(&mut self, engine: &Engine, deadline: Deadline) -> Healing {
+    pub(in crate::engine) fn reconnect(
+        &mut self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> HealReport {
         self.last_turn = Some(Instant::now());
         let outcome = self
-            .try_treat(engine, deadline)
+            .try_reconnect(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);
         tracing::info!(?outcome, "treated");
         if outcome.serves() {
             self.died = None;
             self.spent = false;
         }
-        self.healing(outcome)
+        self.report(outcome)
     }
 
     /// Whether both are of a device with the same id.
@@ -139,9 +143,9 @@ impl Patient {
     }
 
     /// What is to be told of it.
-    pub(in crate::engine) fn healing(&self, outcome: HealOutcome) -> Healing {
+    pub(in crate::engine) fn report(&self, outcome: HealOutcome) -> HealReport {
         let budget = self.died.zip(self.timeouts.dead_connection);
-        Healing {
+        HealReport {
             index: self.index(),
             source: Source::Nbd(self.uri.clone()),
             backend: self.backend.clone(),
@@ -151,20 +155,20 @@ impl Patient {
         }
     }
 
-    fn try_treat(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+    fn try_reconnect(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         /// Longer than a server that works takes for one block.
         const PATIENCE: Duration = Duration::from_secs(1);
         self.no_slot_is_dead = false;
         let state = self.link_state(engine)?;
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
         let patience = if is_dead { Duration::ZERO } else { PATIENCE };
-        match self.feel_pulse(engine, deadline.at_most(patience))? {
-            Pulse::Beats => return self.restore(engine, deadline),
-            Pulse::Fails => {
+        match self.probe_io(engine, deadline.at_most(patience))? {
+            ProbeResult::Answers => return self.restore(engine, deadline),
+            ProbeResult::Fails => {
                 self.require_configured(engine, deadline)?;
                 self.spent = true;
             }
-            Pulse::Waits => {}
+            ProbeResult::Waits => {}
         }
         self.revive(engine, deadline)
     }
@@ -212,10 +216,10 @@ impl Patient {
                 self.fill(engine, deadline)?;
             }
             let turn = deadline.at_most(pauses.pause());
-            match self.feel_pulse(engine, turn)? {
-                Pulse::Beats => break,
-                Pulse::Fails => self.pause(engine, turn),
-                Pulse::Waits => {}
+            match self.probe_io(engine, turn)? {
+                ProbeResult::Answers => break,
+                ProbeResult::Fails => self.pause(engine, turn),
+                ProbeResult::Waits => {}
             }
             if deadline.has_passed() {
                 let what = format!("a read of nbd{} over its connections", self.index());
@@ -246,8 +250,8 @@ impl Patient {
         match asked {
             Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
                 let message = format!(
-                    "nbd{} was disconnected, and goes when the last process closes it: it is \
-                     not healed",
+                    "nbd{} was disconnected and disappears when the last process closes it: it \
+                     cannot be healed",
                     self.index()
                 );
                 let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);
@@ -257,9 +261,9 @@ impl Patient {
         }
     }
 
-    fn feel_pulse(&mut self, engine: &Engine, deadline: Deadline) -> Result<Pulse> {
-        let pulse = if let Some(pulse) = self.pulse.take() {
-            pulse
+    fn probe_io(&mut self, engine: &Engine, deadline: Deadline) -> Result<ProbeResult> {
+        let probe = if let Some(probe) = self.probe.take() {
+            probe
         } else {
             self.own_link_had_ended = self.link_state(engine)?.is_dead();
             let begun = engine.nbd_reads.start(
@@ -270,20 +274,20 @@ impl Patient {
             )?;
             // That of another caller waits as this one would.
             let Some(begun) = begun else {
-                return Ok(Pulse::Waits);
+                return Ok(ProbeResult::Waits);
             };
             begun
         };
-        match pulse.wait(deadline) {
-            Some(Ok(())) => Ok(Pulse::Beats),
+        match probe.wait(deadline) {
+            Some(Ok(())) => Ok(ProbeResult::Answers),
             Some(Err(error)) => {
                 tracing::debug!(%error, "a read failed");
                 self.still_there()?;
-                Ok(Pulse::Fails)
+                Ok(ProbeResult::Fails)
             }
             None => {
-                self.pulse = Some(pulse);
-                Ok(Pulse::Waits)
+                self.probe = Some(probe);
+                Ok(ProbeResult::Waits)
             }
         }
     }
@@ -327,16 +331,16 @@ impl Patient {
                 self.still_there()?;
                 continue;
             }
-            match self.feel_pulse(engine, turn)? {
-                Pulse::Beats => {
+            match self.probe_io(engine, turn)? {
+                ProbeResult::Answers => {
                     let outcome = self.restore(engine, deadline)?;
                     return Ok(Dialled::NotNeeded(outcome));
                 }
-                Pulse::Fails => {
+                ProbeResult::Fails => {
                     self.spent = true;
                     return Ok(Dialled::NotNeeded(HealOutcome::BudgetSpent));
                 }
-                Pulse::Waits => self.still_there()?,
+                ProbeResult::Waits => self.still_there()?,
             }
         }
     }
@@ -364,8 +368,8 @@ impl Patient {
 }
 
 /// What became of the read.
-enum Pulse {
-    Beats,
+enum ProbeResult {
+    Answers,
     Waits,
     Fails,
 }

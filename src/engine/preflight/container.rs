@@ -15,7 +15,7 @@ impl Engine {
         let run = &self.roots().run;
         let seen = run.display().to_string();
         if machine::is_read_only(run)? {
-            let remedy = "mount it read-write: locks between processes are made there";
+            let remedy = "mount it read-write: the locks between processes are there";
             let seen = format!("{seen} is read-only");
             return Ok(Check::missing("locks", seen, remedy));
         }
@@ -34,7 +34,7 @@ impl Engine {
             ),
             None => Check::limited(
                 "locks",
-                format!("whether {seen} is shared with the machine is not to be seen from here"),
+                format!("this process cannot see whether {seen} is the machine's"),
                 remedy,
             ),
         })
@@ -49,7 +49,7 @@ impl Engine {
         }
         let places: Vec<String> = places.iter().map(ToString::to_string).collect();
         let seen = format!(
-            "not to be seen: {}; a detach goes on without, and nothing is replaced or reaped",
+            "cannot see {}; a detach proceeds without them, and nothing is replaced or reaped",
             places.join(", ")
         );
         let remedy = "run in the host's PID namespace with CAP_SYS_PTRACE, the host's /dev, and \
@@ -63,8 +63,8 @@ impl Engine {
         }
         Check::limited(
             "network namespace",
-            "another than the machine's: no iSCSI login and no NBD, whose netlink is the \
-             machine's, and nothing of udev and multipathd comes here",
+            "not the machine's: iSCSI logins, NBD, udev's events and multipathd are out of \
+             reach",
             "run in the host's network namespace",
         )
     }
@@ -82,11 +82,11 @@ impl Engine {
             return Ok(Check::good("multipath", "no multipathd and no maps"));
         }
         let seen = if is_in_sight {
-            format!("{maps} maps and no multipathd: none brings a path back")
+            format!("{maps} maps and no multipathd: a failed path stays failed")
         } else {
             format!(
-                "{maps} maps and no multipathd in this network namespace: one in another is not \
-                 told of paths, and may make a map again that is being taken down"
+                "{maps} maps and no multipathd in this network namespace: one elsewhere gets no \
+                 notice of paths, and may create a map again that lunbd removes"
             )
         };
         let remedy = "run in the host's network namespace, or start multipathd";

@@ -5,11 +5,11 @@ use nix::libc;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::DetachTarget;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::outcome::HealOutcome;
-use crate::engine::nbd::reconnect::Patient;
+use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -22,16 +22,16 @@ impl Engine {
         &self,
         backend: &BackendId,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &Lease::of_backend(backend), deadline)?;
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(backend), deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.grow_nbd(&device, backend, lease, request, phases, deadline)
+        self.grow_nbd(&device, backend, lock, request, timer, deadline)
     }
 
     /// The same of the device that was named.
@@ -39,7 +39,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let index = device.index();
@@ -50,40 +50,40 @@ impl Engine {
         let id = device.backend()?.and_then(|id| id.parse().ok());
         let Some(backend) = id else {
             let message = format!(
-                "nbd{index} has no backend id by which its server is found: an attach gives one, \
-                 on Linux 5.14 or later"
+                "nbd{index} has no backend id, so its server is unknown: an attach by lunbd \
+                 gives one, on Linux 5.14 or later"
             );
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
-        phases.enter(Stage::Lock);
-        let lease = Lease::take(self.roots(), &Lease::of_backend(&backend), deadline)?;
-        self.grow_nbd(device, &backend, lease, request, phases, deadline)
+        timer.enter(Stage::Lock);
+        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
+        self.grow_nbd(device, &backend, lock, request, timer, deadline)
     }
 
     fn grow_nbd(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
-        lease: Lease,
+        lock: DeviceLock,
         request: &ResizeRequest,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Resized> {
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let uri = self.server_of(device, backend, request)?;
         // The kernel holds I/O while it changes the size: none is to wait for a server.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
         let connections = self.connections_of(device, backend)?;
 
-        phases.enter(Stage::Dial);
+        timer.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
         if let Some(least) = request.at_least.filter(|&least| size < least) {
-            let message = format!("its server says {size} bytes and {least} are expected");
+            let message = format!("its server reports {size} bytes, expected at least {least}");
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake));
         }
 
@@ -92,18 +92,18 @@ impl Engine {
             return Err(several_of_another(index));
         }
         // Nothing of the device is changed before.
-        phases.enter(Stage::Identify);
+        timer.enter(Stage::Identify);
         let written = device.written()?;
         let names = self.require_same_volume(device, &server, deadline)?;
         require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
-            phases.enter(Stage::Reconfigure);
+            timer.enter(Stage::Reconfigure);
             self.set_nbd_size(device, backend, size, deadline)?;
         }
         // Also where the kernel has the size: an earlier resize may have been ended before
         // its proof. One read proves one connection.
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         let is_served = if changed && connections.are_several {
             None
         } else {
@@ -121,17 +121,21 @@ impl Engine {
             (_, Some(timeouts)) => {
                 self.end_connections(device);
                 // The heal takes it.
-                drop(lease);
+                drop(lock);
                 let content = KnownContent { names, written };
-                let mut patient = Patient::new(device.clone(), uri, backend.clone(), timeouts)
-                    .with_proven(server, content, differences);
-                require_renewed(patient.treat(self, deadline).outcome)?;
+                let mut reconnect =
+                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts).with_proven(
+                        server,
+                        content,
+                        differences,
+                    );
+                require_renewed(reconnect.reconnect(self, deadline).outcome)?;
                 self.require_last_block(device, deadline)?;
             }
             (None, None) => return Err(several_of_another(index)),
         }
         if changed {
-            phases.enter(Stage::Settle);
+            timer.enter(Stage::Settle);
             uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
         }
         Ok(Resized {
@@ -224,8 +228,8 @@ impl Engine {
         }
         self.known_source(device, backend).ok_or_else(|| {
             let message = format!(
-                "nbd{} was attached by another process under backend id {backend}, which says no \
-                 server: name its source, and the id",
+                "nbd{} was attached by another process under backend id {backend}, which does \
+                 not name a server: give its source and the id",
                 device.index()
             );
             Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve)
@@ -244,8 +248,8 @@ struct Connections {
 /// A read proves the new size of one connection alone.
 fn several_of_another(index: NbdIndex) -> Error {
     let message = format!(
-        "nbd{index} has several connections that this process cannot replace, and a read shows \
-         the size of one of them alone: have the process that attached it resize it, with a \
+        "nbd{index} has several connections that this process cannot replace, and a read checks \
+         the size of only one of them: resize it in the process that attached it, with a \
          dead-connection timeout above zero"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
@@ -255,10 +259,9 @@ fn several_of_another(index: NbdIndex) -> Error {
 /// does, and nobody can end the connections of another process.
 fn serves_others_only(index: NbdIndex, before: u64) -> Error {
     let message = format!(
-        "the server of nbd{index} serves the new size on new connections only, and the device \
-         has connections of another process, or ones that nothing can replace: have the process \
-         that attached it resize it, or restart the server, heal the device and resize it then; \
-         it has {before} bytes"
+        "the server of nbd{index} serves the new size only on new connections, and this process \
+         cannot replace all connections of the device: resize it in the process that attached \
+         it, or restart the server, heal the device and resize again; it has {before} bytes"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
@@ -283,8 +286,8 @@ fn require_renewed(outcome: HealOutcome) -> Result<()> {
         outcome if outcome.serves() => Ok(()),
         outcome => {
             let message = format!(
-                "its connections were ended, to be replaced by such as serve its new size, and \
-                 were not replaced: {outcome:?}; heal it"
+                "its connections were ended so that new ones serve the new size, and could not \
+                 be replaced: {outcome:?}; heal it"
             );
             Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
         }
@@ -303,8 +306,8 @@ fn size_on_server(index: NbdIndex, shown: u64, differences: &[Difference]) -> Re
                 continue;
             }
             Difference::Shrunk { from, to } => format!(
-                "its server says {to} bytes and nbd{index} has {from}: an NBD device is never \
-                 shrunk"
+                "its server reports {to} bytes and nbd{index} has {from}: lunbd never shrinks \
+                 an NBD device"
             ),
             other if other.prevents_reattach() => {
                 format!("the server of nbd{index} has another export now: {other}")
@@ -368,9 +371,9 @@ mod tests {
         let target = DetachTarget::Device("/dev/nbd0".into());
         let request = ResizeRequest::new(target);
         let refused = || {
-            let mut phases = Phases::new(Call::Resize, None);
+            let mut timer = StageTimer::new(Call::Resize, None);
             let soon = Deadline::after(Duration::from_secs(10));
-            let resized = engine.resize_nbd_device(&device, &request, &mut phases, soon);
+            let resized = engine.resize_nbd_device(&device, &request, &mut timer, soon);
             resized.unwrap_err().kind()
         };
         assert_eq!(refused(), ErrorKind::NotFound);

@@ -90,12 +90,12 @@ impl fmt::Display for Evidence {
 }
 
 /// What can be said of one device.
-pub(in crate::engine) enum Verdict {
+pub(in crate::engine) enum LunCheck {
     /// A unit answers, and nothing says that it is another one.
-    Stands,
+    Present,
     /// It went away while it was looked at.
-    Left,
-    Gone(Box<Case>),
+    Removed,
+    Stale(Box<StaleProof>),
     Unproven {
         disk: Option<BlockDevice>,
         why: String,
@@ -103,7 +103,7 @@ pub(in crate::engine) enum Verdict {
 }
 
 /// A phantom.
-pub(super) struct Case {
+pub(super) struct StaleProof {
     pub(in crate::engine) disk: BlockDevice,
     pub(in crate::engine) diskseq: Option<DiskSeq>,
     /// What it was scanned as.
@@ -114,19 +114,19 @@ pub(super) struct Case {
 impl Engine {
     /// Asks the device itself, and its target through another one where that
     /// brought nothing.
-    pub(super) fn is_phantom(&self, device: &ScsiDevice, deadline: Deadline) -> Verdict {
+    pub(super) fn check_lun(&self, device: &ScsiDevice, deadline: Deadline) -> LunCheck {
         let disk = device.disk().ok().flatten();
-        let verdict = match disk.clone() {
+        let check = match disk.clone() {
             Some(disk) => self.look_for_proof(device, disk, deadline),
-            None => device.qualifier().map(|qualifier| Verdict::Unproven {
+            None => device.qualifier().map(|qualifier| LunCheck::Unproven {
                 disk: None,
                 why: why_no_disk(qualifier),
             }),
         };
-        match verdict {
-            _ if !device.is_there() => Verdict::Left,
-            Ok(verdict) => verdict,
-            Err(error) => Verdict::Unproven {
+        match check {
+            _ if !device.is_there() => LunCheck::Removed,
+            Ok(check) => check,
+            Err(error) => LunCheck::Unproven {
                 disk,
                 why: error.to_string(),
             },
@@ -138,28 +138,31 @@ impl Engine {
         device: &ScsiDevice,
         disk: BlockDevice,
         deadline: Deadline,
-    ) -> Result<Verdict> {
-        let (roots, lanes) = (self.roots(), &self.lanes);
+    ) -> Result<LunCheck> {
+        let (roots, scheduler) = (self.roots(), &self.scheduler);
         let mut was = device.cached_identity()?;
         let answer = match device.state()? {
             Some(State::Running) => {
-                scsi::ask_presence(roots, lanes, device, &disk, answer_limit(deadline))
+                scsi::ask_presence(roots, scheduler, device, &disk, answer_limit(deadline))
                     .map_err(|error| error.to_string())
             }
             Some(state) => Err(format!("it is in state {state}")),
-            None => return Ok(Verdict::Left),
+            None => return Ok(LunCheck::Removed),
         };
         let evidence = match answer {
             Ok(Presence::Present) => {
                 let limit = answer_limit(deadline);
-                let now = scsi::read_identity(roots, lanes, device, &disk, limit)?;
+                let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
                 let Some(earlier) = self.scanned_as_other(&was, &disk, &now)? else {
                     return Ok(match was.compare(&now) {
-                        Comparison::Different(why) => Verdict::Unproven {
+                        Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
-                            why: format!("it says another name now, and none is unique: {why}"),
+                            why: format!(
+                                "it reports another name now, and no name is unique: \
+                                          {why}"
+                            ),
                         },
-                        _ => Verdict::Stands,
+                        _ => LunCheck::Present,
                     });
                 };
                 was = earlier;
@@ -173,12 +176,12 @@ impl Engine {
             Err(why) => {
                 let Some(evidence) = self.ask_the_target(device, deadline) else {
                     let disk = Some(disk);
-                    return Ok(Verdict::Unproven { disk, why });
+                    return Ok(LunCheck::Unproven { disk, why });
                 };
                 evidence
             }
         };
-        Ok(Verdict::Gone(Box::new(Case {
+        Ok(LunCheck::Stale(Box::new(StaleProof {
             diskseq: disk.diskseq()?,
             disk,
             was,
@@ -210,7 +213,7 @@ impl Engine {
                 continue;
             };
             let limit = answer_limit(deadline);
-            let list = scsi::report_luns(self.roots(), &self.lanes, &sibling, &disk, limit);
+            let list = scsi::report_luns(self.roots(), &self.scheduler, &sibling, &disk, limit);
             let through = sibling.hctl();
             match list {
                 Ok(list) => {
@@ -226,7 +229,7 @@ impl Engine {
 }
 
 fn why_no_disk(qualifier: u8) -> String {
-    let without = "it has no disk, through which it could be asked and claimed";
+    let without = "it has no disk to query or claim";
     if qualifier == 0 {
         return without.to_owned();
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::evidence::{Case, Verdict};
+use super::evidence::{LunCheck, StaleProof};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::engine::usage::{Act, Extent};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, VolumeId};
@@ -15,49 +15,49 @@ use crate::scsi::{Identity, ScsiDevice};
 
 /// How long another process may take with the address: the other phantoms of the
 /// host wait for it.
-const LEASE_LIMIT: Duration = Duration::from_secs(10);
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// What became of a phantom, or would.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
     feature = "serde",
-    serde(tag = "fate", content = "error", rename_all = "snake_case")
+    serde(tag = "outcome", content = "error", rename_all = "snake_case")
 )]
 #[non_exhaustive]
-pub enum Fate {
+pub enum ReapOutcome {
     /// sysfs shows it no more, and udev has handled that.
     Reaped,
     /// A dry run: nobody is seen to use it. Whether somebody has claimed it, only
     /// the claim of a reap can prove.
     Reapable,
     /// It stands, for this reason: `InUse` names the users.
-    Kept(Error),
+    Skipped(Error),
 }
 
-impl Fate {
+impl ReapOutcome {
     /// A word for logs and labels.
     pub(in crate::engine) fn as_str(&self) -> &'static str {
         match self {
             Self::Reaped => "reaped",
             Self::Reapable => "reapable",
-            Self::Kept(_) => "kept",
+            Self::Skipped(_) => "skipped",
         }
     }
 }
 
 /// It is a volume of the journal.
-pub(in crate::engine) fn left_to(volume: &VolumeId) -> Fate {
-    let message = format!("it is volume {volume}, which is left to its detach");
-    Fate::Kept(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
+pub(in crate::engine) fn left_to(volume: &VolumeId) -> ReapOutcome {
+    let message = format!("it belongs to volume {volume}: detach that volume");
+    ReapOutcome::Skipped(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
 impl Engine {
     /// What would become of it.
-    pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> Fate {
+    pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> ReapOutcome {
         match self.refuse_users(disk, deadline) {
-            Ok(()) => Fate::Reapable,
-            Err(error) => Fate::Kept(error),
+            Ok(()) => ReapOutcome::Reapable,
+            Err(error) => ReapOutcome::Skipped(error),
         }
     }
 
@@ -70,58 +70,58 @@ impl Engine {
         users.refuse_blind(disk)
     }
 
-    pub(super) fn take_phantom(
+    pub(super) fn remove_stale_lun(
         &self,
         device: &ScsiDevice,
-        case: &Case,
+        proof: &StaleProof,
         owner: Owner<'_>,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
-    ) -> Fate {
-        match self.take(device, case, owner, phases, deadline) {
-            Ok(()) => Fate::Reaped,
-            Err(_) if !device.is_there() => Fate::Reaped,
-            Err(error) => Fate::Kept(error),
+    ) -> ReapOutcome {
+        match self.take(device, proof, owner, timer, deadline) {
+            Ok(()) => ReapOutcome::Reaped,
+            Err(_) if !device.is_there() => ReapOutcome::Reaped,
+            Err(error) => ReapOutcome::Skipped(error),
         }
     }
 
     #[tracing::instrument(
         name = "phantom",
         skip_all,
-        fields(hctl = %device.hctl(), disk = case.disk.name())
+        fields(hctl = %device.hctl(), disk = proof.disk.name())
     )]
     fn take(
         &self,
         device: &ScsiDevice,
-        case: &Case,
+        proof: &StaleProof,
         owner: Owner<'_>,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         let hctl = device.hctl();
-        phases.enter(Stage::Lock);
-        let limit = deadline.at_most(LEASE_LIMIT.min(deadline.remaining() / 4));
-        let _address = self.lease_addresses(BTreeSet::from([hctl]), limit)?;
-        let _unit = self.lease_unit(&case.was.names, limit)?;
+        timer.enter(Stage::Lock);
+        let limit = deadline.at_most(LOCK_LIMIT.min(deadline.remaining() / 4));
+        let _address = self.lock_addresses(BTreeSet::from([hctl]), limit)?;
+        let _unit = self.lock_unit(&proof.was.names, limit)?;
         // An attach that had it meanwhile has written down whose it is.
-        if let Some(volume) = owner(&case.was, hctl) {
-            let message = format!("it has become volume {volume}");
+        if let Some(volume) = owner(&proof.was, hctl) {
+            let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
-        phases.enter(Stage::Claim);
-        self.refuse_users(&case.disk, deadline)?;
+        timer.enter(Stage::Claim);
+        self.refuse_users(&proof.disk, deadline)?;
         let mut watch = self.hub().watch(&hctl.to_string());
-        let claim = self.claim(&case.disk, false, &mut watch, deadline)?;
+        let claim = self.claim(&proof.disk, false, &mut watch, deadline)?;
         // The array may have taken it back while it was waited for.
-        phases.enter(Stage::Identify);
-        match self.is_phantom(device, deadline) {
-            Verdict::Gone(_) => {}
-            Verdict::Left => return Ok(()),
-            Verdict::Stands => return Err(no_proof("it answers again")),
-            Verdict::Unproven { why, .. } => return Err(no_proof(&why)),
+        timer.enter(Stage::Identify);
+        match self.check_lun(device, deadline) {
+            LunCheck::Stale(_) => {}
+            LunCheck::Removed => return Ok(()),
+            LunCheck::Present => return Err(no_proof("it answers again")),
+            LunCheck::Unproven { why, .. } => return Err(no_proof(&why)),
         }
-        phases.enter(Stage::Delete);
-        self.delete(device, &case.disk, claim, &mut watch, deadline)
+        timer.enter(Stage::Delete);
+        self.delete(device, &proof.disk, claim, &mut watch, deadline)
     }
 }
 

@@ -26,7 +26,7 @@ fn engine_with_a_disk() -> (tempfile::TempDir, Engine) {
 }
 
 #[test]
-fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
+fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
     let (_machine, engine) = engine_with_a_disk();
     let device = ScsiDevice::all(engine.roots()).unwrap().pop().unwrap();
     let not_listed = Evidence::NotListed {
@@ -45,22 +45,22 @@ fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
-        let mut phases = Phases::new(Call::Reap, None);
+        let mut timer = StageTimer::new(Call::Reap, None);
         for (evidence, owner) in acts {
-            let case = Case {
+            let proof = StaleProof {
                 disk: device.disk().unwrap().unwrap(),
                 diskseq: None,
                 was: Identity::default(),
                 evidence: evidence.clone(),
             };
             let soon = Deadline::after(std::time::Duration::from_secs(30));
-            let phantom = engine.reap_one(&device, case, true, owner, &mut phases, soon);
-            assert_eq!(&phantom.evidence, evidence);
+            let stale_lun = engine.reap_one(&device, proof, true, owner, &mut timer, soon);
+            assert_eq!(&stale_lun.evidence, evidence);
         }
     });
     let counted = snapshotter.snapshot().into_vec().into_iter();
     let mut counted: Vec<String> = counted
-        .filter(|(key, ..)| key.key().name() == "lunbd_phantoms_total")
+        .filter(|(key, ..)| key.key().name() == "lunbd_stale_luns_total")
         .map(|(key, _, _, value)| {
             let labels = key.key().labels().map(metrics::Label::value);
             let DebugValue::Counter(count) = value else {
@@ -73,9 +73,9 @@ fn each_phantom_is_counted_once_by_its_evidence_and_its_fate() {
     assert_eq!(
         counted,
         [
-            "not_listed kept 1",
             "not_listed reapable 1",
-            "not_supported kept 2"
+            "not_listed skipped 1",
+            "not_supported skipped 2"
         ]
     );
 }

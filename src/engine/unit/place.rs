@@ -132,13 +132,13 @@ impl Engine {
     }
 
     /// Whether a device that nobody named is a path of this unit, at one of whose paths
-    /// each of `seeds` is.
+    /// each of `named_devices` is.
     pub(in crate::engine) fn is_path_of(
         &self,
         device: &ScsiDevice,
         identity: &Identity,
         unit: &Identity,
-        seeds: &[ScsiDevice],
+        named_devices: &[ScsiDevice],
     ) -> bool {
         match unit.compare(identity) {
             Comparison::Same(Strength::Strong) => true,
@@ -147,7 +147,7 @@ impl Engine {
                 let is_there = |seed| {
                     PathPlace::of(self.roots(), seed).compare(&place) == PlaceComparison::Same
                 };
-                seeds.iter().any(is_there)
+                named_devices.iter().any(is_there)
             }
             _ => false,
         }
@@ -159,9 +159,11 @@ impl Engine {
     pub(in crate::engine) fn lookalikes(
         &self,
         unit: &Identity,
-        seeds: &[ScsiDevice],
+        named_devices: &[ScsiDevice],
     ) -> Result<Vec<String>> {
-        let places = seeds.iter().map(|seed| PathPlace::of(self.roots(), seed));
+        let places = named_devices
+            .iter()
+            .map(|seed| PathPlace::of(self.roots(), seed));
         let places: Vec<PathPlace> = places.collect();
         let is_elsewhere = |device: &ScsiDevice| {
             let place = PathPlace::of(self.roots(), device);
@@ -188,8 +190,8 @@ impl Engine {
             if !is_elsewhere(&device) {
                 let hctl = device.hctl();
                 doubts.push(format!(
-                    "{hctl} says that it is {identity}, {why}: it may be a path of this unit, and \
-                     was left"
+                    "{hctl} reports {identity}, {why}: it may be a path of this unit and was \
+                     left in place"
                 ));
             }
         }
@@ -199,7 +201,8 @@ impl Engine {
         {
             let map = map.name();
             doubts.push(format!(
-                "the map {map} has no path and a name that other units may have: it was left"
+                "the map {map} has no path and a name that other units may have: it was left in \
+                 place"
             ));
         }
         Ok(doubts)
@@ -211,8 +214,8 @@ pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -
     let addresses: Vec<String> = devices.iter().map(|it| it.hctl().to_string()).collect();
     let addresses = addresses.join(" and ");
     let message = format!(
-        "{name} is no unique name, and another unit than the one that is meant may have it; it is \
-         a name of {addresses}: name the unit by its source, its address or its node"
+        "{name} is not unique, so another unit may have it too; {addresses} have it: name the \
+         unit by its source, its address or its node"
     );
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve)
 }

@@ -8,14 +8,14 @@ use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::timing::Phases;
-use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::timing::StageTimer;
+use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{self, Act, Extent, Looked, NotLookedAt};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, worker};
-use crate::scsi::{self, Lanes, ScsiDevice};
+use crate::scsi::{self, CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
 /// What became of a claim.
@@ -50,14 +50,14 @@ impl Engine {
         disk: &BlockDevice,
         abandon: bool,
         watch: &mut Watch,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Claimed> {
-        phases.enter(Stage::Claim);
+        timer.enter(Stage::Claim);
         let claim = self.claim(disk, abandon, watch, deadline)?;
         let looked = Looked::at(self, &[disk], Extent::BesideClaim, deadline)?;
         looked.refuse_writers(self)?;
-        phases.enter(Stage::Flush);
+        timer.enter(Stage::Flush);
         let flush = self.write_back(&claim, disk, abandon, deadline)?;
         looked.again_if_old(self, deadline)?;
         Ok(Claimed {
@@ -86,7 +86,8 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         // A flush that hangs has the claim, so the kernel refuses another at once;
         // whoever abandons what it would write goes on from that refusal.
-        let beside_flush = |(lanes, hctl): &(&Lanes, Hctl)| lanes.is_stuck_at(*hctl, Stage::Flush);
+        let beside_flush =
+            |(scheduler, hctl): &(&CallScheduler, Hctl)| scheduler.is_stuck_at(*hctl, Stage::Flush);
         let lane = self.lane_of(disk);
         let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
         let refused = match try_claim(lane, disk, roots, deadline) {
@@ -145,7 +146,7 @@ impl Engine {
             Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
         };
         let limit = if abandon { deadline.half() } else { deadline };
-        let lost = Lost::of(self.roots(), disk)?;
+        let lost = FailedFlush::of(self.roots(), disk)?;
         let earlier = lost.read()?;
         if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
             return Err(failed_flush::refuse(disk, earlier));
@@ -183,7 +184,7 @@ impl Engine {
         let Claim::Held(file) = claim else {
             return self.write_back(claim, disk, abandon, deadline);
         };
-        match Lost::read_of(self.roots(), disk)? {
+        match FailedFlush::read_of(self.roots(), disk)? {
             Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
             Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
             None => {}
@@ -203,12 +204,12 @@ impl Engine {
         ))
     }
 
-    fn lane_of(&self, disk: &BlockDevice) -> Lane<'_> {
+    fn lane_of(&self, disk: &BlockDevice) -> HostQueue<'_> {
         if NbdIndex::of_name(disk.name()).is_some() {
             return None;
         }
         let device = ScsiDevice::of_disk(disk).ok().flatten()?;
-        Some((&self.lanes, device.hctl()))
+        Some((&self.scheduler, device.hctl()))
     }
 
     /// Claims a disk at whose address another unit answers now. Nothing may be
@@ -239,7 +240,7 @@ pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
     disk: &BlockDevice,
-    lost: &Lost,
+    lost: &FailedFlush,
 ) -> Result<Flush> {
     let begun = lost.begin();
     let flushed = worker::apart_with(file, |file| flush_in_its_state(roots, disk, file));
@@ -271,10 +272,10 @@ fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<
 }
 
 /// Where the calls for a SCSI disk run; other disks have no lane.
-type Lane<'a> = Option<(&'a Lanes, Hctl)>;
+type HostQueue<'a> = Option<(&'a CallScheduler, Hctl)>;
 
 fn run<T: Send + 'static>(
-    lane: Lane<'_>,
+    lane: HostQueue<'_>,
     stage: Stage,
     what: &str,
     deadline: Deadline,
@@ -282,13 +283,15 @@ fn run<T: Send + 'static>(
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     match lane {
-        Some((lanes, hctl)) => lanes.on_device(hctl, stage, what, deadline, last_seen, call),
+        Some((scheduler, hctl)) => {
+            scheduler.on_device(hctl, stage, what, deadline, last_seen, call)
+        }
         None => worker::run(stage, what, deadline, last_seen, call),
     }
 }
 
 fn try_claim(
-    lane: Lane<'_>,
+    lane: HostQueue<'_>,
     disk: &BlockDevice,
     roots: &Roots,
     deadline: Deadline,

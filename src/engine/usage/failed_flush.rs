@@ -21,12 +21,12 @@ use crate::scsi::{Identity, ScsiDevice};
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
-pub(in crate::engine) struct Lost {
+pub(in crate::engine) struct FailedFlush {
     path: PathBuf,
     disk: BlockDevice,
 }
 
-impl Lost {
+impl FailedFlush {
     pub(in crate::engine) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
         let life = match disk.diskseq()? {
             Some(sequence) => sequence.to_string(),
@@ -98,7 +98,10 @@ impl Lost {
             || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
         let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
         if let Err(failure) = written {
-            tracing::error!(why = note.why, %failure, path = %self.path.display(), "what became of a flush could not be written down");
+            tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot \
+                                                                                    record the \
+                                                                                    outcome of \
+                                                                                    a flush");
         }
         point!(LostWritten);
     }
@@ -170,7 +173,11 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
 /// kernel removed by itself, as after `dev_loss_tmo`. They are taken away when
 /// the loss is `acknowledged`, by an abandoning detach or by a new attach; those
 /// of nobody's unit at once.
-pub(in crate::engine) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool) -> Vec<String> {
+pub(in crate::engine) fn purge_stale(
+    roots: &Roots,
+    unit: &[Wwid],
+    acknowledged: bool,
+) -> Vec<String> {
     let folder = run_dir::path(roots);
     let unit = Identity::of(unit.iter().cloned());
     let mut said = Vec::new();
@@ -182,7 +189,7 @@ pub(in crate::engine) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool)
         let path = folder.join(&mark);
         let disk = BlockDevice::at(&roots.sysfs.join("block").join(name));
         let lives = match disk {
-            Ok(Some(disk)) => Lost::of(roots, &disk).is_ok_and(|lost| lost.path == path),
+            Ok(Some(disk)) => FailedFlush::of(roots, &disk).is_ok_and(|lost| lost.path == path),
             Ok(None) => false,
             Err(_) => true,
         };
@@ -208,9 +215,8 @@ pub(in crate::engine) fn sweep(roots: &Roots, unit: &[Wwid], acknowledged: bool)
 /// What is said instead of a flush that would prove nothing.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
     let message = format!(
-        "an earlier flush of {} failed, and what was written before is lost ({earlier}): a flush \
-         that succeeds now would prove nothing; to take it down all the same, abandon what is \
-         unwritten",
+        "an earlier flush of {} failed, and the data written before is lost ({earlier}): a \
+         later flush proves nothing; to detach it anyway, abandon unwritten data",
         disk.name()
     );
     Error::new(ErrorKind::Io, message).at(Stage::Flush)
@@ -236,7 +242,7 @@ mod tests {
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(dir.join("diskseq"), "7\n").unwrap();
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
-        let lost = || Lost::of(&roots, &disk).unwrap();
+        let lost = || FailedFlush::of(&roots, &disk).unwrap();
         assert_eq!(lost().read().unwrap(), None);
         lost().set(&Error::new(ErrorKind::Io, "no"));
         assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
@@ -246,15 +252,15 @@ mod tests {
         lost().clear();
         assert_eq!(lost().read().unwrap(), None);
         lost().set(&Error::new(ErrorKind::Io, "no"));
-        sweep(&roots, &[], false);
+        purge_stale(&roots, &[], false);
         assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
         let seventh = lost();
         fs::write(dir.join("diskseq"), "8\n").unwrap();
-        sweep(&roots, &[], false);
+        purge_stale(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
         seventh.set(&Error::new(ErrorKind::Io, "no"));
         fs::remove_dir_all(&dir).unwrap();
-        sweep(&roots, &[], false);
+        purge_stale(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
         // A process that dies under its flush takes what it lost with it: what
         // has failed since tells.
@@ -272,7 +278,7 @@ mod tests {
         assert!(!lost().begin(), "what may be lost is not forgotten");
         lost().clear();
         fs::remove_dir_all(&dir).unwrap();
-        let gone = Lost {
+        let gone = FailedFlush {
             path: roots.run.join("lunbd/lost-sda-7"),
             disk,
         };

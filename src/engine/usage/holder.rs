@@ -102,7 +102,7 @@ impl Holder {
 
     /// Whether it is a program that opens every disk that comes, to read, and closes it
     /// again.
-    pub(super) fn looks_at_disks(&self) -> bool {
+    pub(super) fn is_transient_prober(&self) -> bool {
         let passing = ["multipathd", "multipath", "blkid", "kpartx"];
         let is_passing = |command: &str| passing.contains(&command);
         let is_its =
@@ -147,9 +147,12 @@ mod tests {
     #[test]
     fn who_writes_is_not_passing_whatever_its_name() {
         for command in ["(udev-worker)", "multipathd", "blkid", "kpartx"] {
-            assert!(open(command, false).looks_at_disks(), "{command}");
+            assert!(open(command, false).is_transient_prober(), "{command}");
             let writer = open(command, true);
-            assert!(!writer.looks_at_disks() && !writer.is_udevs(), "{command}");
+            assert!(
+                !writer.is_transient_prober() && !writer.is_udevs(),
+                "{command}"
+            );
         }
     }
 }

@@ -46,11 +46,11 @@ impl Users {
             Act::RemoveMap {
                 beside_own_flush: true,
             } if user.is_a_flush_of_ours() => true,
-            _ => user.looks_at_disks() || is_going(user),
+            _ => user.is_transient_prober() || is_going(user),
         };
         let is_no_matter = |user: &&Holder| {
             let reads = matches!(user, Holder::Open { writes: false, .. });
-            act == Act::TakeFlushed && reads && !user.looks_at_disks()
+            act == Act::TakeFlushed && reads && !user.is_transient_prober()
         };
         let mut transient = false;
         let mut busy = Vec::new();
@@ -91,8 +91,8 @@ impl Users {
             return Ok(());
         }
         let message = format!(
-            "who uses {} cannot be seen: {}; so it is left as it is: run in the host's PID \
-             namespace, with its /proc, /dev and configfs (see `lunbd doctor`)",
+            "the users of {} cannot all be seen: {}; it was left unchanged: run in the host's \
+             PID namespace, with its /proc, /dev and configfs (see `lunbd doctor`)",
             disk.name(),
             not_looked_at::list(&self.not_looked_at)
         );
@@ -132,7 +132,7 @@ impl Users {
 /// The refusal that names them.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
     let by = if users.is_empty() {
-        "claimed exclusively by somebody whom /proc does not show to this process".to_owned()
+        "claimed exclusively by a process that /proc does not show".to_owned()
     } else {
         let names: Vec<String> = users.iter().map(ToString::to_string).collect();
         names.join(", ")

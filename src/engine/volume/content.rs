@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::journal::{Journal, Record, Turn};
-use crate::engine::volume::recover::{Condition, Surveyed};
+use crate::engine::journal::{Journal, Record, VolumeGuard};
+use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::error::Result;
 use crate::id::ContentName;
 use crate::uevent::Mode;
@@ -15,10 +15,10 @@ use crate::uevent::Mode;
 impl Engine {
     /// Writes down what udev has read of those volumes that are attached. What cannot be
     /// written now is written at the next event, or at the next attach.
-    pub(crate) fn learn_contents(&self, journal: &Journal, found: &[Surveyed]) {
+    pub(crate) fn learn_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
         /// A write to the file of a journal takes less.
         const LIMIT: Duration = Duration::from_secs(5);
-        let is_attached = |there: &&Surveyed| {
+        let is_attached = |there: &&VolumeStatus| {
             there.spec.nbd.is_some()
                 && there.under_way.is_none()
                 && there.condition == Condition::Complete
@@ -26,11 +26,11 @@ impl Engine {
         for there in found.iter().filter(is_attached) {
             // Whoever works on it now reads its content, or leaves it as it is.
             let no_wait = Deadline::after(Duration::ZERO);
-            let Ok(turn) = journal.turn(&there.volume, None, no_wait) else {
+            let Ok(guard) = journal.guard(&there.volume, None, no_wait) else {
                 continue;
             };
-            if let Err(error) = self.learn_content(&turn, Deadline::after(LIMIT)) {
-                tracing::warn!(%error, volume = %there.volume, "its content is not written down");
+            if let Err(error) = self.learn_content(&guard, Deadline::after(LIMIT)) {
+                tracing::warn!(%error, volume = %there.volume, "cannot record its content names");
             }
         }
     }
@@ -39,14 +39,14 @@ impl Engine {
     ///
     /// # Errors
     /// Where sysfs or udev's record cannot be read, or the journal cannot be written.
-    pub(super) fn learn_content(&self, turn: &Arc<Turn>, deadline: Deadline) -> Result<()> {
-        if let Some(mut record) = turn.record()
+    pub(super) fn learn_content(&self, guard: &Arc<VolumeGuard>, deadline: Deadline) -> Result<()> {
+        if let Some(mut record) = guard.record()
             && record.intent.is_none()
             && let Some(names) = self.newly_read(&record)?
             && let Some(outcome) = &mut record.outcome
         {
             outcome.content = Some(names);
-            turn.write(record, deadline)?;
+            guard.write(record, deadline)?;
         }
         Ok(())
     }
@@ -128,9 +128,9 @@ mod tests {
                 .content
                 .clone_from(&content);
             let journal = engine.open_journal(soon).unwrap();
-            let turn = journal.turn(&volume, None, soon).unwrap();
-            turn.write(record, soon).unwrap();
-            drop((turn, journal));
+            let guard = journal.guard(&volume, None, soon).unwrap();
+            guard.write(record, soon).unwrap();
+            drop((guard, journal));
             let journal = engine.open_journal(soon).unwrap();
             let outcome = journal.record(&volume).unwrap().outcome.unwrap();
             assert_eq!(outcome.content, content);

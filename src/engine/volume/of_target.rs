@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::engine::detach::receipt::Receipt;
-use crate::engine::detach::resolve::{Found, Wanted};
+use crate::engine::detach::resolve::{Resolved, ResolvedUnit};
 use crate::engine::detach::{DetachTarget, Detachment, Place};
 use crate::engine::journal::{JournalView, Record};
-use crate::engine::volume::recover::{Condition, Surveyed};
+use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::engine::{DetachRequest, Engine};
 use crate::error::Result;
 use crate::id::{Hctl, Source, VolumeId};
@@ -98,22 +98,22 @@ impl Engine {
     }
 
     /// Whether what was found is what stands of a volume.
-    fn is_at(&self, found: &Found, record: &Record, there: &Surveyed) -> Result<bool> {
+    fn is_at(&self, found: &Resolved, record: &Record, there: &VolumeStatus) -> Result<bool> {
         let wanted = match found {
-            Found::NbdBackend(id) => {
+            Resolved::NbdBackend(id) => {
                 let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
                 return Ok(own == Some(id));
             }
-            Found::Nbd(device) => return Ok(there.nbd_index == Some(device.index())),
-            Found::Scsi(wanted) => wanted,
+            Resolved::Nbd(device) => return Ok(there.nbd_index == Some(device.index())),
+            Resolved::Scsi(wanted) => wanted,
         };
         let paths = self.addresses(wanted)?;
         Ok(paths.iter().any(|path| there.paths.contains(path)))
     }
 
     /// Where the devices of a SCSI unit are that was found.
-    fn addresses(&self, wanted: &Wanted) -> Result<Vec<Hctl>> {
-        let mut paths: Vec<Hctl> = wanted.leased().into_iter().collect();
+    fn addresses(&self, wanted: &ResolvedUnit) -> Result<Vec<Hctl>> {
+        let mut paths: Vec<Hctl> = wanted.locked_addresses().into_iter().collect();
         if let Some(map) = &wanted.map {
             for disk in map.paths()? {
                 paths.extend(ScsiDevice::of_disk(&disk)?.map(|device| device.hctl()));
@@ -128,9 +128,9 @@ impl Engine {
 }
 
 /// Whether a record says that the target is its volume, wherever that is.
-fn is_named(target: &DetachTarget, found: &Found, record: &Record) -> bool {
+fn is_named(target: &DetachTarget, found: &Resolved, record: &Record) -> bool {
     match (target, found) {
-        (_, Found::NbdBackend(id)) => {
+        (_, Resolved::NbdBackend(id)) => {
             let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
             own == Some(id)
         }

@@ -2,8 +2,8 @@
 //! from one to the other.
 
 mod condition;
-mod look;
-mod survey;
+mod observe;
+mod status;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::iscsi::sessions::{LOGIN, end_unnamed};
-use crate::engine::journal::{Journal, Operation, Problem, Record, Turn};
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
+use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::DetachVolume;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -21,8 +21,8 @@ use crate::id::{Source, VolumeId};
 use crate::kernel::pool;
 use crate::scsi::{self, ScsiDevice};
 pub use condition::{Action, Condition, Foreign};
-use look::Seen;
-pub use survey::Surveyed;
+use observe::Observed;
+pub use status::VolumeStatus;
 
 /// What was found of every volume of a journal, and done about it.
 #[derive(Debug, serde::Serialize)]
@@ -122,7 +122,7 @@ impl Engine {
         let one = |record: &Record| self.recover_one(journal, &record.volume, patience, deadline);
         let ended = pool::each(Stage::Resolve, &records, one);
         let without_end = |record: &Record, error| {
-            let seen = "it could not be looked for to the end".to_owned();
+            let seen = "the search for it did not finish".to_owned();
             Recovered::failed(record.volume.clone(), under_way(record), seen, error)
         };
         let volumes = records
@@ -132,11 +132,11 @@ impl Engine {
                 ended.unwrap_or_else(|error| Some(without_end(record, error)))
             })
             .collect();
-        if let Err(error) = end_unnamed(self.roots(), deadline) {
+        if let Err(error) = destroy_incomplete(self.roots(), deadline) {
             // Its lease stays, and the next recovery finds it.
-            tracing::warn!(%error, "a session that was never named is left");
+            tracing::warn!(%error, "cannot destroy an incomplete session");
         }
-        self.sweep_leases();
+        self.purge_stale_locks();
         // A volume that was attached meanwhile is known as well.
         let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
         Ok(Recovery {
@@ -148,8 +148,8 @@ impl Engine {
 
     /// Takes away the files of leases that processes have left which died with them,
     /// but for those that say that a login was not finished.
-    pub(crate) fn sweep_leases(&self) {
-        Lease::sweep(self.roots(), LOGIN);
+    pub(crate) fn purge_stale_locks(&self) {
+        DeviceLock::purge_stale(self.roots(), LOGIN);
     }
 
     /// The same for one volume: looks for it, finishes or undoes what was begun,
@@ -173,16 +173,16 @@ impl Engine {
     ) -> Option<Recovered> {
         let failed =
             |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
-        let turn = match journal.turn(volume, None, deadline) {
-            Ok(turn) => turn,
+        let guard = match journal.guard(volume, None, deadline) {
+            Ok(guard) => guard,
             Err(error) => {
                 let seen = "another thread works on it".to_owned();
                 let record = journal.record(volume)?;
                 return Some(failed(under_way(&record), seen, error));
             }
         };
-        let record = turn.record()?;
-        let seen = match self.look(&turn, &record, deadline) {
+        let record = guard.record()?;
+        let seen = match self.look(&guard, &record, deadline) {
             Ok(seen) => seen,
             Err(error) => {
                 let seen = "it could not be looked for".to_owned();
@@ -191,17 +191,17 @@ impl Engine {
         };
         let condition = seen.condition(&record);
         let (condition, action) =
-            match self.act(&turn, &record, &seen, condition, patience, deadline) {
+            match self.act(&guard, &record, &seen, condition, patience, deadline) {
                 Ok(done) => done,
                 Err(error) => (condition, Action::Failed(error)),
             };
         if condition == Condition::Complete
-            && let Err(error) = self.learn_content(&turn, deadline)
+            && let Err(error) = self.learn_content(&guard, deadline)
         {
-            tracing::warn!(%error, "its content is not written down");
+            tracing::warn!(%error, "cannot record its content names");
         }
         tracing::info!(?condition, ?action, %seen, "recovered");
-        let outcome = turn.record().and_then(|record| record.outcome);
+        let outcome = guard.record().and_then(|record| record.outcome);
         let attached = condition == Condition::Complete
             || !matches!(action, Action::Nothing | Action::Failed(_));
         Some(Recovered {
@@ -215,15 +215,15 @@ impl Engine {
 
     fn act(
         &self,
-        turn: &Arc<Turn>,
+        guard: &Arc<VolumeGuard>,
         record: &Record,
-        seen: &Seen,
+        seen: &Observed,
         condition: Condition,
         patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
-        let stands = !matches!(seen, Seen::Nothing);
+        let stands = !matches!(seen, Observed::Nothing);
         let done = |action| Ok((condition, action));
         match operation {
             None => self.look_after(record, seen, condition, patience, deadline),
@@ -240,7 +240,7 @@ impl Engine {
                 if !abandon_unwritten {
                     self.wait_for_probe_of(record, deadline)?;
                 }
-                self.detach_in_turn(turn, attached, &how, deadline)?;
+                self.detach_guarded(guard, attached, &how, deadline)?;
                 done(Action::Finished)
             }
             Some(Operation::Attach) if stands => {
@@ -250,11 +250,11 @@ impl Engine {
                 }
                 let request = record.spec.request()?;
                 let before = Some(record.clone());
-                self.attach_in_turn(turn, before, record.clone(), &request, deadline)?;
+                self.attach_guarded(guard, before, record.clone(), &request, deadline)?;
                 done(Action::Finished)
             }
-            Some(Operation::Resize { at_least }) if matches!(seen, Seen::Answers { .. }) => {
-                self.resize_in_turn(turn, record.clone(), at_least, deadline)?;
+            Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
+                self.resize_guarded(guard, record.clone(), at_least, deadline)?;
                 done(Action::Finished)
             }
             // Its paths come back, and it is as it was begun.
@@ -262,9 +262,9 @@ impl Engine {
                 done(Action::Nothing)
             }
             Some(Operation::Attach) if record.outcome.is_none() => {
-                self.detach_in_turn(turn, record.clone(), &DetachVolume::default(), deadline)?;
+                self.detach_guarded(guard, record.clone(), &DetachVolume::default(), deadline)?;
                 // Nobody was given it.
-                turn.undo(deadline.for_rollback())?;
+                guard.undo(deadline.for_rollback())?;
                 done(Action::Undone)
             }
             Some(Operation::Attach | Operation::Resize { .. }) => {
@@ -272,7 +272,7 @@ impl Engine {
                     intent: None,
                     ..record.clone()
                 };
-                turn.write(attached, deadline)?;
+                guard.write(attached, deadline)?;
                 done(Action::Nothing)
             }
         }
@@ -283,12 +283,12 @@ impl Engine {
     fn look_after(
         &self,
         record: &Record,
-        seen: &Seen,
+        seen: &Observed,
         condition: Condition,
         patience: Duration,
         deadline: Deadline,
     ) -> Result<(Condition, Action)> {
-        if let Seen::Answers { without_size, .. } = seen
+        if let Observed::Answers { without_size, .. } = seen
             && !without_size.is_empty()
         {
             return Ok(match self.have_sizes_read(without_size, deadline) {
@@ -303,14 +303,17 @@ impl Engine {
         };
         let limit = deadline.at_most(patience);
         let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
-        Ok(look::after_healing(condition, healing))
+        Ok(observe::after_healing(condition, healing))
     }
 
     fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
         for device in paths {
-            if !scsi::have_size_read(device, &self.lanes, deadline)? {
+            if !scsi::have_size_read(device, &self.scheduler, deadline)? {
                 let hctl = device.hctl();
-                let message = format!("the kernel still takes {hctl} for empty after a rescan");
+                let message = format!(
+                    "the kernel still shows {hctl} without a size after a \
+                                       rescan"
+                );
                 return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
             }
         }

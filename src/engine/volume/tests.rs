@@ -2,7 +2,7 @@ use std::fs;
 use std::time::Duration;
 
 use super::*;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::id::{Hctl, Wwid};
 use crate::kernel::Roots;
 
@@ -67,8 +67,8 @@ impl Node {
     }
 
     fn write(&self, record: &Record) {
-        let turn = self.journal.turn(&self.volume, Some(&record.spec), soon());
-        turn.unwrap().write(record.clone(), soon()).unwrap();
+        let guard = self.journal.guard(&self.volume, Some(&record.spec), soon());
+        guard.unwrap().write(record.clone(), soon()).unwrap();
     }
 
     fn detach(&self, deadline: Deadline) -> Result<Detachment, DetachFailure> {
@@ -89,9 +89,9 @@ fn a_record_says_in_which_boot_it_was_begun_and_keeps_that_until_it_is_begun_ane
         fs::write(&boot, now).unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let journal = engine.open_journal(soon()).unwrap();
-        let turn = journal.turn(&volume, None, soon()).unwrap();
-        let again = turn.record().unwrap_or(record.clone());
-        turn.write(again, soon()).unwrap();
+        let guard = journal.guard(&volume, None, soon()).unwrap();
+        let again = guard.record().unwrap_or(record.clone());
+        guard.write(again, soon()).unwrap();
         let read = journal.record(&volume).unwrap();
         assert_eq!(read.boot.as_deref(), Some(written));
         let place = &read.spec.sources[0];
@@ -126,7 +126,7 @@ fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away()
     for record in [node.begun(), node.attached_before()] {
         node.write(&record);
         let roots = node.engine.roots();
-        let scan = Lease::share(roots, &Lease::of_scan(hctl), soon()).unwrap();
+        let scan = DeviceLock::share(roots, &DeviceLock::of_scan(hctl), soon()).unwrap();
         let failure = node.detach(Deadline::after(Duration::from_secs(3)));
         let failure = failure.unwrap_err();
         assert_eq!(failure.stage(), Some(Stage::Lock), "{failure}");
@@ -142,7 +142,7 @@ fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away()
 fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
     let node = Node::new();
     let record = node.begun();
-    let turn = node.journal.turn(&node.volume, Some(&record.spec), soon());
+    let guard = node.journal.guard(&node.volume, Some(&record.spec), soon());
     let directory = node.journal.directory().to_owned();
     let observer = StageObserver::new(move |stage| {
         if stage == Stage::Lock {
@@ -158,7 +158,7 @@ fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
     let how = DetachVolume::default().observe(observer);
     let detached = node
         .engine
-        .detach_in_turn(&turn.unwrap(), record, &how, soon());
+        .detach_guarded(&guard.unwrap(), record, &how, soon());
     let failure = detached.unwrap_err();
     assert_eq!(failure.stage(), Some(Stage::Journal), "{failure}");
     let name: Wwid = NAME.parse().unwrap();
@@ -206,8 +206,8 @@ fn a_record_that_went_is_known_to_be_gone_also_where_the_disk_was_not_told() {
     let mut node = Node::new();
     node.write(&node.begun());
     node.journal = node.journal.with_sync(no_sync);
-    let turn = node.journal.turn(&node.volume, None, soon()).unwrap();
-    let failed = turn.remove(soon()).unwrap_err();
+    let guard = node.journal.guard(&node.volume, None, soon()).unwrap();
+    let failed = guard.remove(soon()).unwrap_err();
     assert_eq!(failed.stage(), Some(Stage::Journal), "{failed}");
     assert_eq!(node.journal.records(), []);
     assert!(!node.journal.directory().join("pvc-1.json").exists());

@@ -8,7 +8,7 @@ use super::parameters::{NORMAL, Parameters, SessionKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::chap::{Conversation, Credentials};
 use crate::iscsi::pdu::{LoginResponse, LoginStage};
-use crate::iscsi::text::{Answer, Gathered, Pair, Text, pairs};
+use crate::iscsi::text::{Answer, Pair, PartialText, Text, pairs};
 use crate::iscsi::{PEER, Proven, broken};
 
 /// More than a target has to say in a whole login. As many answers of ours, and
@@ -44,7 +44,7 @@ pub(super) struct Negotiation<'a> {
     asked_for: Option<LoginStage>,
     /// The last answer's text goes on.
     more: bool,
-    text: Gathered,
+    text: PartialText,
     /// What the target has said, whatever the answer to it.
     keys: BTreeSet<String>,
     /// What is owed to keys that the target has brought up.
@@ -74,7 +74,7 @@ impl<'a> Negotiation<'a> {
             offered: false,
             asked_for: None,
             more: false,
-            text: Gathered::new(LONGEST_ANSWER),
+            text: PartialText::new(LONGEST_ANSWER),
             keys: BTreeSet::new(),
             answers: Vec::new(),
             agreed,

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::{AsyncMessage, HEADER, Response};
 use crate::kernel::Roots;
-use crate::kernel::iscsi_netlink::{self, Heard, Listener};
+use crate::kernel::iscsi_netlink::{self, Listener, Notification};
 
 /// What a [`SessionWatch`] delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,19 +134,19 @@ fn failed(error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("a pair of sockets: {error}")).at(Stage::Session)
 }
 
-fn notice(heard: Heard) -> Option<SessionNotice> {
+fn notice(heard: Notification) -> Option<SessionNotice> {
     match heard {
-        Heard::ConnectionLost { session, .. } => Some(SessionNotice::Lost(session)),
-        Heard::Pdu { session, pdu } => {
+        Notification::ConnectionLost { session, .. } => Some(SessionNotice::Lost(session)),
+        Notification::Pdu { session, pdu } => {
             let said = Response::decode(pdu.first_chunk::<HEADER>()?);
             match said {
                 Ok(Response::Async(message)) => Some(SessionNotice::Said(session, message)),
                 _ => None,
             }
         }
-        Heard::Created(session) => Some(SessionNotice::Created(session)),
-        Heard::Missed => Some(SessionNotice::LookAgain),
-        Heard::Unbound(_) | Heard::Destroyed(_) => None,
+        Notification::Created(session) => Some(SessionNotice::Created(session)),
+        Notification::Missed => Some(SessionNotice::LookAgain),
+        Notification::Unbound(_) | Notification::Destroyed(_) => None,
     }
 }
 
@@ -167,19 +167,19 @@ mod tests {
         };
         let heard = |pdu: &[u8]| {
             let pdu = pdu.to_vec();
-            notice(Heard::Pdu { session, pdu })
+            notice(Notification::Pdu { session, pdu })
         };
         assert_eq!(heard(&pdu), Some(SessionNotice::Said(session, said)));
         assert_eq!(heard(&pdu[..47]), None);
         // An answer to a logout of another's.
         pdu[0] = 0x26;
         assert_eq!(heard(&pdu), None);
-        let lost = Heard::ConnectionLost {
+        let lost = Notification::ConnectionLost {
             session,
             error: 1020,
         };
         assert_eq!(notice(lost), Some(SessionNotice::Lost(session)));
-        assert_eq!(notice(Heard::Missed), Some(SessionNotice::LookAgain));
+        assert_eq!(notice(Notification::Missed), Some(SessionNotice::LookAgain));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::StandingSession;
+use super::IscsiSession;
 use crate::error::Result;
 use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
 
@@ -73,7 +73,7 @@ pub struct SessionFacts {
     pub parameters: BTreeMap<&'static str, String>,
 }
 
-impl StandingSession {
+impl IscsiSession {
     /// What sysfs says now; `None` where the session is gone.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl StandingSession {
             host: self.host()?,
             state,
             connection_state: self.connection_attribute("state")?,
-            ours: self.is_ours()?,
+            ours: self.is_lunbd_owned()?,
             initiator,
             target,
             portal,
@@ -115,7 +115,7 @@ mod tests {
     use crate::kernel::Roots;
 
     /// A machine with session 4 on host 3.
-    fn machine(creator: &str, interface: &str) -> (tempfile::TempDir, StandingSession) {
+    fn machine(creator: &str, interface: &str) -> (tempfile::TempDir, IscsiSession) {
         let root = tempfile::tempdir().unwrap();
         let sys = root.path().join("sys");
         let device = sys.join("devices/platform/host3/session4");
@@ -146,7 +146,7 @@ mod tests {
         ] {
             fs::write(dir.join(name), format!("{value}\n")).unwrap();
         }
-        let session = StandingSession::new(&Roots::below(root.path()), SessionId(4));
+        let session = IscsiSession::new(&Roots::below(root.path()), SessionId(4));
         (root, session)
     }
 
@@ -177,7 +177,11 @@ mod tests {
             ("812", "lunbd", false),
         ] {
             let (_root, session) = machine(creator, interface);
-            assert_eq!(session.is_ours().unwrap(), ours, "{creator} {interface}");
+            assert_eq!(
+                session.is_lunbd_owned().unwrap(),
+                ours,
+                "{creator} {interface}"
+            );
         }
     }
 
@@ -185,10 +189,10 @@ mod tests {
     fn a_session_that_is_gone_has_no_facts() {
         let (root, session) = machine("-1", "lunbd");
         let roots = Roots::below(root.path());
-        assert_eq!(StandingSession::all(&roots).unwrap(), [session]);
-        let gone = StandingSession::new(&roots, SessionId(5));
+        assert_eq!(IscsiSession::all(&roots).unwrap(), [session]);
+        let gone = IscsiSession::new(&roots, SessionId(5));
         assert_eq!(gone.facts().unwrap(), None);
-        assert!(!gone.is_there() && !gone.is_ours().unwrap());
+        assert!(!gone.is_there() && !gone.is_lunbd_owned().unwrap());
         assert_eq!(
             (gone.name().unwrap(), gone.devices().unwrap()),
             (None, vec![])

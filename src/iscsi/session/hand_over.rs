@@ -3,15 +3,15 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
+use super::incomplete::take_away;
 use super::kept;
 use super::settings::{Made, RECOVERY, Settings};
-use super::unfinished::take_away;
-use super::{KernelSession, SessionName, SessionOptions, StandingSession};
+use super::{IscsiSession, KernelSession, SessionName, SessionOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::iscsi::login::Connection;
 use crate::iscsi::tunables::Tunable;
-use crate::kernel::iscsi_netlink::{Control, Maker};
+use crate::kernel::iscsi_netlink::{Control, CreateLock};
 use crate::kernel::{Roots, worker};
 
 /// What was made of a session that fails is waited for this long: longer than the
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// device comes by this alone.
 ///
 /// One at a time on the whole machine does it: see
-/// [`hold_off_makers`](super::hold_off_makers). A process that is killed meanwhile
-/// leaves a session that [`end_unnamed`](super::end_unnamed) ends, or, once it has its
+/// [`lock_creation`](super::lock_creation). A process that is killed meanwhile
+/// leaves a session that [`destroy_incomplete`](super::destroy_incomplete) ends, or, once it has its
 /// names, [`log_out`](super::log_out).
 ///
 /// Minimum kernel: 5.10 with the module `iscsi_tcp`; needs root in the initial
@@ -67,10 +67,10 @@ pub fn hand_over(
             let mut control = Control::open(&roots)?;
             // Until it is started, or gone again. Who waits in vain says so while there is
             // somebody to hear it.
-            let maker = Maker::wait(&roots, deadline.half())?;
+            let maker = CreateLock::wait(&roots, deadline.half())?;
             let cmd_sn = connection.session.cmd_sn;
             let (id, host) = control.create_session(&maker, cmd_sn, commands, depth)?;
-            let standing = StandingSession::new(&roots, id);
+            let standing = IscsiSession::new(&roots, id);
             let begun = of_host
                 .iter()
                 .try_for_each(|(param, value)| control.set_of_host(host, *param, value))
@@ -80,7 +80,7 @@ pub fn hand_over(
                 Err(error) => {
                     let patience = Deadline::after(PATIENCE);
                     if let Err(left) = take_away(&mut control, &standing, patience) {
-                        tracing::warn!(%id, error = %left, "a session that failed is left");
+                        tracing::warn!(%id, error = %left, "cannot end a failed session");
                     }
                     Err(error)
                 }
@@ -91,7 +91,7 @@ pub fn hand_over(
 
 fn begin(
     control: &mut Control,
-    standing: &StandingSession,
+    standing: &IscsiSession,
     connection: &Connection,
     settings: &Settings,
     deadline: Deadline,
@@ -102,7 +102,7 @@ fn begin(
     settings.set(control, id)?;
     control.start(id)?;
     let state = standing.state()?;
-    if state.as_deref() != Some(StandingSession::LOGGED_IN) {
+    if state.as_deref() != Some(IscsiSession::LOGGED_IN) {
         let state = state.as_deref().unwrap_or("gone");
         let message = format!("session {id} was started and is {state}");
         return Err(Error::new(ErrorKind::NotReady, message));

@@ -1,7 +1,7 @@
 //! What a session keeps over a loss, so that any process logs it in again as it was made.
 
 use super::unmet::stated;
-use super::{SessionOptions, StandingSession};
+use super::{IscsiSession, SessionOptions};
 use crate::error::{Error, Result};
 use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::HostParam;
@@ -29,7 +29,7 @@ impl SessionOptions {
     ///
     /// # Errors
     /// Where sysfs cannot be read.
-    pub(crate) fn kept_by(mut self, session: &StandingSession) -> Result<Self> {
+    pub(crate) fn kept_by(mut self, session: &IscsiSession) -> Result<Self> {
         let of_session = |name| Ok::<_, Error>(number(session.attribute(name)?));
         let of_connection = |name| Ok::<_, Error>(number(session.connection_attribute(name)?));
         let max = of_session("max_burst_len")?;
@@ -108,7 +108,7 @@ mod tests {
             fs::create_dir_all(&classes).unwrap();
             symlink(dir, classes.join(name)).unwrap();
         }
-        let session = StandingSession::new(&roots, SessionId(4));
+        let session = IscsiSession::new(&roots, SessionId(4));
         let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
         let options = options.kept_by(&session).unwrap();
         let chosen = |tunable| options.tunables.chosen(tunable);

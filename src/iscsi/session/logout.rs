@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use super::StandingSession;
+use super::IscsiSession;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::{HEADER, LogoutRequest, Response};
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::iscsi_netlink::{Control, Heard, Listener, Stop};
+use crate::kernel::iscsi_netlink::{Control, Listener, Notification, Stop};
 use crate::kernel::{Roots, worker};
 
 /// How long a target may take to say goodbye.
@@ -30,7 +30,7 @@ pub(in crate::iscsi) const TO_LEAVE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// `NotPermitted`; `TimedOut` at stage `logout`.
-pub fn log_out(roots: &Roots, session: &StandingSession, deadline: Deadline) -> Result<()> {
+pub fn log_out(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Result<()> {
     if !session.is_there() {
         return Ok(());
     }
@@ -74,15 +74,15 @@ pub(in crate::iscsi) fn say_goodbye(
     }
     while let Some(heard) = listener.next(patience)? {
         match heard {
-            Heard::Pdu { session, pdu } if session == id => {
+            Notification::Pdu { session, pdu } if session == id => {
                 let header = pdu.first_chunk::<HEADER>();
                 let response = header.map(Response::decode);
-                tracing::debug!(%id, ?response, "the target says goodbye");
+                tracing::debug!(%id, ?response, "the target closes the connection");
                 if matches!(response, Some(Ok(Response::Logout(_)))) {
                     return Ok(());
                 }
             }
-            Heard::ConnectionLost { session, .. } if session == id => return Ok(()),
+            Notification::ConnectionLost { session, .. } if session == id => return Ok(()),
             _ => {}
         }
     }
@@ -99,7 +99,7 @@ pub(super) fn is_unknown(error: &Error) -> bool {
 struct Ending {
     control: Control,
     listener: Listener,
-    session: StandingSession,
+    session: IscsiSession,
     deadline: Deadline,
 }
 
@@ -112,7 +112,7 @@ impl Ending {
         let Some(state) = self.session.state()? else {
             return self.wait_until_gone(host.as_ref());
         };
-        if state == StandingSession::LOGGED_IN {
+        if state == IscsiSession::LOGGED_IN {
             self.unbind()?;
             self.say_goodbye()?;
             self.stop()?;
@@ -139,7 +139,7 @@ impl Ending {
         // The kernel takes the target's number first, then the devices
         // (`__iscsi_unbind_session`).
         self.wait_for("its target to be taken away", |heard| {
-            let is_said = *heard == Some(Heard::Unbound(id));
+            let is_said = *heard == Some(Notification::Unbound(id));
             Ok(is_said || session.is_unbound()? && session.devices()?.is_empty())
         })
     }
@@ -175,7 +175,7 @@ impl Ending {
     fn wait_for(
         &mut self,
         what: &str,
-        is_done: impl Fn(&Option<Heard>) -> Result<bool>,
+        is_done: impl Fn(&Option<Notification>) -> Result<bool>,
     ) -> Result<()> {
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
         let mut heard = None;
@@ -196,7 +196,7 @@ impl Ending {
     fn unless_gone(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match step(self) {
             Err(error) if is_unknown(&error) => {
-                tracing::debug!(session = %self.session.id(), %error, "another ends it");
+                tracing::debug!(session = %self.session.id(), %error, "another process ends it");
                 Ok(())
             }
             done => done,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{SessionOptions, StandingSession};
+use super::{IscsiSession, SessionOptions};
 use crate::id::Hctl;
 use crate::iscsi::tunables::{KEPT_BY_THE_KERNEL, Tunable};
 use crate::kernel::{Roots, sysfs};
@@ -32,7 +32,7 @@ impl fmt::Display for UnmetSetting {
     }
 }
 
-impl StandingSession {
+impl IscsiSession {
     /// Of the settings that `options` chooses, those that this session or this device on it
     /// does not have now. What cannot be read counts as not there.
     #[must_use]
@@ -152,7 +152,7 @@ mod tests {
             .tunables(tunables)
             .interface("eth0".parse().unwrap())
             .source_address("10.0.0.5".parse().unwrap());
-        let session = StandingSession::new(&roots, SessionId(4));
+        let session = IscsiSession::new(&roots, SessionId(4));
         let unmet = session.unmet(&roots, &options, "3:0:0:7".parse().unwrap());
         let said: Vec<String> = unmet.iter().map(ToString::to_string).collect();
         assert_eq!(

@@ -69,7 +69,7 @@ impl Connection {
                 .recv_from(&mut self.buffer, nix::libc::MSG_TRUNC);
             match received {
                 Ok((_, sender)) if sender.port_number() != 0 => {
-                    tracing::debug!(%sender, "a netlink message of a stranger");
+                    tracing::debug!(%sender, "a netlink message from an unknown sender");
                 }
                 Ok((length, _)) if length != self.buffer.len() => {
                     let message = format!("the kernel's answer of {length} bytes was truncated");

@@ -58,7 +58,7 @@ pub(super) struct Conversation {
     family: u16,
     sequence: u32,
     answers: Vec<Payload>,
-    strangers: u32,
+    foreign_messages: u32,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Conversation {
             family,
             sequence,
             answers: Vec::new(),
-            strangers: 0,
+            foreign_messages: 0,
         }
     }
 
@@ -122,9 +122,12 @@ impl Conversation {
     }
 
     fn pass_over(&mut self) {
-        self.strangers += 1;
-        let strangers = self.strangers;
-        tracing::debug!(strangers, "a netlink message that answers another request");
+        self.foreign_messages += 1;
+        let foreign_messages = self.foreign_messages;
+        tracing::debug!(
+            foreign_messages,
+            "a netlink message that answers another request"
+        );
     }
 }
 
@@ -243,7 +246,7 @@ mod tests {
         }
         let done = conversation.take(&ack(0, 5, 0, &[0; 16])).unwrap();
         assert_eq!(done, Progress::Done(Vec::new()));
-        assert_eq!(conversation.strangers, 5);
+        assert_eq!(conversation.foreign_messages, 5);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// What a [`Listener`] hears.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Notification {
     /// A message of the family's.
     Message(Payload),
     /// Messages may be lost: the buffer was full, or the family is new.
@@ -51,7 +51,7 @@ impl Listener {
     pub(crate) fn start<F: GenlFamily + Send>(
         group: &'static str,
         deadline: Deadline,
-        deliver: impl FnMut(Heard) + Send + 'static,
+        deliver: impl FnMut(Notification) + Send + 'static,
     ) -> Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let (ready, listening) = mpsc::sync_channel(1);
@@ -93,7 +93,7 @@ impl Listener {
 /// One socket after another: one that breaks is replaced.
 async fn listen<F: GenlFamily>(
     group: &'static str,
-    mut deliver: impl FnMut(Heard),
+    mut deliver: impl FnMut(Notification),
     ready: mpsc::SyncSender<Result<()>>,
     mut stopped: oneshot::Receiver<()>,
 ) {
@@ -125,7 +125,7 @@ enum Next {
 /// Listens on one socket until it is told to stop.
 async fn attend<F: GenlFamily>(
     group: &'static str,
-    deliver: &mut impl FnMut(Heard),
+    deliver: &mut impl FnMut(Notification),
     ready: &mut Option<mpsc::SyncSender<Result<()>>>,
     stopped: &mut oneshot::Receiver<()>,
 ) -> Result<()> {
@@ -150,7 +150,7 @@ async fn attend<F: GenlFamily>(
     match ready.take() {
         Some(ready) => drop(ready.send(Ok(()))),
         // What came between two sockets is lost.
-        None => deliver(Heard::Missed),
+        None => deliver(Notification::Missed),
     }
     let mut messages = pin!(messages);
     loop {
@@ -178,12 +178,12 @@ async fn attend<F: GenlFamily>(
             Next::Stop => return Ok(()),
             Next::Closed => return Err(Error::new(ErrorKind::Io, "the netlink socket broke")),
             Next::Message(_, sender) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
             Next::Message(message, _) => match message.payload {
-                NetlinkPayload::Overrun(_) => deliver(Heard::Missed),
+                NetlinkPayload::Overrun(_) => deliver(Notification::Missed),
                 NetlinkPayload::InnerMessage(message) if Some(message.family_id) == family => {
-                    deliver(Heard::Message(Payload {
+                    deliver(Notification::Message(Payload {
                         command: message.header.cmd,
                         version: message.header.version,
                         attributes: message.payload,
@@ -191,7 +191,7 @@ async fn attend<F: GenlFamily>(
                 }
                 NetlinkPayload::InnerMessage(message) if announces::<F>(&message) => {
                     family = join::<F>(connection.socket_mut().socket_ref(), group).await?;
-                    deliver(Heard::Missed);
+                    deliver(Notification::Missed);
                 }
                 _ => {}
             },

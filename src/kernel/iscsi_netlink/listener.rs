@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use lunbd_sys::iscsi::{self, Up};
+use lunbd_sys::iscsi::{self, KernelEvent};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,7 +17,7 @@ use crate::id::SessionId;
 
 /// What a [`Listener`] hears.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Notification {
     /// The session's connection is lost, by `enum iscsi_err`: 1020 closed, 1022
     /// silent. Up to three come of one loss, and none says of which connection of
     /// the session's life it is.
@@ -50,7 +50,7 @@ pub(crate) enum Heard {
 pub(crate) struct Listener {
     socket: Socket,
     buffer: Vec<u8>,
-    heard: VecDeque<Heard>,
+    heard: VecDeque<Notification>,
 }
 
 impl Listener {
@@ -80,7 +80,7 @@ impl Listener {
     }
 
     /// The next; `None` where nothing comes until `deadline`.
-    pub(crate) fn next(&mut self, deadline: Deadline) -> Result<Option<Heard>> {
+    pub(crate) fn next(&mut self, deadline: Deadline) -> Result<Option<Notification>> {
         self.next_or(None, deadline)
     }
 
@@ -89,7 +89,7 @@ impl Listener {
         &mut self,
         other: Option<BorrowedFd<'_>>,
         deadline: Deadline,
-    ) -> Result<Option<Heard>> {
+    ) -> Result<Option<Notification>> {
         loop {
             if let Some(heard) = self.heard.pop_front() {
                 return Ok(Some(heard));
@@ -107,9 +107,11 @@ impl Listener {
         let flags = nix::libc::MSG_TRUNC;
         match self.socket.recv_from(&mut self.buffer, flags) {
             Ok((_, sender)) if sender.port_number() != 0 => {
-                tracing::debug!(%sender, "a netlink message of a stranger");
+                tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
-            Ok((length, _)) if length != self.buffer.len() => self.heard.push_back(Heard::Missed),
+            Ok((length, _)) if length != self.buffer.len() => {
+                self.heard.push_back(Notification::Missed);
+            }
             Ok(_) => {
                 let news = iscsi::messages(&self.buffer).filter_map(iscsi::news);
                 self.heard.extend(news.filter_map(heard));
@@ -117,7 +119,7 @@ impl Listener {
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::EAGAIN) => return Ok(false),
                 Some(Errno::EINTR) => {}
-                Some(Errno::ENOBUFS) => self.heard.push_back(Heard::Missed),
+                Some(Errno::ENOBUFS) => self.heard.push_back(Notification::Missed),
                 _ => return Err(failed("cannot hear the kernel's iSCSI", &error)),
             },
         }
@@ -153,19 +155,19 @@ impl AsFd for Listener {
     }
 }
 
-fn heard(news: Up<'_>) -> Option<Heard> {
+fn heard(news: KernelEvent<'_>) -> Option<Notification> {
     Some(match news {
-        Up::ReceivedPdu { sid, pdu, .. } => Heard::Pdu {
+        KernelEvent::ReceivedPdu { sid, pdu, .. } => Notification::Pdu {
             session: SessionId(sid),
             pdu: pdu.to_vec(),
         },
-        Up::ConnectionError { sid, error, .. } => Heard::ConnectionLost {
+        KernelEvent::ConnectionError { sid, error, .. } => Notification::ConnectionLost {
             session: SessionId(sid),
             error,
         },
-        Up::SessionCreated { sid } => Heard::Created(SessionId(sid)),
-        Up::SessionUnbound { sid } => Heard::Unbound(SessionId(sid)),
-        Up::SessionDestroyed { sid } => Heard::Destroyed(SessionId(sid)),
-        Up::Other(_) => return None,
+        KernelEvent::SessionCreated { sid } => Notification::Created(SessionId(sid)),
+        KernelEvent::SessionUnbound { sid } => Notification::Unbound(SessionId(sid)),
+        KernelEvent::SessionDestroyed { sid } => Notification::Destroyed(SessionId(sid)),
+        KernelEvent::Other(_) => return None,
     })
 }

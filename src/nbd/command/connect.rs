@@ -14,7 +14,7 @@ use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
 use crate::nbd::export::ExportFlags;
 use crate::nbd::message::{Attribute, ClientFlags, Message};
-use crate::nbd::refusal::Attempt;
+use crate::nbd::refusal::RefusedCommand;
 
 /// Connects a device that is not (`NBD_CMD_CONNECT`, Linux 4.12).
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Connect {
     /// stage `connect`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<NbdIndex> {
         require_sockets(&self.sockets, Stage::Connect)?;
-        let attempt = Attempt {
+        let attempt = RefusedCommand {
             index: self.index,
             backend: self.backend.clone(),
             block_size: self.block_size,

@@ -11,7 +11,7 @@ use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
 use crate::nbd::message::{Attribute, ClientFlags, Message};
-use crate::nbd::refusal::Attempt;
+use crate::nbd::refusal::RefusedCommand;
 
 /// Hands new sockets or settings to a connected device
 /// (`NBD_CMD_RECONFIGURE`).
@@ -91,11 +91,11 @@ impl Reconfigure {
         if !self.sockets.is_empty() {
             require_sockets(&self.sockets, Stage::Reconfigure)?;
         }
-        let attempt = Attempt {
+        let attempt = RefusedCommand {
             index: Some(self.index),
             backend: self.backend.clone(),
             sockets: self.sockets.len(),
-            ..Attempt::default()
+            ..RefusedCommand::default()
         };
         let message = self.message();
         let stage = Stage::Reconfigure;

@@ -9,7 +9,7 @@ use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
 use crate::nbd::message::{Attribute, Message};
-use crate::nbd::refusal::Attempt;
+use crate::nbd::refusal::RefusedCommand;
 
 /// Gives a connected device of this backend id another size in bytes, and nothing else
 /// (`NBD_CMD_RECONFIGURE` with a size, Linux 5.4). Its connections and timeouts stay.
@@ -37,11 +37,11 @@ pub(crate) fn set_size(
             backend_attribute(backend),
         ],
     };
-    let attempt = Attempt {
+    let attempt = RefusedCommand {
         index: Some(index),
         backend: Some(backend.clone()),
         size: Some(bytes),
-        ..Attempt::default()
+        ..RefusedCommand::default()
     };
     let stage = Stage::Reconfigure;
     point!(NbdToReconfigure);

@@ -184,7 +184,7 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         ),
         (
             logs_in(&json!({ "chap_file": "chap" })),
-            "volume a: the path of a file of CHAP secrets is to begin at the root",
+            "volume a: the path of a CHAP file must be absolute",
         ),
         (
             logs_in(&json!({ "recovery_timeout": "500ms" })),

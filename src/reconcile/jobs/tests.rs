@@ -1,9 +1,9 @@
 use super::*;
 use crate::engine::journal::VolumeSpec;
-use crate::engine::{AttachRequest, Cause};
+use crate::engine::{AttachRequest, ChangeEvent};
 use crate::id::Source;
 use crate::reconcile::desired::Desired;
-use crate::reconcile::look::Scope;
+use crate::reconcile::refresh::Scope;
 
 fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()
@@ -25,9 +25,9 @@ fn wanting(volumes: u32) -> State {
     state
 }
 
-fn there(number: u32) -> Surveyed {
+fn there(number: u32) -> VolumeStatus {
     let spec = VolumeSpec::of(&request(number));
-    let mut there = Surveyed::new(id(number), spec, Condition::Complete);
+    let mut there = VolumeStatus::new(id(number), spec, Condition::Complete);
     there.nbd_index = crate::id::NbdIndex::new(number);
     there.node = Some(format!("/dev/nbd{number}").into());
     there
@@ -117,9 +117,9 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     state.settle(&mut job, attached(0), &impatient());
     assert!(state.plan().is_empty());
     let index = crate::id::NbdIndex::new(0).unwrap();
-    assert!(state.take_in(&Cause::LinkDead(index)).is_some());
+    assert!(state.take_in(&ChangeEvent::LinkDead(index)).is_some());
     assert!(
-        state.take_in(&Cause::LinkDead(index)).is_none(),
+        state.take_in(&ChangeEvent::LinkDead(index)).is_none(),
         "told twice"
     );
     state.plan_now();
@@ -147,7 +147,7 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
     // After the answer, it may be, and the kernel says it once.
-    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.settle(&mut job, Done::Serves, &impatient());
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
@@ -155,9 +155,9 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     // What changes meanwhile is not of its own making.
     let devpath = "/devices/virtual/block/nbd0".to_owned();
     let removed = false;
-    state.take_in(&Cause::Device { devpath, removed });
+    state.take_in(&ChangeEvent::Device { devpath, removed });
     state.settle(&mut job, Done::Serves, &impatient());
-    assert!(state.look.some.contains(&id(0)));
+    assert!(state.refresh.some.contains(&id(0)));
     state.plan_now();
     assert!(state.take_job(8).is_none());
     assert!(state.attached(&id(0)).is_some());
@@ -187,7 +187,7 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
     state.settle(&mut job, attached(0), &impatient());
-    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Heal);
@@ -196,7 +196,7 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     state.plan_now();
     assert!(state.take_job(8).is_none());
     // Another of its connections dies: the kernel may take a new one now.
-    state.take_in(&Cause::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.plan_now();
     let mut job = state.take_job(8).expect("a healing at once");
     assert_eq!(job.step.kind, StepKind::Heal);
@@ -225,11 +225,15 @@ fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
         let epoch = state.epoch();
         state.merge(vec![found], &Scope::All, epoch, false);
     }
-    let strangers = crate::id::NbdIndex::new(3).unwrap();
-    assert!(state.take_in(&Cause::LinkDead(strangers)).is_none());
+    let foreign_messages = crate::id::NbdIndex::new(3).unwrap();
+    assert!(
+        state
+            .take_in(&ChangeEvent::LinkDead(foreign_messages))
+            .is_none()
+    );
     assert!(state.attached(&id(0)).is_some());
     let own = crate::id::NbdIndex::new(0).unwrap();
-    assert!(state.take_in(&Cause::LinkDead(own)).is_some());
+    assert!(state.take_in(&ChangeEvent::LinkDead(own)).is_some());
 }
 
 #[test]
@@ -264,7 +268,7 @@ fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
     ));
     state.plan_now();
     assert!(state.take_job(8).is_none());
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     state.plan_now();
     assert!(state.take_job(8).is_some());
 }
@@ -280,7 +284,7 @@ fn what_failed_in_a_drive_that_tries_once_is_not_tried_again_beside_what_is_at_w
     assert!(state.take_job(8).is_none());
     assert!(!state.retry_is_due(), "nor is the loop woken for it");
     state.begin(true);
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     state.plan_now();
     let again = state.take_job(8).unwrap();
     assert_eq!(again.step.volume, fails.step.volume);
@@ -331,7 +335,7 @@ fn a_volume_that_does_not_grow_is_tried_again_later_and_its_link_is_healed_at_on
     assert_eq!(state.errors().len(), 1);
 
     let index = crate::id::NbdIndex::new(0).unwrap();
-    state.take_in(&Cause::LinkDead(index));
+    state.take_in(&ChangeEvent::LinkDead(index));
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Heal);

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::engine::{AttachRequest, Cause};
+use crate::engine::{AttachRequest, ChangeEvent};
 use crate::error::{Error, ErrorKind};
 use crate::id::{HostNo, SessionId, VolumeId};
 use crate::iscsi::SessionOptions;
@@ -48,7 +48,7 @@ fn session(id: u32, target: &str) -> ScsiTransport {
 
 /// The kernel tells of sessions, and these stand.
 fn see(state: &mut State, standing: &[ScsiTransport]) {
-    state.take_in(&Cause::HostOrSession);
+    state.take_in(&ChangeEvent::HostOrSession);
     state.see_transports(ScsiTransports {
         standing: standing.iter().cloned().collect(),
         is_changing: false,
@@ -112,7 +112,7 @@ fn an_event_of_another_host_is_no_cause_and_one_of_an_unknown_host_is() {
     }
     let mut tell = |host: u32| {
         let host = Some(HostNo(host));
-        state.take_in(&Cause::Transport { host });
+        state.take_in(&ChangeEvent::Transport { host });
         let jobs = take_all(&mut state);
         let count = jobs.len();
         for job in jobs {
@@ -145,7 +145,7 @@ fn tries_that_failed_together_are_spread_when_all_is_tried_again() {
         fails(&mut state, job);
     }
     let now = Instant::now();
-    state.forgive(Duration::from_secs(30));
+    state.reset_backoff(Duration::from_secs(30));
     let tracked = state.tracked.values();
     let nexts: Vec<Instant> = tracked
         .filter_map(|tracked| tracked.failure.as_ref()?.next)
@@ -153,6 +153,6 @@ fn tries_that_failed_together_are_spread_when_all_is_tried_again() {
     assert_eq!(nexts.len(), 2);
     let limit = now + Duration::from_secs(40);
     assert!(nexts.iter().all(|next| *next > now && *next < limit));
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     assert_eq!(take_all(&mut state).len(), 2);
 }

@@ -123,16 +123,16 @@ fn actual() -> impl Strategy<Value = Actual> {
         let wishes: Vec<Wish> = found.iter().map(|(wish, ..)| wish.clone()).collect();
         let known = desired(&wishes);
         let stand = known.iter().zip(found).map(|((volume, spec), found)| {
-            let (_, condition, under_way, (doubted, untaken, name, size)) = found;
-            let mut there = Surveyed::new(volume.clone(), spec.clone(), condition);
+            let (_, condition, under_way, (doubted, unscanned, name, size)) = found;
+            let mut there = VolumeStatus::new(volume.clone(), spec.clone(), condition);
             there.under_way = under_way;
             there.size = Some(size);
             "as it was seen".clone_into(&mut there.seen);
-            there.doubt = doubted.then(|| "nobody has asked it".to_owned());
+            there.verify_reason = doubted.then(|| "nobody has asked it".to_owned());
             if spec.nbd.is_none() {
                 there.names.extend(name.map(unit));
-                if untaken {
-                    there.untaken.push("3:0:0:1".parse().unwrap());
+                if unscanned {
+                    there.unscanned.push("3:0:0:1".parse().unwrap());
                 }
             }
             there
@@ -150,7 +150,7 @@ fn carry_out(plan: &Plan, desired: &Desired, actual: &Actual) -> Actual {
         }
         let volume = step.volume.clone();
         let stands = |spec: &VolumeSpec| {
-            let mut there = Surveyed::new(volume.clone(), spec.clone(), Condition::Complete);
+            let mut there = VolumeStatus::new(volume.clone(), spec.clone(), Condition::Complete);
             let known = actual.get(&volume);
             there.names = known.map(|known| known.names.clone()).unwrap_or_default();
             let size = known.and_then(|known| known.size).unwrap_or(1);
@@ -276,7 +276,7 @@ fn nbd(volume: u8, source: u8) -> Wish {
 fn stands(wishes: &[Wish]) -> Actual {
     let stand = wishes
         .iter()
-        .map(|wish| Surveyed::new(id(wish.volume), wish.spec(), Condition::Complete));
+        .map(|wish| VolumeStatus::new(id(wish.volume), wish.spec(), Condition::Complete));
     stand.collect()
 }
 
@@ -355,7 +355,7 @@ fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
     let (desired, actual) = sized(None, Some(8192));
     assert_eq!(
         plan(&desired, &actual).to_string(),
-        "resize pvc-1: nobody has read its size, and at least 8192 are wanted\n"
+        "resize pvc-1: its size is unknown, and at least 8192 are wanted\n"
     );
     for (size, min_size) in [
         (Some(8192), Some(8192)),
@@ -373,28 +373,29 @@ fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
 #[test]
 fn a_size_is_thought_of_when_nothing_else_is_to_be_done_about_its_volume() {
     let (desired, actual) = sized(Some(4096), Some(8192));
-    let kind_where = |change: &dyn Fn(&mut Surveyed)| {
+    let kind_where = |change: &dyn Fn(&mut VolumeStatus)| {
         let mut actual = actual.clone();
         change(actual.volumes.get_mut(&id(1)).unwrap());
         let plan = plan(&desired, &actual);
         assert_eq!(plan.steps.len(), 1, "{plan}");
         plan.steps[0].kind
     };
-    let doubted = |there: &mut Surveyed| there.doubt = Some("nobody has asked it".to_owned());
+    let doubted =
+        |there: &mut VolumeStatus| there.verify_reason = Some("nobody has asked it".to_owned());
     assert_eq!(kind_where(&doubted), StepKind::Prove);
-    let untaken = |there: &mut Surveyed| there.untaken.push("3:0:0:1".parse().unwrap());
-    assert_eq!(kind_where(&untaken), StepKind::Attach);
+    let unscanned = |there: &mut VolumeStatus| there.unscanned.push("3:0:0:1".parse().unwrap());
+    assert_eq!(kind_where(&unscanned), StepKind::Attach);
     let at_least = Some(6000);
-    let begun = |there: &mut Surveyed| {
+    let begun = |there: &mut VolumeStatus| {
         there.under_way = Some(Operation::Resize { at_least });
         there.condition = Condition::HalfAttached;
     };
     assert_eq!(kind_where(&begun), StepKind::Finish);
     for condition in [Condition::Gone, Condition::Changed] {
-        let there = |there: &mut Surveyed| there.condition = condition;
+        let there = |there: &mut VolumeStatus| there.condition = condition;
         assert_eq!(kind_where(&there), StepKind::Attach);
     }
-    let dead = |there: &mut Surveyed| there.condition = Condition::LinkDead;
+    let dead = |there: &mut VolumeStatus| there.condition = Condition::LinkDead;
     assert_eq!(kind_where(&dead), StepKind::Wait);
     assert_eq!(kind_where(&|_| ()), StepKind::Resize);
 }
@@ -413,7 +414,7 @@ fn a_portal_without_its_session_is_attached_again_and_another_initiator_is_anoth
     let spec = logged_in("iqn.2026-01.example:one");
     let mut desired = Desired::default();
     desired.insert(id(1), &spec.request().unwrap()).unwrap();
-    let mut there = Surveyed::new(id(1), spec, Condition::Complete);
+    let mut there = VolumeStatus::new(id(1), spec, Condition::Complete);
     there.without_session.push("10.0.0.2".parse().unwrap());
     let actual = Actual::from_iter([there]);
     assert_eq!(
@@ -421,7 +422,7 @@ fn a_portal_without_its_session_is_attached_again_and_another_initiator_is_anoth
         "attach pvc-1: no session leads through 10.0.0.2:3260\n"
     );
     let other = logged_in("iqn.2026-01.example:two");
-    let there = Surveyed::new(id(1), other, Condition::Complete);
+    let there = VolumeStatus::new(id(1), other, Condition::Complete);
     assert_eq!(
         plan(&desired, &Actual::from_iter([there])).to_string(),
         "detach pvc-1: it is logged in to as iqn.2026-01.example:two and wanted as \

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::engine::journal::VolumeSpec;
-use crate::engine::{AttachRequest, Cause, Condition, Surveyed};
+use crate::engine::{AttachRequest, ChangeEvent, Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind};
 use crate::id::{Source, VolumeId};
 use crate::reconcile::desired::Desired;
@@ -30,9 +30,9 @@ fn wanting(volumes: u32) -> State {
     state
 }
 
-fn there(number: u32) -> Surveyed {
+fn there(number: u32) -> VolumeStatus {
     let spec = VolumeSpec::of(&request(number));
-    Surveyed::new(id(number), spec, Condition::Complete)
+    VolumeStatus::new(id(number), spec, Condition::Complete)
 }
 
 fn refused() -> Done {
@@ -81,7 +81,7 @@ fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away
             state.settle(&mut job, refused(), &patient);
         }
     }
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     let _hang = take_all(&mut state);
     let at_work = state.at_work();
     let is_served = at_work.iter().any(|work| work.volume.as_str() == "back");
@@ -107,14 +107,14 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
         }
     }
     // It waits for its next try behind the others.
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     let _hang = take_all(&mut state);
     let hangs = state.at_work();
     assert!(
         !hangs.is_empty() && hangs.iter().all(|work| work.volume != id(77)),
         "{hangs:?}"
     );
-    state.take_in(&Cause::Transport { host: None });
+    state.take_in(&ChangeEvent::Transport { host: None });
     state.plan_now();
     let job = state.take_job(8).expect("a thread for what is back");
     assert_eq!(job.step.volume, id(77));
@@ -136,9 +136,9 @@ fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
     for mut job in take_all(&mut state) {
         state.settle(&mut job, refused(), &patient);
     }
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     let hang = take_all(&mut state);
     assert_eq!(hang.len(), 2, "a quarter of the threads");
-    state.take_in(&Cause::Transport { host: None });
+    state.take_in(&ChangeEvent::Transport { host: None });
     assert_eq!(take_all(&mut state).len(), 1);
 }

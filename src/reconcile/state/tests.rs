@@ -17,10 +17,10 @@ fn impatient() -> Options {
 }
 
 /// A SCSI volume of two paths, as sysfs shows it.
-fn unit_there() -> Surveyed {
+fn unit_there() -> VolumeStatus {
     let source = |host: u32| -> Source { format!("scsi:{host}:0:0:1").parse().unwrap() };
     let request = AttachRequest::new(source(2)).path(source(3));
-    let mut there = Surveyed::new(id(0), VolumeSpec::of(&request), Condition::Complete);
+    let mut there = VolumeStatus::new(id(0), VolumeSpec::of(&request), Condition::Complete);
     there.paths = ["2:0:0:1", "3:0:0:1"]
         .map(|path| path.parse().unwrap())
         .into();
@@ -52,7 +52,7 @@ fn take(state: &mut State, kind: StepKind) -> Job {
     job
 }
 
-fn look(state: &mut State, there: Surveyed) -> Vec<Event> {
+fn look(state: &mut State, there: VolumeStatus) -> Vec<Event> {
     let epoch = state.epoch();
     state.merge(vec![there], &Scope::All, epoch, true)
 }
@@ -86,7 +86,7 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     assert_eq!(state.errors().len(), 1);
     assert_eq!(state.step(&id(0)).unwrap().reason, seen);
 
-    state.forgive(Duration::ZERO);
+    state.reset_backoff(Duration::ZERO);
     let mut job = take(&mut state, StepKind::Attach);
     state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
     look(&mut state, unit_there());
@@ -153,7 +153,7 @@ fn one_path_that_was_offline_is_asked_which_unit_it_is_though_the_other_served_m
 fn a_path_that_the_kernel_takes_for_empty_has_its_volume_asked_at_the_next_look() {
     let mut state = unit_attached();
     let mut there = unit_there();
-    there.doubt = Some("the kernel takes 2:0:0:1 for empty".to_owned());
+    there.verify_reason = Some("the kernel takes 2:0:0:1 for empty".to_owned());
     look(&mut state, there);
     let job = take(&mut state, StepKind::Prove);
     assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");

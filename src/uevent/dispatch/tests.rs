@@ -28,11 +28,11 @@ fn an_event_reaches_once_those_who_watch_a_component_of_its_path_and_no_others()
     let mine = subscribe(&dispatch, &component("2:0:0:3"));
     let other = subscribe(&dispatch, &component("2:0:0:30"));
     let all = subscribe(&dispatch, &Interest::Everything);
-    let news = subscribe(&dispatch, &Interest::News);
+    let attentions = subscribe(&dispatch, &Interest::UnitAttentionEvent);
     deliver(&dispatch, PATH);
     assert!(matches!(&read(&mine)[..], [Notice::Event(e)] if e.devpath == PATH));
     assert_eq!(read(&all).len(), 1);
-    assert_eq!((read(&other).len(), read(&news).len()), (0, 0));
+    assert_eq!((read(&other).len(), read(&attentions).len()), (0, 0));
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn an_event_that_nobody_watches_is_not_copied() {
 #[test]
 fn news_reaches_those_who_watch_news_and_is_looked_for_only_then() {
     let dispatch = Dispatch::default();
-    let news = subscribe(&dispatch, &Interest::News);
+    let attentions = subscribe(&dispatch, &Interest::UnitAttentionEvent);
     dispatch.deliver(PATH, || true, || Some(event(PATH)));
     dispatch.deliver(PATH, || false, || unreachable!());
-    assert_eq!(read(&news).len(), 1);
+    assert_eq!(read(&attentions).len(), 1);
 }
 
 #[test]
@@ -73,11 +73,11 @@ fn a_thousand_overruns_give_each_waiter_one_resync() {
     let dispatch = Dispatch::default();
     let one = subscribe(&dispatch, &component("a"));
     let all = subscribe(&dispatch, &Interest::Everything);
-    let news = subscribe(&dispatch, &Interest::News);
+    let attentions = subscribe(&dispatch, &Interest::UnitAttentionEvent);
     for _ in 0..1000 {
         dispatch.resync();
     }
-    for queue in [one, all, news] {
+    for queue in [one, all, attentions] {
         assert!(matches!(read(&queue)[..], [Notice::Resync]));
     }
     let counters = dispatch.counters();
@@ -93,7 +93,7 @@ fn a_path_that_no_kernel_sends_is_passed_over_and_one_as_long_as_it_can_is_not()
     deliver(&dispatch, &path(LONGEST_TEXT + 1));
     assert_eq!(read(&queue).len(), 1);
     let counters = dispatch.counters();
-    assert_eq!((counters.events, counters.strangers), (1, 1));
+    assert_eq!((counters.events, counters.foreign_messages), (1, 1));
 }
 
 /// Ten thousand come to one component and go in the worst order for a list:

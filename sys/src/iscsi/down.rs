@@ -53,7 +53,7 @@ pub enum Stop {
 /// One message to the kernel, by its name there. `sid` and `cid` number a session
 /// and a connection in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Down<'a> {
+pub enum Request<'a> {
     /// `ISCSI_UEVENT_CREATE_SESSION`; 0 for the last two has the driver choose.
     #[doc(alias = "ISCSI_UEVENT_CREATE_SESSION")]
     CreateSession {
@@ -162,7 +162,7 @@ pub enum Down<'a> {
     },
 }
 
-impl Down<'_> {
+impl Request<'_> {
     /// Its number: `enum iscsi_uevent_e`.
     #[must_use]
     pub fn number(&self) -> u16 {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_message_has_its_number_twice_its_length_and_the_transport() {
-        let message = Down::UnbindSession { sid: 5 }.encode(0x0102_0304_0506_0708);
+        let message = Request::UnbindSession { sid: 5 }.encode(0x0102_0304_0506_0708);
         assert_eq!(message.len(), DATA);
         assert_eq!(words(&message)[0], 72);
         assert_eq!(message[4..8], [27_u16.to_ne_bytes(), [1, 0]].concat());
@@ -292,26 +292,29 @@ mod tests {
     #[test]
     fn each_message_has_its_numbers_where_the_kernel_reads_them() {
         let (sid, cid) = (7, 3);
-        let of = |down: Down<'_>| words(&down.encode(0))[8..14].to_vec();
-        let session = Down::CreateSession {
+        let of = |down: Request<'_>| words(&down.encode(0))[8..14].to_vec();
+        let session = Request::CreateSession {
             initial_cmdsn: 9,
             cmds_max: 128,
             queue_depth: 32,
         };
         assert_eq!(session.encode(0)[36..40], [128, 0, 32, 0]);
         assert_eq!(of(session)[0], 9);
-        let bind = Down::BindConnection { sid, cid, fd: 11 };
+        let bind = Request::BindConnection { sid, cid, fd: 11 };
         assert_eq!(of(bind), [7, 3, 11, 0, 1, 0]);
         let stop = Stop::Recover;
-        let stop = Down::StopConnection { sid, cid, stop };
+        let stop = Request::StopConnection { sid, cid, stop };
         assert_eq!(of(stop), [7, 3, 0, 0, 3, 0]);
-        assert_eq!(of(Down::StartConnection { sid, cid }), [7, 3, 0, 0, 0, 0]);
+        assert_eq!(
+            of(Request::StartConnection { sid, cid }),
+            [7, 3, 0, 0, 0, 0]
+        );
     }
 
     #[test]
     fn what_belongs_to_a_message_follows_it_and_is_counted() {
         let (sid, cid) = (7, 3);
-        let set = Down::SetParam {
+        let set = Request::SetParam {
             sid,
             cid,
             param: Param::TargetName,
@@ -321,7 +324,7 @@ mod tests {
         assert_eq!(words(&set[..72])[8..12], [7, 3, 15, 6]);
         assert_eq!(set[72..], *b"iqn.x\0");
         assert_eq!(words(&set[..72])[0], 78);
-        let of_host = Down::SetHostParam {
+        let of_host = Request::SetHostParam {
             host: 9,
             param: HostParam::NetworkInterface,
             value: "eth0",
@@ -331,7 +334,7 @@ mod tests {
         assert_eq!(of_host[72..], *b"eth0\0");
         let header = [6; BHS];
         let data = b"a=b\0";
-        let send = Down::SendPdu {
+        let send = Request::SendPdu {
             sid,
             cid,
             header: &header,

@@ -28,7 +28,7 @@ impl Answer {
 
 /// What the kernel says of its own accord.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Up<'a> {
+pub enum KernelEvent<'a> {
     /// `ISCSI_KEVENT_RECV_PDU`: what the kernel does not handle by itself, as
     /// the answers of a login.
     #[doc(alias = "ISCSI_KEVENT_RECV_PDU")]
@@ -115,36 +115,36 @@ pub fn answer(message: &[u8]) -> Option<Answer> {
 
 /// The news that a message of the group is; `None` where it is none.
 #[must_use]
-pub fn news(message: &[u8]) -> Option<Up<'_>> {
+pub fn news(message: &[u8]) -> Option<KernelEvent<'_>> {
     let data = message.get(DATA..)?;
     let [first, second, third] = [0, 4, 8].map(|at| u32_at(message, HEADER + R + at));
     Some(match u32_at(message, HEADER + offset_of!(Uevent, kind)) {
-        101 => Up::ReceivedPdu {
+        101 => KernelEvent::ReceivedPdu {
             sid: first,
             cid: second,
             pdu: data,
         },
-        102 => Up::ConnectionError {
+        102 => KernelEvent::ConnectionError {
             sid: first,
             cid: second,
             error: third,
         },
         // struct msg_session_destroyed has the host first; the other two the
         // session.
-        104 => Up::SessionDestroyed { sid: second },
-        105 => Up::SessionUnbound { sid: first },
-        106 => Up::SessionCreated { sid: first },
-        kind => Up::Other(kind),
+        104 => KernelEvent::SessionDestroyed { sid: second },
+        105 => KernelEvent::SessionUnbound { sid: first },
+        106 => KernelEvent::SessionCreated { sid: first },
+        kind => KernelEvent::Other(kind),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::Down;
+    use crate::iscsi::Request;
 
     fn made(kind: u32, iferror: i32, r: [u32; 3]) -> Vec<u8> {
-        let mut message = Down::UnbindSession { sid: 9 }.encode(1);
+        let mut message = Request::UnbindSession { sid: 9 }.encode(1);
         message[16..20].copy_from_slice(&kind.to_ne_bytes());
         message[20..24].copy_from_slice(&iferror.to_ne_bytes());
         for (place, word) in message[56..68].chunks_exact_mut(4).zip(r) {
@@ -173,21 +173,27 @@ mod tests {
         let of = |kind| made(kind, 0, [1, 2, 3]);
         assert_eq!(
             news(&of(102)),
-            Some(Up::ConnectionError {
+            Some(KernelEvent::ConnectionError {
                 sid: 1,
                 cid: 2,
                 error: 3
             })
         );
-        assert_eq!(news(&of(104)), Some(Up::SessionDestroyed { sid: 2 }));
-        assert_eq!(news(&of(105)), Some(Up::SessionUnbound { sid: 1 }));
-        assert_eq!(news(&of(106)), Some(Up::SessionCreated { sid: 1 }));
-        assert_eq!(news(&of(107)), Some(Up::Other(107)));
+        assert_eq!(
+            news(&of(104)),
+            Some(KernelEvent::SessionDestroyed { sid: 2 })
+        );
+        assert_eq!(news(&of(105)), Some(KernelEvent::SessionUnbound { sid: 1 }));
+        assert_eq!(news(&of(106)), Some(KernelEvent::SessionCreated { sid: 1 }));
+        assert_eq!(news(&of(107)), Some(KernelEvent::Other(107)));
         let mut received = of(101);
         received.extend(b"pdu");
         let (sid, cid) = (1, 2);
         let pdu = &b"pdu"[..];
-        assert_eq!(news(&received), Some(Up::ReceivedPdu { sid, cid, pdu }));
+        assert_eq!(
+            news(&received),
+            Some(KernelEvent::ReceivedPdu { sid, cid, pdu })
+        );
     }
 
     #[test]

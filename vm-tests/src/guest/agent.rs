@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lunbd::engine::DetachFailure;
 use lunbd::id::{Hctl, HostNo, Lun};
-use lunbd::transport::Via;
+use lunbd::transport::RouteKind;
 use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Roots, Source};
 
 use super::ScsiDebug;
@@ -72,7 +72,7 @@ pub fn assert_is_another_life(first: &Attachment, second: &Attachment) {
 pub fn session_of(attachment: &Attachment) -> u32 {
     let path = attachment.paths().first().expect("a path");
     match &path.via {
-        Via::Iscsi {
+        RouteKind::Iscsi {
             session: Some(id), ..
         } => id.0,
         other => panic!("{other:?}"),

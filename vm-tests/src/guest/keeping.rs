@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession};
+use lunbd::engine::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport};
 use lunbd::{Deadline, Engine};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Keeping {
     stop: Arc<AtomicBool>,
-    news: Arc<Mutex<Vec<KeptSession>>>,
+    news: Arc<Mutex<Vec<SessionRecoveryReport>>>,
     thread: JoinHandle<()>,
 }
 
@@ -25,13 +25,13 @@ impl Keeping {
     /// nobody knows its digests. What it sees is printed too.
     #[must_use]
     pub fn start(engine: &Engine) -> Self {
-        Self::start_with(engine, KeepOptions::new())
+        Self::start_with(engine, SessionRecoveryOptions::new())
     }
 
     /// The same with more to log in with.
     #[must_use]
-    pub fn start_with(engine: &Engine, options: KeepOptions) -> Self {
-        let mut keeper = engine.keep_sessions(options).unwrap();
+    pub fn start_with(engine: &Engine, options: SessionRecoveryOptions) -> Self {
+        let mut keeper = engine.recover_sessions(options).unwrap();
         let seen = keeper.next(Deadline::after(Duration::ZERO)).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let news = Arc::new(Mutex::new(seen));
@@ -50,7 +50,7 @@ impl Keeping {
 
     /// How much of what it saw is so.
     #[must_use]
-    pub fn count(&self, is_it: impl Fn(&KeptSession) -> bool) -> usize {
+    pub fn count(&self, is_it: impl Fn(&SessionRecoveryReport) -> bool) -> usize {
         let news = self.news.lock().unwrap();
         news.iter().filter(|kept| is_it(kept)).count()
     }
@@ -58,11 +58,11 @@ impl Keeping {
     /// How often a session was logged in again.
     #[must_use]
     pub fn recovered(&self) -> usize {
-        self.count(|kept| matches!(kept.outcome, KeepOutcome::Recovered))
+        self.count(|kept| matches!(kept.outcome, SessionRecoveryOutcome::Recovered))
     }
 
     /// Waits for the first that is so.
-    pub fn wait_until(&self, what: &str, is_it: impl Fn(&KeptSession) -> bool) {
+    pub fn wait_until(&self, what: &str, is_it: impl Fn(&SessionRecoveryReport) -> bool) {
         super::wait_until(what, LIMIT, || (self.count(&is_it) > 0).then_some(()));
     }
 
@@ -77,7 +77,7 @@ impl Keeping {
         clippy::must_use_candidate,
         reason = "some tests want its end and not the answer"
     )]
-    pub fn end(self) -> Vec<KeptSession> {
+    pub fn end(self) -> Vec<SessionRecoveryReport> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
         std::mem::take(&mut self.news.lock().unwrap())

@@ -136,10 +136,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
     println!("{}", text(&shown));
 
     let again = place.apply(&[]);
-    assert_eq!(
-        text(&again),
-        "nothing is to be done\nas it is wanted: 3 volumes\n"
-    );
+    assert_eq!(text(&again), "nothing to do\nas it is wanted: 3 volumes\n");
 
     place.write("[[volume]]\nid = \"a\"\nsource = \"sda\"\n");
     let broken = place.apply(&["--json"]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lunbd::Roots;
 use lunbd::id::{FcUri, Hctl, HostNo};
-use lunbd::transport::{Missing, MissingReason, Route, Via, fc_routes, reach};
+use lunbd::transport::{MissingReason, Route, RouteKind, RouteUnavailable, fc_routes, reach};
 use vm_tests::guest;
 use vm_tests::guest::fcoe::FcFabric;
 use vm_tests::guest::lio::Store;
@@ -19,11 +19,11 @@ fn routes(ports: &[&str]) -> Vec<Route> {
     fc_routes(&Roots::default(), &uri).unwrap()
 }
 
-fn missing(route: Route) -> Missing {
+fn missing(route: Route) -> RouteUnavailable {
     route.place.unwrap_err()
 }
 
-fn is_down(missing: &Missing, state: &str) -> bool {
+fn is_down(missing: &RouteUnavailable, state: &str) -> bool {
     let state = state.to_owned();
     missing.reason == MissingReason::PortDown { state }
 }
@@ -44,7 +44,7 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
 
     let hctl = *found[1].place.as_ref().unwrap();
     let rport = fabric.rport().unwrap();
-    let via = Via::Fc {
+    let via = RouteKind::Fc {
         host: Some(HostNo(fabric.host())),
         wwpn: fabric.target_wwpn().parse().unwrap(),
         rport: Some(rport.clone()),

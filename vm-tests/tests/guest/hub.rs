@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lunbd::engine::Attachment;
-use lunbd::uevent::{Hub, HubOptions, Mode, News, NewsWatch, Notice, UnitAttention, Watch};
+use lunbd::uevent::{
+    Hub, HubOptions, Mode, Notice, UnitAttention, UnitAttentionEvent, UnitAttentionWatch, Watch,
+};
 use lunbd::{AttachRequest, Deadline, Engine, Roots};
 use nix::fcntl::OFlag;
 use vm_tests::guest::agent::{attach, engine, soon, unit};
@@ -155,7 +157,7 @@ fn in_a_flood_of_100000_uevents_no_waiter_of_10000_is_lost_and_attach_and_detach
         counters.events > 0 && counters.events < raised,
         "{counters:?}"
     );
-    assert_eq!((counters.strangers, counters.cut), (0, 0));
+    assert_eq!((counters.foreign_messages, counters.cut), (0, 0));
     assert_eq!(counters.watches, WATCHES as u64 + 1);
     assert!(counters.waits >= MARKED as u64 && counters.longest_wait <= counters.waited);
 
@@ -193,9 +195,9 @@ fn read_past_the_cache(attachment: &Attachment) {
         .unwrap();
 }
 
-fn next(news: &mut NewsWatch) -> (UnitAttention, String) {
+fn next(news: &mut UnitAttentionWatch) -> (UnitAttention, String) {
     match news.next(soon()) {
-        Some(News::Attention { what, unit, .. }) => (what, unit.unwrap().to_string()),
+        Some(UnitAttentionEvent::Attention { what, unit, .. }) => (what, unit.unwrap().to_string()),
         other => panic!("{other:?}"),
     }
 }
@@ -203,7 +205,7 @@ fn next(news: &mut NewsWatch) -> (UnitAttention, String) {
 #[test]
 fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(4));
-    let mut news = engine.hub().watch_news();
+    let mut news = engine.hub().watch_unit_attentions();
     let attachment = attach(&engine, &target, 1);
     let address = format!("{}:0:0:1", target.host());
     // A new unit begins with that.

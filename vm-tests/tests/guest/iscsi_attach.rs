@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lunbd::engine::{Multipath, StageObserver, Unit};
 use lunbd::error::Stage;
-use lunbd::transport::Via;
+use lunbd::transport::RouteKind;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -87,7 +87,7 @@ fn two_sessions_through_one_portal_are_two_paths_and_both_go() {
         .paths()
         .iter()
         .map(|path| match &path.via {
-            Via::Iscsi {
+            RouteKind::Iscsi {
                 session: Some(id), ..
             } => id.0,
             other => panic!("{other:?}"),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Condition, DetachVolume, KeepOptions};
+use lunbd::engine::{Condition, DetachVolume, SessionRecoveryOptions};
 use lunbd::{Attachment, Deadline, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -116,7 +116,9 @@ impl Rig {
         let written = thread::spawn(move || written.sync_all());
         let ended = sweep.run(&self.place, "recover-session", &[], step);
         let engine = engine();
-        let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+        let mut keeper = engine
+            .recover_sessions(SessionRecoveryOptions::new())
+            .unwrap();
         let limit = Deadline::after(PATIENCE);
         while !written.is_finished() && !limit.has_passed() {
             let news = keeper.next(Deadline::after(Duration::from_millis(50)));
@@ -155,7 +157,9 @@ impl Rig {
             let runs = ended.steps.iter().any(|step| step.contains("device-runs"));
             assert!(is(if runs { "running" } else { "offline" }), "{step:?}");
             let engine = engine();
-            let mut keeper = engine.keep_sessions(KeepOptions::new()).unwrap();
+            let mut keeper = engine
+                .recover_sessions(SessionRecoveryOptions::new())
+                .unwrap();
             guest::wait_until("the device to run", PATIENCE, || {
                 keeper
                     .next(Deadline::after(Duration::from_millis(50)))

@@ -234,7 +234,7 @@ fn a_unit_whose_product_text_changes_while_its_registered_name_stays_is_the_same
 
     upgrade(&mut target);
     let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
-    assert!(reaping.phantoms.is_empty(), "{reaping:?}");
+    assert!(reaping.stale_luns.is_empty(), "{reaping:?}");
     let detachment = engine.detach(at(), soon()).unwrap();
     assert_eq!(detachment.flush, Some(Flush::Done));
     assert!(detachment.safe_to_unmap, "{detachment:?}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lunbd::engine::{KeepOptions, KeepOutcome};
+use lunbd::engine::{SessionRecoveryOptions, SessionRecoveryOutcome};
 use lunbd::iscsi::{Credentials, Secret, SessionOptions};
 use lunbd::{AttachRequest, ErrorKind, Source};
 use vm_tests::guest;
@@ -78,17 +78,20 @@ fn a_session_made_under_mutual_chap_is_not_resumed_without_proof_and_is_with_it(
     let keeping = Keeping::start(&engine);
     target.cut(0);
     keeping.wait_until("a word of the session", |kept| match &kept.outcome {
-        KeepOutcome::Recovered => true,
-        KeepOutcome::Failed(error) => error.kind() == ErrorKind::NotPermitted,
+        SessionRecoveryOutcome::Recovered => true,
+        SessionRecoveryOutcome::Failed(error) => error.kind() == ErrorKind::NotPermitted,
         _ => false,
     });
     for kept in keeping.end() {
-        assert!(!matches!(kept.outcome, KeepOutcome::Recovered), "{kept}");
+        assert!(
+            !matches!(kept.outcome, SessionRecoveryOutcome::Recovered),
+            "{kept}"
+        );
     }
     assert_ne!(attribute(session, "state"), "LOGGED_IN");
 
     target.ask_for_chap(USER, Some(TARGET));
-    let with_proof = KeepOptions::new().credentials(|_| Ok(Some(credentials())));
+    let with_proof = SessionRecoveryOptions::new().credentials(|_| Ok(Some(credentials())));
     let keeping = Keeping::start_with(&engine, with_proof);
     keeping.wait_until_recovered(1);
     writer.goes_on();

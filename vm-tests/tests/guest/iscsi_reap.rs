@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lunbd::engine::{Evidence, Fate, Multipath, Phantom, ReapRequest, Reaping};
+use lunbd::engine::{Evidence, Multipath, ReapOutcome, ReapReport, ReapRequest, StaleLun};
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
@@ -20,25 +20,28 @@ fn attach(engine: &Engine, target: &IscsiTarget, lun: u64) -> Attachment {
     engine.attach(&AttachRequest::new(source), soon()).unwrap()
 }
 
-fn reap(engine: &Engine) -> Reaping {
+fn reap(engine: &Engine) -> ReapReport {
     let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
     println!("{reaping:?}");
     reaping
 }
 
 #[track_caller]
-fn only(reaping: Reaping) -> Phantom {
-    let [phantom] = <[Phantom; 1]>::try_from(reaping.phantoms).expect("one phantom");
-    phantom
+fn only(reaping: ReapReport) -> StaleLun {
+    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+    stale_lun
 }
 
 #[track_caller]
 fn is_reaped(engine: &Engine, attachment: &Attachment) -> Evidence {
-    let phantom = only(reap(engine));
-    assert_eq!(phantom.node, attachment.node);
-    assert!(matches!(phantom.fate, Fate::Reaped), "{phantom:?}");
+    let stale_lun = only(reap(engine));
+    assert_eq!(stale_lun.node, attachment.node);
+    assert!(
+        matches!(stale_lun.outcome, ReapOutcome::Reaped),
+        "{stale_lun:?}"
+    );
     assert!(!attachment.node.exists());
-    phantom.evidence
+    stale_lun.evidence
 }
 
 #[test]
@@ -54,7 +57,7 @@ fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_pr
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let units: Vec<_> = (0..4).map(|lun| attach(&engine, &target, lun)).collect();
     let nothing = reap(&engine);
-    assert!(nothing.phantoms.is_empty() && nothing.unproven.is_empty());
+    assert!(nothing.stale_luns.is_empty() && nothing.unproven.is_empty());
 
     target.unmap(1);
     let refused = Evidence::NotSupported { command: "INQUIRY" };
@@ -78,7 +81,7 @@ fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_pr
     target.portal_down(0);
     session.wait_for_state("FAILED", LIMIT);
     let down = reap(&engine);
-    assert!(down.phantoms.is_empty(), "{down:?}");
+    assert!(down.stale_luns.is_empty(), "{down:?}");
     assert_eq!(down.unproven.len(), 1);
     assert!(units[3].node.exists());
     target.portal_up(0);
@@ -104,11 +107,11 @@ fn a_phantom_in_a_multipath_map_is_kept_with_the_map_and_a_detach_of_the_unit_ta
     let attachment = engine.attach(&request, soon()).unwrap();
     target.unmap(1);
     let reaping = reap(&engine);
-    assert_eq!(reaping.phantoms.len(), 2);
+    assert_eq!(reaping.stale_luns.len(), 2);
     let map = attachment.node.file_name().unwrap().to_str().unwrap();
-    for phantom in &reaping.phantoms {
-        let Fate::Kept(error) = &phantom.fate else {
-            panic!("{phantom:?}");
+    for stale_lun in &reaping.stale_luns {
+        let ReapOutcome::Skipped(error) = &stale_lun.outcome else {
+            panic!("{stale_lun:?}");
         };
         assert_eq!(error.kind(), ErrorKind::InUse);
         assert!(
@@ -118,5 +121,5 @@ fn a_phantom_in_a_multipath_map_is_kept_with_the_map_and_a_detach_of_the_unit_ta
     }
     engine.detach(source, soon()).unwrap();
     assert!(!attachment.node.exists());
-    assert!(reap(&engine).phantoms.is_empty());
+    assert!(reap(&engine).stale_luns.is_empty());
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{KeepOutcome, Multipath};
+use lunbd::engine::{Multipath, SessionRecoveryOutcome};
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, Source};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
@@ -98,7 +98,8 @@ fn restarted<T: Served>() {
     let session = the_only_session();
     // It sees what the kernel forgets with the connection.
     let keeping = Keeping::start(&engine);
-    let failures = || keeping.count(|kept| matches!(kept.outcome, KeepOutcome::Failed(_)));
+    let failures =
+        || keeping.count(|kept| matches!(kept.outcome, SessionRecoveryOutcome::Failed(_)));
     let writer = Writer::start(&attachment.node);
     for _ in 0..2 {
         writer.goes_on();
@@ -148,11 +149,11 @@ fn gone_for_long<T: Served>() {
     let keeping = Keeping::start(&engine);
     target.portal_down(0);
     keeping.wait_until("a portal that is gone", |kept| {
-        matches!(kept.outcome, KeepOutcome::Failed(_))
+        matches!(kept.outcome, SessionRecoveryOutcome::Failed(_))
             && kept.budget_left.is_none_or(|left| left <= BUDGET)
     });
     keeping.wait_until("the recovery timeout", |kept| {
-        matches!(kept.outcome, KeepOutcome::BudgetSpent)
+        matches!(kept.outcome, SessionRecoveryOutcome::BudgetSpent)
     });
     assert_eq!(session.state(), "FREE");
     guest::wait_until("the device to be given up", LIMIT, || {
@@ -203,7 +204,8 @@ fn two_portals_below_a_map<T: Served>() {
     let both = sessions();
     assert_eq!(both.len(), 2, "{both:?}");
     let keeping = Keeping::start(&engine);
-    let spent = || keeping.count(|kept| matches!(kept.outcome, KeepOutcome::BudgetSpent));
+    let spent =
+        || keeping.count(|kept| matches!(kept.outcome, SessionRecoveryOutcome::BudgetSpent));
     let wait_until_spent = |times: usize| {
         let what = format!("{times} recovery timeouts");
         guest::wait_until(&what, LIMIT, || (spent() >= times).then_some(()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lunbd::Roots;
 use lunbd::id::{Hctl, HostNo, IscsiUri, Lun, SessionId};
-use lunbd::transport::{MissingReason, Route, Via, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, RouteKind, iscsi_routes, reach};
 use vm_tests::guest;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
@@ -32,7 +32,7 @@ fn hctl(session: &Session, lun: u64) -> Hctl {
 
 fn route(portal: &str, session: &Session) -> Route {
     Route {
-        via: Via::Iscsi {
+        via: RouteKind::Iscsi {
             portal: portal.parse().unwrap(),
             session: Some(SessionId(session.id)),
         },

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lunbd::error::Stage;
 use lunbd::id::SessionId;
 use lunbd::iscsi::{
-    KernelSession, SessionName, SessionOptions, StandingSession, connect, hand_over, log_out,
+    IscsiSession, KernelSession, SessionName, SessionOptions, connect, hand_over, log_out,
 };
 use lunbd::{Deadline, ErrorKind, Result, Roots};
 use vm_tests::guest;
@@ -40,8 +40,8 @@ fn log_in(name: &SessionName, options: &SessionOptions) -> Result<KernelSession>
     hand_over(&Roots::default(), name, connection, options, soon())
 }
 
-fn standing(session: KernelSession) -> StandingSession {
-    StandingSession::new(&Roots::default(), session.id)
+fn standing(session: KernelSession) -> IscsiSession {
+    IscsiSession::new(&Roots::default(), session.id)
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
         let standing = standing(session);
         assert_eq!(standing.state().unwrap().as_deref(), Some("LOGGED_IN"));
         assert_eq!(standing.name().unwrap(), Some(name));
-        assert!(standing.is_ours().unwrap());
+        assert!(standing.is_lunbd_owned().unwrap());
         let (id, host) = (session.id.0, session.host.0);
         assert_eq!(attribute(id, "creator"), "-1");
         assert_eq!(attribute(id, "recovery_tmo"), "120");
@@ -197,7 +197,7 @@ fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
     let ours = log_in(&name(0), &options().digests(true, false)).unwrap();
     let iscsid = Iscsid::start();
     let theirs = iscsid.login(PORTALS[1], IQN, Timeouts::default());
-    let theirs = StandingSession::new(&Roots::default(), SessionId(theirs.id));
+    let theirs = IscsiSession::new(&Roots::default(), SessionId(theirs.id));
     for session in [standing(ours), theirs] {
         let shown = shown_by_iscsiadm(session.id().0);
         let facts = session.facts().unwrap().unwrap();

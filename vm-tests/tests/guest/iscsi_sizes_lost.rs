@@ -149,13 +149,13 @@ fn a_recovery_has_the_lost_size_of_a_volume_read_and_says_so_where_the_unit_does
     assert!(error.to_string().contains("for empty"), "{error}");
     rig.proxy.refuse_capacity(false);
     let [surveyed] = next.survey(&journal).unwrap().try_into().unwrap();
-    assert!(surveyed.doubt.is_some(), "{surveyed:?}");
+    assert!(surveyed.verify_reason.is_some(), "{surveyed:?}");
     let healed = recover();
     assert!(matches!(healed.action, Action::Healed), "{healed:?}");
     assert_eq!(healed.condition, Condition::Complete, "{healed:?}");
     assert_eq!(size_of(&device), BYTES);
     let [surveyed] = next.survey(&journal).unwrap().try_into().unwrap();
-    assert_eq!(surveyed.doubt, None);
+    assert_eq!(surveyed.verify_reason, None);
     next.detach_volume(&journal, &volume(), &DetachVolume::default(), soon())
         .unwrap();
     nothing_is_left();

@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Output;
 use std::time::Duration;
 
-use lunbd::engine::{KeepOptions, KeepOutcome};
-use lunbd::iscsi::{SessionOptions, StandingSession, Tunable, Tunables};
+use lunbd::engine::{SessionRecoveryOptions, SessionRecoveryOutcome};
+use lunbd::iscsi::{IscsiSession, SessionOptions, Tunable, Tunables};
 use lunbd::{AttachRequest, Roots, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -109,17 +109,17 @@ fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
     };
     // Of the session alone, as another process has it.
     let healed = engine
-        .heal_sessions(uri, &KeepOptions::new(), soon())
+        .heal_sessions(uri, &SessionRecoveryOptions::new(), soon())
         .unwrap();
     assert!(
-        matches!(healed[0].outcome, KeepOutcome::Recovered),
+        matches!(healed[0].outcome, SessionRecoveryOutcome::Recovered),
         "{healed:?}"
     );
     first_block(&attachment.node).unwrap();
     assert_is_as_tuned(&session);
     let hctl = attachment.hctl().unwrap();
     let roots = Roots::default();
-    let standing = StandingSession::new(&roots, lunbd::id::SessionId(session.id));
+    let standing = IscsiSession::new(&roots, lunbd::id::SessionId(session.id));
     assert_eq!(standing.unmet(&roots, &options, hctl), []);
     engine.detach(source, soon()).unwrap();
     nothing_is_left();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{DetachVolume, HealOutcome, Healing, Journal, NbdOptions};
+use lunbd::engine::{DetachVolume, HealOutcome, HealReport, Journal, NbdOptions};
 use lunbd::id::{ContentName, VolumeId};
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
@@ -73,7 +73,7 @@ fn attach(engine: &Engine, source: &Source) -> Attachment {
 
 fn healed(engine: &Engine) -> HealOutcome {
     let healings = engine.heal(soon()).unwrap();
-    let [Healing { outcome, .. }] = <[Healing; 1]>::try_from(healings).expect("one device");
+    let [HealReport { outcome, .. }] = <[HealReport; 1]>::try_from(healings).expect("one device");
     outcome
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Finding, HealOutcome, Healing, NbdOptions, ResizeRequest};
+use lunbd::engine::{Finding, HealOutcome, HealReport, NbdOptions, ResizeRequest};
 use lunbd::id::VolumeId;
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
@@ -40,8 +40,8 @@ fn detach(engine: &Engine, uri: &str) {
     assert!(engine.detach(source(uri), soon()).unwrap().changed);
 }
 
-fn heal(engine: &Engine) -> Healing {
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
+fn heal(engine: &Engine) -> HealReport {
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
     healing
 }
 

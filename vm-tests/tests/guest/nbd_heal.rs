@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing, NbdOptions};
+use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
 use lunbd::nbd::Difference;
 use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Source};
 use vm_tests::guest;
@@ -48,8 +48,8 @@ fn patient() -> NbdOptions {
         .dead_connection_timeout(Duration::from_secs(60))
 }
 
-fn healed(healings: Vec<Healing>) -> Healing {
-    let [healing] = <[Healing; 1]>::try_from(healings).expect("one device");
+fn healed(healings: Vec<HealReport>) -> HealReport {
+    let [healing] = <[HealReport; 1]>::try_from(healings).expect("one device");
     assert!(
         matches!(healing.outcome, HealOutcome::Adopted(_)),
         "{healing:?}"
@@ -287,7 +287,7 @@ fn a_healthy_device_is_left_as_it_is() {
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     attach(&engine, &uri, &patient());
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
     assert!(
         matches!(healing.outcome, HealOutcome::Healthy),
         "{healing:?}"
@@ -300,7 +300,7 @@ fn a_healthy_device_is_left_as_it_is() {
 fn healed_by_another(
     first: &[&str],
     second: &[&str],
-) -> (Healing, NbdServer, Engine, Attachment, String) {
+) -> (HealReport, NbdServer, Engine, Attachment, String) {
     let at = At::tcp();
     let mut server = NbdServer::nbdkit(at.clone(), first);
     let (engine, uri) = (engine(), server.uri(""));
@@ -308,7 +308,7 @@ fn healed_by_another(
     server.kill();
     drop(server);
     let server = NbdServer::nbdkit(at, second);
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
     (healing, server, engine, attachment, uri)
 }
 
@@ -371,7 +371,7 @@ fn an_export_that_is_gone_from_its_server_is_said_to_be() {
     drop(server);
     let server = NbdServer::qemu_nbd(at.clone(), "other", other.path(), &[]);
     let limit = Deadline::after(Duration::from_secs(10));
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
     let HealOutcome::Failed(error) = &healing.outcome else {
         panic!("{healing:?}");
     };
@@ -392,7 +392,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
     let options = patient().dead_connection_timeout(Duration::from_secs(2));
     let attachment = attach(&engine, &uri, &options);
     server.kill();
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
     assert!(
         matches!(healing.outcome, HealOutcome::BudgetSpent),
         "{healing:?}"

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use lunbd::id::{BackendId, NbdIndex, NbdUri};
 use lunbd::nbd::{
-    Connect, Connection, DeadLinks, Knowledge, LinkNotice, NbdDevice, Reconfigure, Refusal, State,
+    Connect, Connection, DeadLinks, Hints, LinkNotice, NbdDevice, Reconfigure, Refusal, State,
     Timeouts, dial, disconnect, status,
 };
 use lunbd::{Deadline, Error, ErrorKind, Roots};
@@ -117,7 +117,7 @@ impl Drop for Device {
 }
 
 fn state(index: NbdIndex) -> State {
-    NbdDevice::state(&roots(), index, &Knowledge::default()).unwrap()
+    NbdDevice::state(&roots(), index, &Hints::default()).unwrap()
 }
 
 fn wait_for(index: NbdIndex, wanted: State) {
@@ -159,11 +159,11 @@ fn a_connect_says_which_index_it_took_and_sysfs_shows_what_was_asked_for() {
     assert_eq!(device.read(4096).unwrap(), 0x5a);
     assert_eq!(state(device.0), State::Connected);
 
-    let knowledge = Knowledge {
+    let hints = Hints {
         backend: Some("volume b".parse().unwrap()),
-        ..Knowledge::default()
+        ..Hints::default()
     };
-    let as_another = NbdDevice::state(&roots(), device.0, &knowledge).unwrap();
+    let as_another = NbdDevice::state(&roots(), device.0, &hints).unwrap();
     assert_eq!(as_another, State::Foreign);
     let by_id = NbdDevice::of_backend(&roots(), &id).unwrap();
     assert_eq!(by_id.len(), usize::from(has_backend_ids()));
@@ -492,11 +492,11 @@ fn a_disconnect_while_the_device_is_open_leaves_its_pid_until_the_last_close() {
     disconnect(&roots(), device.0, soon()).unwrap();
     guest::udevd::settle();
     assert!(device.sysfs().pid().unwrap().is_some());
-    let knowledge = Knowledge {
+    let hints = Hints {
         disconnected: true,
-        ..Knowledge::default()
+        ..Hints::default()
     };
-    let seen = NbdDevice::state(&roots(), device.0, &knowledge).unwrap();
+    let seen = NbdDevice::state(&roots(), device.0, &hints).unwrap();
     assert_eq!(seen, State::Draining);
     drop(opener);
     wait_for(device.0, State::Free);

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{HealOutcome, Healing, NbdOptions};
+use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
 use vm_tests::guest;
@@ -46,12 +46,12 @@ fn detach(engine: &Engine, uri: &str) {
     assert!(engine.detach(source(uri), soon()).unwrap().changed);
 }
 
-fn heal(engine: &Engine) -> Healing {
-    let [healing] = <[Healing; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
+fn heal(engine: &Engine) -> HealReport {
+    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
     healing
 }
 
-fn is_adopted(healing: &Healing) -> bool {
+fn is_adopted(healing: &HealReport) -> bool {
     matches!(healing.outcome, HealOutcome::Adopted(_))
 }
 
@@ -258,7 +258,7 @@ fn a_server_that_dies_before_it_has_answered_the_heal_is_followed_by_the_next() 
     detach(&engine, &uri);
 }
 
-fn assert_is_left_to_go(healing: &Healing) {
+fn assert_is_left_to_go(healing: &HealReport) {
     let HealOutcome::Failed(error) = &healing.outcome else {
         panic!("{healing:?}");
     };
@@ -281,7 +281,7 @@ fn a_device_that_is_being_disconnected_is_left_to_go() {
     assert_eq!(error.stage(), Some(Stage::Confirm), "{error}");
     for engine in [&ours, &engine()] {
         let limit = Deadline::after(Duration::from_secs(5));
-        let [healing] = <[Healing; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
+        let [healing] = <[HealReport; 1]>::try_from(engine.heal(limit).unwrap()).unwrap();
         assert_is_left_to_go(&healing);
     }
     let news = healer

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, Healing, NbdOptions, ResizeRequest};
+use lunbd::engine::{HealOutcome, HealReport, NbdOptions, ResizeRequest};
 use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -56,7 +56,7 @@ fn source(relay: &Relay) -> Source {
     relay.at().uri("disk").parse().unwrap()
 }
 
-fn heal(engine: &Engine, source: &Source, options: &NbdOptions) -> Healing {
+fn heal(engine: &Engine, source: &Source, options: &NbdOptions) -> HealReport {
     let limit = Deadline::after(Duration::from_secs(30));
     engine.heal_source(source, options, limit).unwrap()
 }

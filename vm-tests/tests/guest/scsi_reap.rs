@@ -4,40 +4,40 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
-use lunbd::engine::{DetachVolume, Evidence, Fate, Phantom, ReapRequest, Reaping};
+use lunbd::engine::{DetachVolume, Evidence, ReapOutcome, ReapReport, ReapRequest, StaleLun};
 use lunbd::{AttachRequest, Engine, ErrorKind, Source};
 use serde_json::Value;
 use vm_tests::guest::agent::{attach, engine, soon, unit};
 use vm_tests::guest::{self, ScsiDebug};
 
-fn reap(engine: &Engine) -> Reaping {
+fn reap(engine: &Engine) -> ReapReport {
     engine.reap(&ReapRequest::default(), soon()).unwrap()
 }
 
-fn foresee(engine: &Engine) -> Reaping {
+fn foresee(engine: &Engine) -> ReapReport {
     engine
         .reap(&ReapRequest::default().dry_run(), soon())
         .unwrap()
 }
 
 #[track_caller]
-fn only(reaping: Reaping) -> Phantom {
+fn only(reaping: ReapReport) -> StaleLun {
     println!("{reaping:?}");
-    let [phantom] = <[Phantom; 1]>::try_from(reaping.phantoms).expect("one phantom");
-    phantom
+    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+    stale_lun
 }
 
 /// It stands, for this.
 #[track_caller]
 fn is_kept(engine: &Engine, by: &str) {
     for reaping in [foresee(engine), reap(engine)] {
-        let phantom = only(reaping);
-        let Fate::Kept(error) = phantom.fate else {
-            panic!("{phantom:?}");
+        let stale_lun = only(reaping);
+        let ReapOutcome::Skipped(error) = stale_lun.outcome else {
+            panic!("{stale_lun:?}");
         };
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert!(error.to_string().contains(by), "no {by:?}: {error}");
-        assert!(phantom.node.exists());
+        assert!(stale_lun.node.exists());
     }
 }
 
@@ -46,9 +46,9 @@ fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_
     let engine = engine();
     let target = ScsiDebug::options().luns(4).size_mib(16).load();
     let kept = attach(&engine, &target, 0);
-    let phantom = attach(&engine, &target, 3);
-    assert!(reap(&engine).phantoms.is_empty(), "all are there");
-    let node = phantom.node.to_str().unwrap();
+    let stale_lun = attach(&engine, &target, 3);
+    assert!(reap(&engine).stale_luns.is_empty(), "all are there");
+    let node = stale_lun.node.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     fs::create_dir_all("/tmp/phantom").unwrap();
     guest::run(&["mount", node, "/tmp/phantom"]);
@@ -57,7 +57,7 @@ fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_
     target.set("max_luns", 4);
     guest::run(&["umount", "/tmp/phantom"]);
     fs::remove_dir("/tmp/phantom").unwrap();
-    assert!(reap(&engine).phantoms.is_empty(), "it is there again");
+    assert!(reap(&engine).stale_luns.is_empty(), "it is there again");
 
     guest::run(&["mkswap", node]);
     guest::run(&["swapon", node]);
@@ -96,25 +96,28 @@ fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_
 
     assert_eq!(target.devices().len(), 2);
     let foreseen = only(foresee(&engine));
-    assert!(matches!(foreseen.fate, Fate::Reapable), "{foreseen:?}");
+    assert!(
+        matches!(foreseen.outcome, ReapOutcome::Reapable),
+        "{foreseen:?}"
+    );
     assert_eq!(target.devices().len(), 2, "a dry run changes nothing");
     let reaped = only(reap(&engine));
-    assert!(matches!(reaped.fate, Fate::Reaped), "{reaped:?}");
+    assert!(matches!(reaped.outcome, ReapOutcome::Reaped), "{reaped:?}");
     assert_eq!(
         (&reaped.node, reaped.diskseq),
-        (&phantom.node, phantom.diskseq)
+        (&stale_lun.node, stale_lun.diskseq)
     );
-    assert_eq!(Some(&reaped.identity), phantom.identity());
+    assert_eq!(Some(&reaped.identity), stale_lun.identity());
     let Evidence::NotListed { through, listed } = reaped.evidence else {
         panic!("{:?}", reaped.evidence);
     };
     assert_eq!((through.lun.kernel(), listed), (0, 2));
     assert_eq!(target.devices(), [format!("{}:0:0:0", target.host())]);
-    assert!(kept.node.exists() && !phantom.node.exists());
-    for link in &phantom.links {
+    assert!(kept.node.exists() && !stale_lun.node.exists());
+    for link in &stale_lun.links {
         assert!(fs::symlink_metadata(link).is_err(), "{}", link.display());
     }
-    assert!(reap(&engine).phantoms.is_empty());
+    assert!(reap(&engine).stale_luns.is_empty());
 }
 
 #[test]
@@ -125,13 +128,13 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     let state = target.device_dir(1).join("state");
     fs::write(&state, "offline\n").unwrap();
     let alone = reap(&engine);
-    assert!(alone.phantoms.is_empty(), "{alone:?}");
+    assert!(alone.stale_luns.is_empty(), "{alone:?}");
     assert_eq!(alone.unproven.len(), 1);
     assert!(alone.unproven[0].why.contains("state offline"), "{alone:?}");
     // Its target says that it is there.
     attach(&engine, &target, 0);
     let listed = reap(&engine);
-    assert!(listed.phantoms.is_empty(), "{listed:?}");
+    assert!(listed.stale_luns.is_empty(), "{listed:?}");
     assert_eq!(listed.unproven.len(), 1);
     fs::write(&state, "running\n").unwrap();
 
@@ -139,7 +142,7 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     target.set("max_luns", 0);
     let silent = reap(&engine);
     println!("{silent:?}");
-    assert!(silent.phantoms.is_empty(), "{silent:?}");
+    assert!(silent.stale_luns.is_empty(), "{silent:?}");
     assert_eq!(silent.unproven.len(), 2);
     assert!(
         silent.unproven[0].why.contains("no connection"),
@@ -153,7 +156,7 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     fs::write(&state, "offline\n").unwrap();
     target.set("max_luns", 1);
     let reaped = only(reap(&engine));
-    assert!(matches!(reaped.fate, Fate::Reaped), "{reaped:?}");
+    assert!(matches!(reaped.outcome, ReapOutcome::Reaped), "{reaped:?}");
     assert_eq!(target.devices().len(), 1);
 }
 
@@ -168,7 +171,7 @@ fn a_lun_whose_name_changed_is_left_where_no_name_of_it_is_unique() {
     guest::udevd::settle();
     target.set("vpd_use_hostno", 0);
     for reaping in [foresee(&engine), reap(&engine)] {
-        assert!(reaping.phantoms.is_empty(), "{reaping:?}");
+        assert!(reaping.stale_luns.is_empty(), "{reaping:?}");
         let [unproven] = &reaping.unproven[..] else {
             panic!("{reaping:?}");
         };
@@ -208,12 +211,12 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     assert_eq!(refused.status.code(), Some(5), "{refused:?}");
     drop(held);
     let found: Value = serde_json::from_slice(&dry.stdout).unwrap();
-    let [idle, owned] = found["phantoms"].as_array().unwrap().as_slice() else {
+    let [idle, owned] = found["stale_luns"].as_array().unwrap().as_slice() else {
         panic!("{found}");
     };
-    assert_eq!(idle["fate"], "reapable");
+    assert_eq!(idle["outcome"], "reapable");
     assert_eq!(idle["evidence"]["kind"], "not_listed");
-    assert_eq!(owned["fate"], "kept");
+    assert_eq!(owned["outcome"], "skipped");
     assert_eq!(owned["volume"], "pvc-1");
     assert_eq!(target.devices().len(), 3);
 

@@ -185,7 +185,7 @@ fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_lef
     assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
     assert!(engine.stuck_calls().is_empty());
     assert_eq!(counters.watches, 0);
-    assert_eq!((counters.strangers, counters.cut), (0, 0));
+    assert_eq!((counters.foreign_messages, counters.cut), (0, 0));
     assert!(counters.events >= sent as u64 || counters.overruns > 0);
     guest::wait_for_no_more_than(&before);
 }

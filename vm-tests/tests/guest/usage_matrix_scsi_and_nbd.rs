@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lunbd::engine::{Fate, ReapRequest};
+use lunbd::engine::{ReapOutcome, ReapRequest};
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, Error, ErrorKind, Source};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::disk_users::{DiskUser, Nodes};
@@ -195,9 +195,9 @@ fn reap() -> Column {
         target.set("max_luns", 2);
         let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
         target.set("max_luns", 4);
-        let [phantom] = <[_; 1]>::try_from(reaping.phantoms).expect("one phantom");
-        match phantom.fate {
-            Fate::Kept(error) => Some(error),
+        let [stale_lun] = <[_; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+        match stale_lun.outcome {
+            ReapOutcome::Skipped(error) => Some(error),
             _ => None,
         }
     };

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::*;
-use crate::engine::detach::paths::tests::path;
+use crate::engine::detach::remove_paths::tests::path;
 use crate::engine::telemetry::Call;
 use crate::kernel::Roots;
-use crate::transport::Via;
+use crate::transport::RouteKind;
 
 /// A multipathd that says `ok` to all and makes no map, and that closes the first
 /// connections without an answer. What it is told is kept.
@@ -53,9 +53,9 @@ fn require_map(engine: &Engine) -> Error {
     }
     let known = path(roots, "1:0:0:4", "sdb");
     let hctl = known.device.hctl();
-    let paths = [Brought {
+    let paths = [ProbedPath {
         access_state: None,
-        via: Via::Address { hctl },
+        via: RouteKind::Address { hctl },
         diskseq: None,
         identity: Identity::default(),
         watch: engine.hub().watch("1:0:0:4"),
@@ -63,15 +63,15 @@ fn require_map(engine: &Engine) -> Error {
         disk: known.disk.unwrap(),
         device: known.device,
     }];
-    let gathering = Gathering {
+    let map_waiter = MapWaiter {
         watch: engine.hub().watch("virtual"),
         daemon: Daemon::find(roots).unwrap(),
-        wanted: Wanted::Required,
+        wanted: MapPolicy::Required,
     };
-    let mut phases = Phases::new(Call::Attach, None);
+    let mut timer = StageTimer::new(Call::Attach, None);
     let soon = Deadline::after(Duration::from_secs(30));
     let identity = Identity::default();
-    let done = engine.gather_map(gathering, &paths, &identity, &mut phases, soon);
+    let done = engine.wait_for_map(map_waiter, &paths, &identity, &mut timer, soon);
     done.unwrap_err()
 }
 

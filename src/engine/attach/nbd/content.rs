@@ -33,7 +33,7 @@ pub(super) fn of_all(
 
 /// Its connections are not to one volume.
 pub(super) fn serves_two() -> Error {
-    let message = "the NBD server serves one export otherwise on each connection";
+    let message = "the NBD server reported different export parameters per connection";
     Error::new(ErrorKind::Protocol, message).at(Stage::Handshake)
 }
 
@@ -50,7 +50,7 @@ pub(super) fn require_expected(
     let found = match content {
         Some(names) if names.contains(expected) => return Ok(()),
         Some(names) => spelt_content(names),
-        None => "what its server does not let be read".to_owned(),
+        None => "content that its server does not let lunbd read".to_owned(),
     };
     let message = format!("the content of {uri} has {found}, expected {expected}");
     Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
@@ -75,13 +75,13 @@ pub(super) fn require_known(
         Some(names) if !is_other_content(names, known) => return Ok(()),
         Some(names) => (ErrorKind::IdentityMismatch, spelt_content(names)),
         None => {
-            let unread = "what its server does not let be read".to_owned();
+            let unread = "content that its server does not let lunbd read".to_owned();
             (ErrorKind::NotReady, unread)
         }
     };
     let message = format!(
         "the content of {uri} has {found}, and the volume had {} when it was read last: `attach \
-         --accept-content` takes it, and a detach of the volume forgets what it had",
+         --accept-content` accepts it, and a detach of the volume forgets the old names",
         spelt_content(known)
     );
     Err(Error::new(kind, message).at(Stage::Identify))

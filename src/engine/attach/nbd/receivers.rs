@@ -115,7 +115,7 @@ fn on_one_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Option<T> {
     sched_setaffinity(this_thread, &wanted).ok()?;
     let result = call();
     if let Err(errno) = sched_setaffinity(this_thread, &allowed) {
-        tracing::debug!(%errno, "a thread keeps to its processor");
+        tracing::debug!(%errno, "a thread stays bound to its processor");
     }
     Some(result)
 }

@@ -95,13 +95,13 @@ fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {
     }
     let index = NbdIndex::new(0).unwrap();
     let device = NbdDevice::find(&roots, index).unwrap().unwrap();
-    let lost = Lost::of(&roots, device.disk()).unwrap();
-    lost.set(&Error::new(ErrorKind::Io, "no"));
+    let failures = FailedFlush::of(&roots, device.disk()).unwrap();
+    failures.set(&Error::new(ErrorKind::Io, "no"));
     forget_last_connection(&roots, index).unwrap();
-    assert_eq!(lost.read().unwrap().as_deref(), Some("no"));
+    assert_eq!(failures.read().unwrap().as_deref(), Some("no"));
     fs::remove_file(dir.join("pid")).unwrap();
     forget_last_connection(&roots, index).unwrap();
-    assert_eq!(lost.read().unwrap(), None);
+    assert_eq!(failures.read().unwrap(), None);
 }
 
 /// How many threads of this process are in an `open` of `path`.

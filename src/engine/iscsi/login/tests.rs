@@ -1,19 +1,19 @@
 use super::*;
 
-fn way(source: &Source, session: Option<SessionId>) -> Way<'_> {
+fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
     let Source::Iscsi(uri) = source else {
         panic!("{source}");
     };
     let portal = uri.portals().first().unwrap().clone();
-    let place = Err(Missing {
+    let place = Err(RouteUnavailable {
         reason: MissingReason::NoSession,
         text: String::new(),
         hctl: None,
     });
-    Way {
+    TargetRoute {
         target: Some(uri.target()),
         route: Route {
-            via: Via::Iscsi { portal, session },
+            via: RouteKind::Iscsi { portal, session },
             place,
         },
     }
@@ -27,17 +27,17 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     });
     let request = AttachRequest::new(one.clone()).path(other.clone());
     let options = SessionOptions::new("iqn.2026-01.example:one".parse().unwrap());
-    let ways = [way(&one, Some(SessionId(3))), way(&other, None)];
-    let names = wanted(&ways, &request, &options);
+    let candidates = [candidate(&one, Some(SessionId(3))), candidate(&other, None)];
+    let names = wanted(&candidates, &request, &options);
     let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
     assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
 
     // The failure of the one is not told of the other.
-    let ways = [way(&one, None), way(&other, None)];
+    let candidates = [candidate(&one, None), candidate(&other, None)];
     let mut sessions = Sessions::default();
     let no = Error::new(ErrorKind::Refused, "no");
     sessions.failures.extend(names.into_iter().zip([no]));
-    let why = ways.map(|way| sessions.why_none(&way, &options).is_some());
+    let why = candidates.map(|candidate| sessions.why_none(&candidate, &options).is_some());
     assert_eq!(why, [false, true]);
 }
 
@@ -52,10 +52,10 @@ fn a_session_that_another_has_ended_since_is_looked_for_again() {
     let request = AttachRequest::new(source.clone()).log_in(SessionOptions::new(initiator));
     let deadline = Deadline::after(Duration::from_secs(30));
     for reason in [MissingReason::NoTarget, MissingReason::NoSession] {
-        let mut gone = way(&source, Some(SessionId(3)));
+        let mut gone = candidate(&source, Some(SessionId(3)));
         let text = "at its logout when it was looked at".to_owned();
         let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
-        gone.route.place = Err(Missing { reason, text, hctl });
+        gone.route.place = Err(RouteUnavailable { reason, text, hctl });
         let mut sessions = Sessions::default();
         let all_stand = engine.share_all(&[gone], &request, &mut sessions, deadline);
         assert_eq!(all_stand.unwrap(), !is_down);

@@ -7,107 +7,107 @@ use std::time::Duration;
 
 use super::devices;
 use super::options::{Ask, ONE_TRY};
-use super::spawn::beside;
+use super::spawn::spawn;
 use crate::deadline::Deadline;
-use crate::engine::iscsi::sessions::{after_the_dead, login_lease_of, share};
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
-use crate::iscsi::{self, Proven, SessionName, SessionOptions, SessionWaker, StandingSession};
+use crate::iscsi::{self, IscsiSession, Proven, SessionName, SessionOptions, SessionWaker};
 use crate::kernel::Roots;
-use crate::scsi::Lanes;
+use crate::scsi::CallScheduler;
 
 /// One that has not ended then hangs.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// Who ends the session is waited for no longer.
 const TO_SHARE: Duration = Duration::from_secs(1);
 
-pub(super) struct Attempt {
+pub(super) struct RecoveryAttempt {
     pub(super) roots: Roots,
-    pub(super) lanes: Lanes,
-    pub(super) session: StandingSession,
+    pub(super) scheduler: CallScheduler,
+    pub(super) session: IscsiSession,
     pub(super) ask: Option<Arc<Ask>>,
     pub(super) digests: (bool, bool),
     /// The target is to be left first.
-    pub(super) leaves: bool,
+    pub(super) logs_out_first: bool,
 }
 
 /// How one ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum AttemptOutcome {
     Recovered,
     /// It is not lost any more, or another is at work on it.
     NotOurs,
 }
 
 #[derive(Debug)]
-pub(super) struct Came {
+pub(super) struct AttemptDone {
     pub(super) session: SessionId,
-    pub(super) ended: Result<Ended>,
+    pub(super) outcome: Result<AttemptOutcome>,
 }
 
-impl Attempt {
+impl RecoveryAttempt {
     /// On a thread of its own, which tells how it ended and wakes who waits for it.
-    pub(super) fn start(self, told: Sender<Came>, waker: SessionWaker) -> Result<()> {
-        beside(move || {
+    pub(super) fn start(self, told: Sender<AttemptDone>, waker: SessionWaker) -> Result<()> {
+        spawn(move || {
             let run = AssertUnwindSafe(|| self.run(Deadline::after(ONE_TRY)));
             // What the caller's own function for credentials does is not ours, and a
             // session of which nothing is told any more would never be tried again.
-            let ended = catch_unwind(run).unwrap_or_else(|_| {
-                let message = "a login again panicked";
+            let outcome = catch_unwind(run).unwrap_or_else(|_| {
+                let message = "a re-login attempt panicked";
                 Err(Error::new(ErrorKind::Io, message).at(Stage::Session))
             });
-            let came = Came {
+            let done = AttemptDone {
                 session: self.session.id(),
-                ended,
+                outcome,
             };
             // Where nobody listens any more, it is done all the same.
-            let _ = told.send(came);
+            let _ = told.send(done);
             waker.wake();
         })
     }
 
     #[tracing::instrument(name = "recover_session", skip_all, fields(session = %self.session.id()))]
-    pub(super) fn run(&self, deadline: Deadline) -> Result<Ended> {
+    pub(super) fn run(&self, deadline: Deadline) -> Result<AttemptOutcome> {
         let (roots, session) = (&self.roots, &self.session);
         let Some(name) = session.name()? else {
-            return Ok(Ended::NotOurs);
+            return Ok(AttemptOutcome::NotOurs);
         };
         // It may take its time, and holds nobody else up meanwhile.
         let options = self.options(&name);
         // As for a login: of one in the middle of it, and of two that keep sessions,
         // one is at work.
-        let Some(alone) = Lease::try_take(roots, &login_lease_of(&name))? else {
-            return Ok(Ended::NotOurs);
+        let Some(alone) = DeviceLock::try_take(roots, &login_lock_name(&name))? else {
+            return Ok(AttemptOutcome::NotOurs);
         };
-        let _alone = after_the_dead(roots, alone, deadline)?;
+        let _alone = destroy_abandoned(roots, alone, deadline)?;
         let is_lost = self.is_lost()?;
-        if !is_lost && !self.leaves {
-            return Ok(Ended::NotOurs);
+        if !is_lost && !self.logs_out_first {
+            return Ok(AttemptOutcome::NotOurs);
         }
         let options = options?;
         if !is_lost {
             let Some(_right) = self.share(deadline)? else {
-                return Ok(Ended::NotOurs);
+                return Ok(AttemptOutcome::NotOurs);
             };
-            iscsi::leave(roots, session, deadline)?;
+            iscsi::logout_for_relogin(roots, session, deadline)?;
         }
         if !self.is_lost()? {
-            return Ok(Ended::NotOurs);
+            return Ok(AttemptOutcome::NotOurs);
         }
         // Nobody who ends the session has to wait for the target.
-        let halt = || {
+        let stop_connection = || {
             let _right = self.share_of_lost(deadline)?;
-            iscsi::halt(roots, session, deadline)
+            iscsi::stop_connection(roots, session, deadline)
         };
-        let connection = iscsi::connect_again(&name, &options, halt, deadline)?;
+        let connection = iscsi::connect_again(&name, &options, stop_connection, deadline)?;
         {
             let _right = self.share_of_lost(deadline)?;
-            iscsi::resume(roots, session, &name, connection, deadline)?;
+            iscsi::rebind_connection(roots, session, &name, connection, deadline)?;
         }
         tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
-        devices::bring_back(roots, &self.lanes, session, deadline);
-        Ok(Ended::Recovered)
+        devices::set_offline_running(roots, &self.scheduler, session, deadline);
+        Ok(AttemptOutcome::Recovered)
     }
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
@@ -135,12 +135,12 @@ impl Attempt {
     }
 
     fn is_lost(&self) -> Result<bool> {
-        let plight = self.session.plight()?;
-        Ok(plight.is_some_and(iscsi::Plight::is_lost))
+        let connection_status = self.session.connection_status()?;
+        Ok(connection_status.is_some_and(iscsi::ConnectionStatus::is_lost))
     }
 
     /// `None` where it is being ended.
-    fn share(&self, deadline: Deadline) -> Result<Option<Lease>> {
+    fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
         let patience = deadline.at_most(TO_SHARE);
         match share(&self.roots, &self.session, patience) {
             Err(error) if error.kind().is_out_of_time() => Ok(None),
@@ -148,13 +148,16 @@ impl Attempt {
         }
     }
 
-    fn share_of_lost(&self, deadline: Deadline) -> Result<Lease> {
+    fn share_of_lost(&self, deadline: Deadline) -> Result<DeviceLock> {
         let right = self.share(deadline)?;
         match right {
             Some(right) if self.is_lost()? => Ok(right),
             _ => {
                 let id = self.session.id();
-                let message = format!("session {id} is ended by another, or is not lost any more");
+                let message = format!(
+                    "another process ends session {id}, or it is no longer \
+                                       lost"
+                );
                 Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
         }

@@ -4,13 +4,13 @@
 use std::fmt;
 
 use super::options::ONE_TRY;
-use super::spawn::beside;
+use super::spawn::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::iscsi::StandingSession;
+use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;
-use crate::scsi::{self, Lanes, ScsiDevice, State};
+use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
 /// Has those run again that are offline, and has the size of those read again that the
 /// kernel takes for empty.
@@ -21,22 +21,22 @@ use crate::scsi::{self, Lanes, ScsiDevice, State};
 /// devices whose transport alone was given up run already. Nobody else's will is
 /// overruled: what was offline before, the kernel itself has run again. A rescan while
 /// the session was lost has left a disk without a size.
-pub(super) fn bring_back(
+pub(super) fn set_offline_running(
     roots: &Roots,
-    lanes: &Lanes,
-    session: &StandingSession,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
     deadline: Deadline,
 ) {
     let run = |device: &ScsiDevice| -> Result<()> {
         point!(DeviceToRun);
-        scsi::set_running(device, lanes, deadline)?;
+        scsi::set_running(device, scheduler, deadline)?;
         point!(DeviceRuns);
         tracing::info!(hctl = %device.hctl(), "runs again");
         Ok(())
     };
     let id = session.id();
     let devices = ailing(roots, session).unwrap_or_else(|error| {
-        tracing::warn!(session = %id, %error, "its devices are not looked at");
+        tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
     for (device, ailment) in devices {
@@ -46,11 +46,11 @@ pub(super) fn bring_back(
             Ailment::NoSize => Ok(()),
         };
         // One that cannot be does not hold up the others.
-        match ran.and_then(|()| scsi::have_size_read(&device, lanes, deadline)) {
+        match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
             Ok(true) => {}
-            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit says no size"),
+            Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
             Err(error) => {
-                tracing::warn!(session = %id, %hctl, %error, "a device is left {ailment}");
+                tracing::warn!(session = %id, %hctl, %error, "a device is still {ailment}");
             }
         }
     }
@@ -59,16 +59,16 @@ pub(super) fn bring_back(
 /// The same of one that stands already, on a thread of its own: who has had it back
 /// may have been killed before it came to the devices, and a rescan that failed may
 /// have ended after they were looked at.
-pub(super) fn bring_back_beside(
+pub(super) fn set_running_in_background(
     roots: &Roots,
-    lanes: &Lanes,
-    session: &StandingSession,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
 ) -> Result<()> {
     if ailing(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
-    let (roots, lanes, session) = (roots.clone(), lanes.clone(), session.clone());
-    beside(move || bring_back(&roots, &lanes, &session, Deadline::after(ONE_TRY)))
+    let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
+    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
 }
 
 /// Why a device serves no I/O though its session stands.
@@ -87,7 +87,7 @@ impl fmt::Display for Ailment {
     }
 }
 
-fn ailing(roots: &Roots, session: &StandingSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
+fn ailing(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
     let mut found = Vec::new();
     for hctl in session.devices()? {
         let Some(device) = ScsiDevice::find(roots, hctl)? else {

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use super::attempt::{Attempt, Ended};
+use super::attempt::{AttemptOutcome, RecoveryAttempt};
 use super::options::ONE_TRY;
-use super::{KeepOptions, KeepOutcome, KeptSession, devices};
+use super::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Retry, Stage};
 use crate::id::IscsiUri;
-use crate::iscsi::{Plight, SessionName, StandingSession};
+use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName};
 use crate::kernel::pool;
 
 impl Engine {
     /// Logs in again those sessions of ours that lead to this source and are lost, all
     /// at once, and says how each session of ours that leads there is. What may pass by
     /// itself is tried again until the deadline. It is for a machine on which nobody
-    /// [keeps sessions](Engine::keep_sessions); one that somebody keeps is left to
+    /// [keeps sessions](Engine::recover_sessions); one that somebody keeps is left to
     /// whoever is first.
     ///
-    /// Needs and minimum kernel as of [`Engine::keep_sessions`]. After a timeout a session
+    /// Needs and minimum kernel as of [`Engine::recover_sessions`]. After a timeout a session
     /// stays lost, or stands, and a repeated call goes on.
     ///
     /// # Errors
@@ -28,31 +28,31 @@ impl Engine {
     pub fn heal_sessions(
         &self,
         source: &IscsiUri,
-        options: &KeepOptions,
+        options: &SessionRecoveryOptions,
         deadline: Deadline,
-    ) -> Result<Vec<KeptSession>> {
+    ) -> Result<Vec<SessionRecoveryReport>> {
         let sessions = self.own_sessions_to(source)?;
         if sessions.is_empty() {
             let message = format!(
-                "no session of lunbd's leads to {source}: `attach --log-in` makes one, and the \
-                 sessions of iscsid are its own to heal"
+                "no session of lunbd leads to {source}: `attach --log-in` creates one, and \
+                 iscsid recovers its own"
             );
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         }
-        let heal = |(session, name): &(StandingSession, SessionName)| {
+        let heal = |(session, name): &(IscsiSession, SessionName)| {
             self.heal_session(session, name, options, deadline)
         };
         let healed = pool::each(Stage::Session, &sessions, heal);
         healed.into_iter().map(|healed| healed?).collect()
     }
 
-    fn own_sessions_to(&self, source: &IscsiUri) -> Result<Vec<(StandingSession, SessionName)>> {
+    fn own_sessions_to(&self, source: &IscsiUri) -> Result<Vec<(IscsiSession, SessionName)>> {
         let mut found = Vec::new();
-        for session in StandingSession::all(self.roots())? {
+        for session in IscsiSession::all(self.roots())? {
             if let Some(name) = session.name()?
                 && name.target == *source.target()
                 && source.portals().contains(&name.portal)
-                && session.is_ours()?
+                && session.is_lunbd_owned()?
             {
                 found.push((session, name));
             }
@@ -63,22 +63,22 @@ impl Engine {
 
     fn heal_session(
         &self,
-        session: &StandingSession,
+        session: &IscsiSession,
         name: &SessionName,
-        options: &KeepOptions,
+        options: &SessionRecoveryOptions,
         deadline: Deadline,
-    ) -> Result<KeptSession> {
-        let attempt = Attempt {
+    ) -> Result<SessionRecoveryReport> {
+        let attempt = RecoveryAttempt {
             roots: self.roots().clone(),
-            lanes: self.lanes.clone(),
+            scheduler: self.scheduler.clone(),
             session: session.clone(),
             ask: options.ask.clone(),
             digests: options.digests,
-            leaves: false,
+            logs_out_first: false,
         };
         let mut tries = 0;
         let outcome = attempt.repeat(&mut tries, deadline)?;
-        Ok(KeptSession {
+        Ok(SessionRecoveryReport {
             session: session.id(),
             target: Some(name.target.clone()),
             portal: Some(name.portal.clone()),
@@ -89,33 +89,38 @@ impl Engine {
     }
 }
 
-impl Attempt {
-    fn repeat(&self, tries: &mut u32, deadline: Deadline) -> Result<KeepOutcome> {
+impl RecoveryAttempt {
+    fn repeat(&self, tries: &mut u32, deadline: Deadline) -> Result<SessionRecoveryOutcome> {
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
         loop {
-            match self.session.plight()? {
-                None | Some(Plight::Ending) => return Ok(KeepOutcome::Gone),
-                Some(Plight::Stands) => {
-                    devices::bring_back(&self.roots, &self.lanes, &self.session, deadline);
-                    return Ok(KeepOutcome::Healthy);
+            match self.session.connection_status()? {
+                None | Some(ConnectionStatus::Ending) => return Ok(SessionRecoveryOutcome::Gone),
+                Some(ConnectionStatus::LoggedIn) => {
+                    devices::set_offline_running(
+                        &self.roots,
+                        &self.scheduler,
+                        &self.session,
+                        deadline,
+                    );
+                    return Ok(SessionRecoveryOutcome::Healthy);
                 }
-                Some(Plight::Lost | Plight::GivenUp) => *tries += 1,
+                Some(ConnectionStatus::Lost | ConnectionStatus::GivenUp) => *tries += 1,
             }
             let limit = deadline.at_most(ONE_TRY);
             let failure = match self.run(limit) {
-                Ok(Ended::Recovered) => return Ok(KeepOutcome::Recovered),
-                Ok(Ended::NotOurs) => {
+                Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
+                Ok(AttemptOutcome::NotOurs) => {
                     let id = self.session.id();
-                    let message = format!("another process is at a login again of session {id}");
+                    let message = format!("another process logs in again for session {id}");
                     Error::new(ErrorKind::InUse, message).at(Stage::Session)
                 }
                 Err(error) if error.retry() != Retry::Again => {
-                    return Ok(KeepOutcome::Failed(error));
+                    return Ok(SessionRecoveryOutcome::Failed(error));
                 }
                 Err(error) => error,
             };
             if deadline.has_passed() {
-                return Ok(KeepOutcome::Failed(failure));
+                return Ok(SessionRecoveryOutcome::Failed(failure));
             }
             deadline.pause(pauses.pause());
         }

@@ -11,12 +11,12 @@ pub(super) type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send
 
 /// What is needed to log a session in again that the kernel does not keep.
 #[derive(Clone, Default)]
-pub struct KeepOptions {
+pub struct SessionRecoveryOptions {
     pub(super) ask: Option<Arc<Ask>>,
     pub(super) digests: (bool, bool),
 }
 
-impl KeepOptions {
+impl SessionRecoveryOptions {
     /// Without credentials and digests.
     #[must_use]
     pub fn new() -> Self {
@@ -47,7 +47,7 @@ impl KeepOptions {
     }
 }
 
-impl fmt::Debug for KeepOptions {
+impl fmt::Debug for SessionRecoveryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeepOptions")
             .field("asks_for_credentials", &self.ask.is_some())

@@ -14,7 +14,7 @@ use crate::id::{Iqn, Portal, SessionId};
     serde(tag = "outcome", content = "detail", rename_all = "snake_case")
 )]
 #[non_exhaustive]
-pub enum KeepOutcome {
+pub enum SessionRecoveryOutcome {
     /// It was logged in again here, and its devices run.
     Recovered,
     /// It serves I/O, by no doing of this process.
@@ -25,11 +25,11 @@ pub enum KeepOutcome {
     /// It was lost for longer than its recovery timeout: I/O fails. It is tried on,
     /// and devices run again when it is had back.
     BudgetSpent,
-    /// It is gone, or another ends it: there is nothing to keep any more.
+    /// It is gone, or another process ends it: there is nothing to keep any more.
     Gone,
 }
 
-impl KeepOutcome {
+impl SessionRecoveryOutcome {
     /// A word for logs and labels.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl KeepOutcome {
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct KeptSession {
+pub struct SessionRecoveryReport {
     /// Its number.
     pub session: SessionId,
     /// With whom it is; `None` where sysfs does not say it any more.
@@ -61,7 +61,7 @@ pub struct KeptSession {
     pub portal: Option<Portal>,
     /// How it is.
     #[cfg_attr(feature = "serde", serde(flatten))]
-    pub outcome: KeepOutcome,
+    pub outcome: SessionRecoveryOutcome,
     /// How long I/O still waits before it fails; `None` where the session serves
     /// I/O, where I/O waits for ever, or where nobody saw when it was lost.
     /// `seconds` when serialised.
@@ -77,7 +77,7 @@ pub struct KeptSession {
     pub tries: u32,
 }
 
-impl fmt::Display for KeptSession {
+impl fmt::Display for SessionRecoveryReport {
     /// `session 3 with IQN through PORTAL: logged in again`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "session {}", self.session)?;
@@ -86,11 +86,13 @@ impl fmt::Display for KeptSession {
         }
         f.write_str(": ")?;
         match &self.outcome {
-            KeepOutcome::Recovered => f.write_str("logged in again"),
-            KeepOutcome::Healthy => f.write_str("serves"),
-            KeepOutcome::Failed(error) => write!(f, "lost: {error:#}"),
-            KeepOutcome::BudgetSpent => f.write_str("NOT had back in time: I/O fails until it is"),
-            KeepOutcome::Gone => f.write_str("gone"),
+            SessionRecoveryOutcome::Recovered => f.write_str("logged in again"),
+            SessionRecoveryOutcome::Healthy => f.write_str("serves"),
+            SessionRecoveryOutcome::Failed(error) => write!(f, "lost: {error:#}"),
+            SessionRecoveryOutcome::BudgetSpent => {
+                f.write_str("NOT recovered in time: I/O fails until it is")
+            }
+            SessionRecoveryOutcome::Gone => f.write_str("gone"),
         }?;
         match self.budget_left {
             Some(left) => write!(f, " (I/O waits for {} s more)", left.as_secs()),

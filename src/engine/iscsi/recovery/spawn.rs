@@ -5,7 +5,7 @@ use std::thread;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// Runs `work` on a thread that nobody waits for.
-pub(super) fn beside(work: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
     let span = tracing::Span::current();
     let run = move || {
         let _entered = span.entered();

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
-use crate::iscsi::StandingSession;
+use crate::iscsi::IscsiSession;
 
 /// How often one of which the kernel said that it is lost, and sysfs does not yet, is
 /// looked at again: for some two seconds.
 const LOOKS: u32 = 14;
 
 #[derive(Debug)]
-pub(super) struct Loss {
-    session: StandingSession,
+pub(super) struct RecoveryState {
+    session: IscsiSession,
     /// When the kernel said so.
     heard: Option<Instant>,
     /// Sysfs says it too.
@@ -31,7 +31,7 @@ pub(super) struct Loss {
     failure: Option<ErrorKind>,
     said_spent: bool,
     /// The target asks for it.
-    leaves: bool,
+    logs_out_first: bool,
 }
 
 /// Between tries: they grow, and may become longer ones for good.
@@ -57,8 +57,8 @@ impl Pauses {
     }
 }
 
-impl Loss {
-    pub(in crate::engine) fn new(session: StandingSession, now: Instant) -> Self {
+impl RecoveryState {
+    pub(in crate::engine) fn new(session: IscsiSession, now: Instant) -> Self {
         Self {
             session,
             heard: None,
@@ -72,11 +72,11 @@ impl Loss {
             tries: 0,
             failure: None,
             said_spent: false,
-            leaves: false,
+            logs_out_first: false,
         }
     }
 
-    pub(in crate::engine) fn session(&self) -> &StandingSession {
+    pub(in crate::engine) fn session(&self) -> &IscsiSession {
         &self.session
     }
 
@@ -132,12 +132,12 @@ impl Loss {
         self.lost
     }
 
-    pub(super) fn ask_to_leave(&mut self) {
-        self.leaves = true;
+    pub(super) fn request_logout(&mut self) {
+        self.logs_out_first = true;
     }
 
-    pub(super) fn is_asked_to_leave(&self) -> bool {
-        self.leaves
+    pub(super) fn must_log_out(&self) -> bool {
+        self.logs_out_first
     }
 
     /// An attempt begins that is to have ended by then.
@@ -153,13 +153,13 @@ impl Loss {
     }
 
     /// It was looked at.
-    pub(super) fn look_beside_at(&mut self, next: Instant) {
+    pub(super) fn check_again_at(&mut self, next: Instant) {
         self.overdue = Some(next);
     }
 
     /// It has ended, and the session was not had back by it.
     pub(in crate::engine) fn end(&mut self, now: Instant) {
-        self.leaves = false;
+        self.logs_out_first = false;
         self.overdue = None;
         self.due = Some(now + jittered(self.between_tries.backoff.pause()));
     }
@@ -188,97 +188,97 @@ mod tests {
     use crate::id::SessionId;
     use crate::kernel::Roots;
 
-    fn loss(now: Instant) -> Loss {
+    fn recovery(now: Instant) -> RecoveryState {
         let roots = Roots::below("/nowhere");
-        Loss::new(StandingSession::new(&roots, SessionId(1)), now)
+        RecoveryState::new(IscsiSession::new(&roots, SessionId(1)), now)
     }
 
     #[test]
     fn a_loss_that_sysfs_does_not_show_is_looked_for_and_then_forgotten() {
         let start = Instant::now();
-        let (mut loss, mut now) = (loss(start), start);
+        let (mut recovery, mut now) = (recovery(start), start);
         let mut looks = 0;
-        while loss.look_once_more(now) {
+        while recovery.look_once_more(now) {
             looks += 1;
-            let due = loss.due().unwrap();
+            let due = recovery.due().unwrap();
             assert!(due > now);
             now = due;
         }
         assert_eq!(looks, LOOKS);
         assert!(now - start > Duration::from_secs(1), "{:?}", now - start);
         // The kernel says it anew.
-        loss.look_again_at(now);
-        assert!(loss.look_once_more(now));
+        recovery.look_again_at(now);
+        assert!(recovery.look_once_more(now));
         // Of one that was seen lost, that it stands is the end.
-        loss.is_lost_now();
-        assert!(!loss.look_once_more(now));
+        recovery.is_lost_now();
+        assert!(!recovery.look_once_more(now));
     }
 
     #[test]
     fn tries_come_at_once_then_with_growing_pauses_and_longer_ones_when_io_fails() {
         let now = Instant::now();
-        let mut loss = loss(now);
-        assert_eq!(loss.due(), Some(now));
-        let pause = |loss: &mut Loss| {
-            loss.begin(now);
-            assert_eq!(loss.due(), None);
-            loss.end(now);
-            loss.due().unwrap() - now
+        let mut recovery = recovery(now);
+        assert_eq!(recovery.due(), Some(now));
+        let pause = |recovery: &mut RecoveryState| {
+            recovery.begin(now);
+            assert_eq!(recovery.due(), None);
+            recovery.end(now);
+            recovery.due().unwrap() - now
         };
-        let pauses: Vec<_> = (0..12).map(|_| pause(&mut loss)).collect();
+        let pauses: Vec<_> = (0..12).map(|_| pause(&mut recovery)).collect();
         assert!(pauses[0] <= Duration::from_millis(50));
         assert!(pauses[11] >= Duration::from_secs(1));
         assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(2)));
-        assert_eq!(loss.tries(), 12);
-        assert!(loss.is_first_to_say_spent());
-        assert!(!loss.is_first_to_say_spent());
-        let pauses: Vec<_> = (0..12).map(|_| pause(&mut loss)).collect();
+        assert_eq!(recovery.tries(), 12);
+        assert!(recovery.is_first_to_say_spent());
+        assert!(!recovery.is_first_to_say_spent());
+        let pauses: Vec<_> = (0..12).map(|_| pause(&mut recovery)).collect();
         assert!(pauses[11] >= Duration::from_secs(7));
     }
 
     #[test]
     fn a_target_that_wants_us_later_is_not_dialled_before() {
         let now = Instant::now();
-        let mut loss = loss(now);
+        let mut recovery = recovery(now);
         let later = now + Duration::from_secs(3);
-        loss.not_before(Some(later));
-        loss.not_before(Some(now));
-        loss.not_before(None);
-        assert_eq!(loss.due(), Some(later));
+        recovery.not_before(Some(later));
+        recovery.not_before(Some(now));
+        recovery.not_before(None);
+        assert_eq!(recovery.due(), Some(later));
         // Another word of the same loss, and a try that has failed meanwhile.
-        loss.look_again_at(now);
-        assert_eq!(loss.due(), Some(later));
-        loss.begin(now);
-        assert_eq!(loss.due(), None);
-        loss.end(now);
-        assert_eq!(loss.due(), Some(later));
+        recovery.look_again_at(now);
+        assert_eq!(recovery.due(), Some(later));
+        recovery.begin(now);
+        assert_eq!(recovery.due(), None);
+        recovery.end(now);
+        assert_eq!(recovery.due(), Some(later));
     }
 
     #[test]
     fn an_attempt_that_does_not_end_is_looked_at_and_one_that_ended_never() {
         let now = Instant::now();
         let (ends, later) = (now + Duration::from_secs(15), now + Duration::from_secs(60));
-        let mut loss = loss(now);
-        assert_eq!(loss.overdue(), None);
-        loss.begin(ends);
-        assert_eq!(loss.overdue(), Some(ends));
-        loss.look_beside_at(later);
+        let mut recovery = recovery(now);
+        assert_eq!(recovery.overdue(), None);
+        recovery.begin(ends);
+        assert_eq!(recovery.overdue(), Some(ends));
+        recovery.check_again_at(later);
         // None is made beside it.
-        assert_eq!((loss.overdue(), loss.due()), (Some(later), None));
-        loss.end(now);
-        assert_eq!(loss.overdue(), None);
+        assert_eq!((recovery.overdue(), recovery.due()), (Some(later), None));
+        recovery.end(now);
+        assert_eq!(recovery.overdue(), None);
     }
 
     #[test]
     fn a_kind_of_failure_is_told_once_until_another_comes() {
-        let mut loss = loss(Instant::now());
+        let mut recovery = recovery(Instant::now());
         let kinds = [
             ErrorKind::Unreachable,
             ErrorKind::Unreachable,
             ErrorKind::NotPermitted,
             ErrorKind::Unreachable,
         ];
-        let told = kinds.map(|kind| loss.is_news(kind));
+        let told = kinds.map(|kind| recovery.is_news(kind));
         assert_eq!(told, [true, false, true, true]);
     }
 }

@@ -8,7 +8,7 @@
 //! writing, no other device hands writes through to it, and udev is not at it. In doubt the
 //! server is taken: whoever formats a volume never has its heal refused.
 
-use super::Patient;
+use super::NbdReconnect;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::usage::{Extent, Holder};
@@ -48,7 +48,7 @@ impl LastHeld<'_> {
     }
 }
 
-impl Patient {
+impl NbdReconnect {
     /// In what the content that a server serves is not that of the volume.
     ///
     /// # Errors

@@ -8,11 +8,11 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::Patient;
+use super::NbdReconnect;
 use super::server::{ONE_TRY, Server};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::lock::device_lock::Lease;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::nbd::{
@@ -20,7 +20,7 @@ use crate::nbd::{
 };
 
 /// A connection that shows nothing of whether the kernel took it.
-pub(super) struct Unseen {
+pub(super) struct UnprovenOffer {
     stream: OwnedFd,
     /// What it had brought before it was offered; `None` where it does not count.
     received: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) struct Unseen {
     differences: Vec<Difference>,
 }
 
-impl Patient {
+impl NbdReconnect {
     /// What is known of the kernel's connections.
     pub(super) fn link_state(&self, engine: &Engine) -> Result<LinkState> {
         let own = |link: &&Link| link.backend == self.backend;
@@ -90,8 +90,12 @@ impl Patient {
         engine: &Engine,
         server: Server,
         deadline: Deadline,
-    ) -> Result<Option<Unseen>> {
-        let _lease = Lease::take(engine.roots(), &Lease::of_backend(&self.backend), deadline)?;
+    ) -> Result<Option<UnprovenOffer>> {
+        let _lock = DeviceLock::take(
+            engine.roots(),
+            &DeviceLock::of_backend(&self.backend),
+            deadline,
+        )?;
         self.still_there()?;
         let Server {
             stream,
@@ -120,7 +124,7 @@ impl Patient {
             Adoption::Taken => self.keep(engine, stream, content, differences)?,
             Adoption::NotTaken => {}
             Adoption::Unseen => {
-                return Ok(Some(Unseen {
+                return Ok(Some(UnprovenOffer {
                     stream,
                     received,
                     content,
@@ -133,7 +137,11 @@ impl Patient {
 
     /// Keeps it if it has brought an answer since it was offered. Only TCP counts what it
     /// brought: of a unix socket the read that came back is taken for the proof.
-    pub(super) fn keep_if_it_answered(&mut self, engine: &Engine, unseen: Unseen) -> Result<()> {
+    pub(super) fn keep_if_it_answered(
+        &mut self,
+        engine: &Engine,
+        unseen: UnprovenOffer,
+    ) -> Result<()> {
         /// A simple reply without data (`proto.md`): magic, error, cookie.
         const SHORTEST_REPLY: u64 = 16;
         /// What TLS puts around it at least: header and tag. An alert is shorter than both.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use lunbd::engine::{DetachVolume, KeepOptions};
+use lunbd::engine::{DetachVolume, SessionRecoveryOptions};
 use lunbd::{CrashPoint, Deadline, Engine, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -66,7 +66,7 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
             engine.heal_source(&attachment.source, &options(), soon())?;
         }
         "recover-session" => {
-            let mut keeper = engine.keep_sessions(KeepOptions::new())?;
+            let mut keeper = engine.recover_sessions(SessionRecoveryOptions::new())?;
             let limit = soon();
             while !keeper.next(limit)?.iter().any(|kept| kept.outcome.serves()) {
                 if limit.has_passed() {
@@ -77,7 +77,7 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
         // Of a session that stands, one device.
         "run-device" => {
             let log = env::var("LUNBD_CRASH_LOG")?;
-            let mut keeper = engine.keep_sessions(KeepOptions::new())?;
+            let mut keeper = engine.recover_sessions(SessionRecoveryOptions::new())?;
             let limit = soon();
             while !fs::read_to_string(&log)?.contains("iscsi.device-runs") {
                 keeper.next(Deadline::after(Duration::from_millis(20)))?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use super::Condition;
-use super::look::Seen;
+use super::observe::Observed;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
 use crate::error::{Error, ErrorKind, Result};
@@ -15,12 +15,12 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::{self, Identity, ScsiDevice, State};
-use crate::transport::{MissingReason, Route, Via};
+use crate::transport::{MissingReason, Route, RouteKind};
 
 /// Where a volume of a journal stands.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
-pub struct Surveyed {
+pub struct VolumeStatus {
     /// The volume.
     pub volume: VolumeId,
     /// How it is attached, by the journal.
@@ -44,7 +44,7 @@ pub struct Surveyed {
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
     /// Addresses of its sources that can be scanned and where no device is.
-    pub untaken: Vec<Hctl>,
+    pub unscanned: Vec<Hctl>,
     /// Portals of its sources through which no session leads, where one is to be
     /// logged in.
     pub without_session: Vec<Portal>,
@@ -52,10 +52,10 @@ pub struct Surveyed {
     pub missing: Vec<MissingPath>,
     /// Why the device itself is to be asked whether this is so. sysfs shows one such
     /// reason: a path that runs and has no size. Whoever learns of another sets it.
-    pub doubt: Option<String>,
+    pub verify_reason: Option<String>,
 }
 
-impl Surveyed {
+impl VolumeStatus {
     /// A volume that stands so: for plans that are made without a machine.
     #[must_use]
     pub fn new(volume: VolumeId, spec: VolumeSpec, condition: Condition) -> Self {
@@ -71,17 +71,17 @@ impl Surveyed {
             paths: Vec::new(),
             silent: Vec::new(),
             nbd_index: None,
-            untaken: Vec::new(),
+            unscanned: Vec::new(),
             without_session: Vec::new(),
             missing: Vec::new(),
-            doubt: None,
+            verify_reason: None,
         }
     }
 
     /// Whether a repeated attach may bring a path that is not there.
     #[must_use]
     pub fn lacks_a_path(&self) -> bool {
-        !self.untaken.is_empty() || !self.without_session.is_empty()
+        !self.unscanned.is_empty() || !self.without_session.is_empty()
     }
 
     /// A volume that was attached just now.
@@ -126,7 +126,7 @@ impl Engine {
     ///
     /// # Errors
     /// Where sysfs cannot be read.
-    pub fn survey(&self, journal: &Journal) -> Result<Vec<Surveyed>> {
+    pub fn survey(&self, journal: &Journal) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records(), |_| true)
     }
 
@@ -134,7 +134,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`survey`](Self::survey).
-    pub fn survey_read(&self, journal: &JournalView) -> Result<Vec<Surveyed>> {
+    pub fn survey_read(&self, journal: &JournalView) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records, |_| true)
     }
 
@@ -147,12 +147,15 @@ impl Engine {
         &self,
         journal: &Journal,
         volumes: &BTreeSet<VolumeId>,
-    ) -> Result<Vec<Surveyed>> {
+    ) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records(), |volume| volumes.contains(volume))
     }
 
     /// The same of records that are no journal's.
-    pub(in crate::engine) fn survey_records(&self, records: &[Record]) -> Result<Vec<Surveyed>> {
+    pub(in crate::engine) fn survey_records(
+        &self,
+        records: &[Record],
+    ) -> Result<Vec<VolumeStatus>> {
         self.survey_where(records, |_| true)
     }
 
@@ -160,37 +163,37 @@ impl Engine {
         &self,
         records: &[Record],
         wanted: impl Fn(&VolumeId) -> bool,
-    ) -> Result<Vec<Surveyed>> {
-        let mut ground = Ground::default();
+    ) -> Result<Vec<VolumeStatus>> {
+        let mut snapshot = SysfsSnapshot::default();
         // Whose unit it is, where a volume's own is not known yet.
         for record in records {
             let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
             if let Some(name) = names.find(|name| name.is_unique()) {
-                ground.owners.insert(name.clone(), record.volume.clone());
+                snapshot.owners.insert(name.clone(), record.volume.clone());
             }
         }
         let wanted: Vec<&Record> = records.iter().filter(|r| wanted(&r.volume)).collect();
         if wanted.iter().any(|record| record.spec.nbd.is_none()) {
-            ground.read_scsi(self.roots())?;
+            snapshot.read_scsi(self.roots())?;
         }
         if wanted.iter().any(|record| record.spec.nbd.is_some()) {
-            ground.read_nbd(self.roots())?;
+            snapshot.read_nbd(self.roots())?;
         }
         wanted
             .into_iter()
-            .map(|record| self.survey_one(&ground, record))
+            .map(|record| self.survey_one(&snapshot, record))
             .collect()
     }
 
-    fn survey_one(&self, ground: &Ground, record: &Record) -> Result<Surveyed> {
-        let mut found = Surveyed::of(record);
+    fn survey_one(&self, snapshot: &SysfsSnapshot, record: &Record) -> Result<VolumeStatus> {
+        let mut found = VolumeStatus::of(record);
         let seen = match &record.spec.nbd {
             Some(nbd) => {
-                let devices = ground.nbd.get(nbd.backend.as_str());
+                let devices = snapshot.nbd.get(nbd.backend.as_str());
                 let devices = devices.map_or(&[][..], Vec::as_slice);
                 self.survey_nbd(&mut found, devices, record.outcome.as_ref())?
             }
-            None => self.survey_scsi(&mut found, ground, record)?,
+            None => self.survey_scsi(&mut found, snapshot, record)?,
         };
         found.condition = seen.condition(record);
         found.seen = seen.to_string();
@@ -199,17 +202,17 @@ impl Engine {
 
     fn survey_nbd(
         &self,
-        found: &mut Surveyed,
+        found: &mut VolumeStatus,
         devices: &[NbdDevice],
         outcome: Option<&Outcome>,
-    ) -> Result<Seen> {
+    ) -> Result<Observed> {
         let device = match devices {
-            [] => return Ok(Seen::Nothing),
+            [] => return Ok(Observed::Nothing),
             [device] => device,
             several => {
                 let names: Vec<_> = several.iter().map(|d| d.index().name()).collect();
                 let what = format!("{} all have its backend id", names.join(" and "));
-                return Ok(Seen::Other(what));
+                return Ok(Observed::Other(what));
             }
         };
         let (index, disk) = (device.index(), device.disk());
@@ -224,17 +227,22 @@ impl Engine {
         });
         if dead {
             let what = format!("the connections of {} have ended", index.name());
-            return Ok(Seen::Silent(what));
+            return Ok(Observed::Silent(what));
         }
         let what = format!("connected as {}", index.name());
-        Ok(Seen::answers(what, handed_out))
+        Ok(Observed::answers(what, handed_out))
     }
 
-    fn survey_scsi(&self, found: &mut Surveyed, ground: &Ground, record: &Record) -> Result<Seen> {
+    fn survey_scsi(
+        &self,
+        found: &mut VolumeStatus,
+        snapshot: &SysfsSnapshot,
+        record: &Record,
+    ) -> Result<Observed> {
         let names = record.names();
         let unique = names.first().filter(|name| name.is_unique());
         let mut there: Vec<&Scanned> = match unique {
-            Some(name) => ground.named(name),
+            Some(name) => snapshot.named(name),
             None => Vec::new(),
         };
         let routes = self.survey_routes(found);
@@ -243,10 +251,10 @@ impl Engine {
             let attached = record.outcome.is_some();
             let own = |scanned: &&Scanned| {
                 let is_other = attached && unit.compare(&scanned.identity).is_different();
-                !is_other && !ground.is_anothers(&scanned.identity, &found.volume)
+                !is_other && !snapshot.is_anothers(&scanned.identity, &found.volume)
             };
             let is_renumbered = |route: &&Route| match route.via {
-                Via::Address { hctl } => self.is_renumbered(record, &Source::Scsi(hctl)),
+                RouteKind::Address { hctl } => self.is_renumbered(record, &Source::Scsi(hctl)),
                 _ => false,
             };
             for route in routes.iter().filter(|route| !is_renumbered(route)) {
@@ -255,16 +263,16 @@ impl Engine {
                 else {
                     continue;
                 };
-                let at = ground.scsi.iter().find(|s| s.device.hctl() == hctl);
+                let at = snapshot.scsi.iter().find(|s| s.device.hctl() == hctl);
                 there.extend(at.filter(own));
             }
         }
         for route in routes {
             match route.place {
-                Ok(hctl) if ground.taken.contains(&hctl) => {}
-                Ok(hctl) => found.untaken.push(hctl),
+                Ok(hctl) if snapshot.taken.contains(&hctl) => {}
+                Ok(hctl) => found.unscanned.push(hctl),
                 Err(why) => {
-                    if let Via::Iscsi { portal, .. } = &route.via
+                    if let RouteKind::Iscsi { portal, .. } = &route.via
                         && found.spec.log_in.is_some()
                         && why.reason == MissingReason::NoSession
                     {
@@ -281,16 +289,16 @@ impl Engine {
         if there.is_empty() {
             for name in names.iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {
-                    let what = format!("the map {} stands without paths", map.name());
-                    return Ok(Seen::Silent(what));
+                    let what = format!("the map {} has no paths", map.name());
+                    return Ok(Observed::Silent(what));
                 }
             }
-            return Ok(Seen::Nothing);
+            return Ok(Observed::Nothing);
         }
         let shown: Vec<String> = there.iter().map(ToString::to_string).collect();
         let what = shown.join("; ");
         if !there.iter().any(|scanned| scanned.runs) {
-            return Ok(Seen::Silent(what));
+            return Ok(Observed::Silent(what));
         }
         let mut handed_out = false;
         if let Some(outcome) = &record.outcome {
@@ -307,14 +315,14 @@ impl Engine {
         for scanned in &there {
             if scsi::shows_no_size(&scanned.device)? {
                 let hctl = scanned.device.hctl();
-                found.doubt = Some(format!("the kernel takes {hctl} for empty"));
+                found.verify_reason = Some(format!("the kernel shows {hctl} without a size"));
             }
         }
-        Ok(Seen::answers(what, handed_out))
+        Ok(Observed::answers(what, handed_out))
     }
 
     /// Where the volume's sources lead; what cannot be said is missing.
-    fn survey_routes(&self, found: &mut Surveyed) -> Vec<Route> {
+    fn survey_routes(&self, found: &mut VolumeStatus) -> Vec<Route> {
         let mut routes: Vec<Route> = Vec::new();
         let log_in = found.spec.log_in.as_ref();
         let initiator = log_in.map(|log_in| log_in.initiator.clone());
@@ -323,7 +331,7 @@ impl Engine {
                 Ok(found) => routes.extend(found),
                 Err(error) => {
                     if let Source::Scsi(hctl) = source {
-                        let via = Via::Address { hctl: *hctl };
+                        let via = RouteKind::Address { hctl: *hctl };
                         found.missing.push(MissingPath::of_error(via, &error));
                     }
                 }
@@ -343,7 +351,7 @@ fn size_if_there(disk: &BlockDevice) -> Result<Option<u64>> {
 
 /// What sysfs shows of the whole machine.
 #[derive(Default)]
-struct Ground {
+struct SysfsSnapshot {
     scsi: Vec<Scanned>,
     by_name: HashMap<Wwid, Vec<usize>>,
     taken: BTreeSet<Hctl>,
@@ -371,7 +379,7 @@ impl std::fmt::Display for Scanned {
     }
 }
 
-impl Ground {
+impl SysfsSnapshot {
     fn read_scsi(&mut self, roots: &Roots) -> Result<()> {
         for device in ScsiDevice::all(roots)? {
             let read = || Ok::<_, Error>((device.cached_identity()?, device.state()?));

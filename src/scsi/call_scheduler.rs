@@ -1,7 +1,7 @@
 //! Which kernel calls are under way for which host, who waits for whom, and
 //! which have not come back.
 
-mod register;
+mod call_table;
 mod stuck;
 #[cfg(test)]
 mod tests;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use register::{Call, Register, Ticket};
+use call_table::{Call, CallTable, Ticket};
 pub use stuck::StuckCall;
 
 use crate::deadline::Deadline;
@@ -29,18 +29,18 @@ use crate::kernel::{Devices, Roots, worker};
 /// thread is lost to a host, and to a device at most those that were under way
 /// together.
 #[derive(Debug, Clone)]
-pub(crate) struct Lanes(Arc<Shared>);
+pub(crate) struct CallScheduler(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     proc: PathBuf,
     devices: Devices,
-    register: Mutex<Register>,
+    register: Mutex<CallTable>,
     /// A call has returned or is given up.
     changed: Condvar,
 }
 
-impl Lanes {
+impl CallScheduler {
     /// With nothing under way.
     pub(crate) fn new(roots: &Roots) -> Self {
         Self(Arc::new(Shared {
@@ -150,7 +150,7 @@ impl Lanes {
         slot.run_apart(stage, what, deadline, last_seen, call)
     }
 
-    fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<Slot> {
+    fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
         let mut register = self.register();
         if let Some(stuck) = register.against_device(hctl).cloned() {
             drop(register);
@@ -177,7 +177,7 @@ impl Lanes {
         stuck.any(|call| call.hctl == hctl && call.stage == stage)
     }
 
-    fn register(&self) -> MutexGuard<'_, Register> {
+    fn register(&self) -> MutexGuard<'_, CallTable> {
         // No code under this lock can leave it half changed.
         self.0
             .register
@@ -187,12 +187,12 @@ impl Lanes {
 
     fn enter(
         &self,
-        register: &mut Register,
+        register: &mut CallTable,
         hctl: Hctl,
         on_host: bool,
         stage: Stage,
         what: &str,
-    ) -> Slot {
+    ) -> CallSlot {
         let ticket = register.enter(Call {
             hctl,
             on_host,
@@ -202,8 +202,8 @@ impl Lanes {
             stack: None,
             stuck: false,
         });
-        Slot {
-            lanes: self.clone(),
+        CallSlot {
+            scheduler: self.clone(),
             ticket,
         }
     }
@@ -230,12 +230,12 @@ impl Lanes {
 
 /// A place in a lane. The call's thread has it while it runs, so that its return
 /// frees the place whether anybody waits for it or not.
-struct Slot {
-    lanes: Lanes,
+struct CallSlot {
+    scheduler: CallScheduler,
     ticket: Ticket,
 }
 
-impl Slot {
+impl CallSlot {
     fn run<T: Send + 'static>(
         self,
         stage: Stage,
@@ -244,14 +244,14 @@ impl Slot {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (lanes, ticket) = (self.lanes.clone(), self.ticket);
+        let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         let given_up = || {
-            lanes.quarantine(ticket);
+            scheduler.quarantine(ticket);
             last_seen()
         };
         worker::run(stage, what, deadline, given_up, move || {
             let slot = self;
-            slot.lanes.begin(slot.ticket);
+            slot.scheduler.begin(slot.ticket);
             call()
         })
     }
@@ -264,27 +264,27 @@ impl Slot {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (lanes, ticket) = (self.lanes.clone(), self.ticket);
+        let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
             worker::apart(stage, move || {
                 // The one that the kernel has.
-                lanes.begin(ticket);
+                scheduler.begin(ticket);
                 call()
             })
         })
     }
 }
 
-impl Drop for Slot {
+impl Drop for CallSlot {
     fn drop(&mut self) {
-        let call = self.lanes.register().leave(self.ticket);
-        self.lanes.0.changed.notify_all();
+        let call = self.scheduler.register().leave(self.ticket);
+        self.scheduler.0.changed.notify_all();
         if let Some(call) = call.filter(|call| call.stuck) {
             let seconds = call.begun.elapsed().as_secs_f64();
             let Call {
                 hctl, stage, what, ..
             } = call;
-            tracing::info!(%hctl, %stage, what, seconds, "a call that was given up has returned");
+            tracing::info!(%hctl, %stage, what, seconds, "an abandoned call has returned");
         }
     }
 }

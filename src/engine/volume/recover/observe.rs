@@ -6,10 +6,10 @@ use std::fmt;
 use super::{Action, Condition, Foreign};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::journal::{Operation, Outcome, Record, Turn};
-use crate::engine::nbd::outcome::{HealOutcome, Healing};
+use crate::engine::journal::{Operation, Outcome, Record, VolumeGuard};
+use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
-use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, Wwid};
 use crate::kernel::blockdev::BlockDevice;
@@ -19,7 +19,7 @@ use crate::scsi::{self, Identity, ScsiDevice};
 
 /// What stands of a volume.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub(super) enum Observed {
     Nothing,
     /// It says who it is; of NBD, the kernel has a device of its backend id.
     Answers {
@@ -35,15 +35,15 @@ pub(super) enum Seen {
     Other(String),
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => f.write_str("nothing of it stands"),
+            Self::Nothing => f.write_str("nothing of it is attached"),
             Self::Answers {
                 what, handed_out, ..
             } => {
                 f.write_str(what)?;
-                let note = ", not as the device that was handed out";
+                let note = ", as another device than the attach returned";
                 f.write_str(if *handed_out { "" } else { note })
             }
             Self::Silent(what) | Self::Other(what) => f.write_str(what),
@@ -51,7 +51,7 @@ impl fmt::Display for Seen {
     }
 }
 
-impl Seen {
+impl Observed {
     pub(super) fn answers(what: String, handed_out: bool) -> Self {
         Self::Answers {
             what,
@@ -80,7 +80,7 @@ impl Seen {
 }
 
 /// What the healing of an NBD device says of its volume.
-pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Condition, Action) {
+pub(super) fn after_healing(condition: Condition, healing: HealReport) -> (Condition, Action) {
     match healing.outcome {
         // What answered late had lost nothing.
         HealOutcome::Healthy | HealOutcome::DiscardedByKernel | HealOutcome::Degraded(_) => {
@@ -97,7 +97,12 @@ pub(super) fn after_healing(condition: Condition, healing: Healing) -> (Conditio
 }
 
 impl Engine {
-    pub(super) fn look(&self, turn: &Turn, record: &Record, deadline: Deadline) -> Result<Seen> {
+    pub(super) fn look(
+        &self,
+        guard: &VolumeGuard,
+        record: &Record,
+        deadline: Deadline,
+    ) -> Result<Observed> {
         if let Some(nbd) = &record.spec.nbd {
             return Ok(match self.nbd_of(&nbd.backend)? {
                 Some(device) => {
@@ -105,14 +110,14 @@ impl Engine {
                     let outcome = record.outcome.as_ref();
                     let handed_out =
                         outcome.is_some_and(|outcome| outcome.devno == device.disk().devno());
-                    Seen::answers(what, handed_out)
+                    Observed::answers(what, handed_out)
                 }
-                None => Seen::Nothing,
+                None => Observed::Nothing,
             });
         }
         let names = record.names();
         let unique = names.first().filter(|name| name.is_unique());
-        let mut seeds = match unique {
+        let mut named_devices = match unique {
             Some(name) => self.devices_named(name)?,
             None => Vec::new(),
         };
@@ -120,21 +125,21 @@ impl Engine {
             // Nobody has asked it who it is yet, or it has no unique name: what is at its
             // address may be it.
             let own = Identity::of(names.iter().cloned());
-            for device in self.at_sources(record)?.scsi {
+            for device in self.address_scan(record)?.scsi {
                 let identity = device.cached_identity()?;
                 let place = PathPlace::of(self.roots(), &device);
                 let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
-                let is_other = is_other || turn.is_anothers(&identity, &place);
-                if !is_other && !seeds.contains(&device) {
-                    seeds.push(device);
+                let is_other = is_other || guard.is_anothers(&identity, &place);
+                if !is_other && !named_devices.contains(&device) {
+                    named_devices.push(device);
                 }
             }
         }
-        let paths = self.paths_of(&Identity::default(), &seeds, Vec::new(), deadline)?;
+        let paths = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         if paths.is_empty() {
             return Ok(match self.map_of(&names)? {
-                Some(map) => Seen::Silent(format!("the map {} stands without paths", map.name())),
-                None => Seen::Nothing,
+                Some(map) => Observed::Silent(format!("the map {} has no paths", map.name())),
+                None => Observed::Nothing,
             });
         }
         self.judge(&paths, record.outcome.as_ref())
@@ -149,30 +154,30 @@ impl Engine {
         Ok(None)
     }
 
-    fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Seen> {
+    fn judge(&self, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Observed> {
         let mut live = Vec::new();
         let mut silent = Vec::new();
         let mut without_size = Vec::new();
         for path in paths {
             let hctl = path.device.hctl();
-            match &path.standing {
-                Standing::Replaced { was, now } => {
+            match &path.identity_now {
+                PathIdentity::Replaced { was, now } => {
                     let what = format!("{now} answers at {hctl}, where {was} was scanned");
-                    return Ok(Seen::Other(what));
+                    return Ok(Observed::Other(what));
                 }
-                Standing::Live(identity) => {
+                PathIdentity::Live(identity) => {
                     let has_none = scsi::shows_no_size(&path.device)?;
                     let note = if has_none { ", without a size" } else { "" };
                     live.push(format!("{hctl} is {identity}{note}"));
                     without_size.extend(has_none.then(|| path.device.clone()));
                 }
-                Standing::Silent(was) => {
-                    silent.push(format!("{hctl}, scanned as {was}, is silent"));
+                PathIdentity::Silent(was) => {
+                    silent.push(format!("{hctl}, scanned as {was}, does not answer"));
                 }
             }
         }
         if live.is_empty() {
-            return Ok(Seen::Silent(silent.join("; ")));
+            return Ok(Observed::Silent(silent.join("; ")));
         }
         live.extend(silent);
         let handed_out = match outcome {
@@ -184,7 +189,7 @@ impl Engine {
             None => false,
         };
         let what = live.join("; ");
-        Ok(Seen::Answers {
+        Ok(Observed::Answers {
             what,
             handed_out,
             without_size,

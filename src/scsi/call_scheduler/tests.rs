@@ -14,8 +14,8 @@ const LONG: Duration = Duration::from_secs(60);
 /// Long enough for a thread to begin on a busy machine.
 const SHORT: Duration = Duration::from_secs(2);
 
-fn lanes() -> Lanes {
-    Lanes::new(&Roots::default())
+fn scheduler() -> CallScheduler {
+    CallScheduler::new(&Roots::default())
 }
 
 fn at(hctl: &str) -> Hctl {
@@ -33,18 +33,18 @@ fn hanging() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
 }
 
 fn on_host<T: Send + 'static>(
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     hctl: &str,
     limit: Duration,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (what, seen) = (format!("the scan of {hctl}"), || "state=running".to_owned());
     let deadline = Deadline::after(limit);
-    lanes.on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
+    scheduler.on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
 }
 
 fn on_device<T: Send + 'static>(
-    lanes: &Lanes,
+    scheduler: &CallScheduler,
     hctl: &str,
     limit: Duration,
     call: impl FnOnce() -> Result<T> + Send + 'static,
@@ -53,7 +53,7 @@ fn on_device<T: Send + 'static>(
         "state=running".to_owned()
     });
     let deadline = Deadline::after(limit);
-    lanes.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
+    scheduler.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
 }
 
 /// Looks again until it is so.
@@ -65,56 +65,56 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-fn queued(lanes: &Lanes, host: u32) -> usize {
-    let register = lanes.register();
+fn queued(scheduler: &CallScheduler, host: u32) -> usize {
+    let register = scheduler.register();
     let running = register.running(crate::id::HostNo(host));
     running.map_or(0, |(_, _, waiting)| waiting)
 }
 
-fn is_idle(lanes: &Lanes) -> bool {
-    lanes.register().is_empty()
+fn is_idle(scheduler: &CallScheduler) -> bool {
+    scheduler.register().is_empty()
 }
 
 #[test]
 fn calls_on_one_host_run_one_at_a_time_in_the_order_in_which_they_came() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (release, first) = hanging();
     let (done, order) = mpsc::channel();
     thread::scope(|scope| {
-        scope.spawn(|| on_host(&lanes, "3:0:0:0", LONG, first));
+        scope.spawn(|| on_host(&scheduler, "3:0:0:0", LONG, first));
         until("the first runs", || {
-            lanes.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.register().running(crate::id::HostNo(3)).is_some()
         });
         for number in 1..=5 {
-            let (lanes, done) = (&lanes, done.clone());
+            let (scheduler, done) = (&scheduler, done.clone());
             scope.spawn(move || {
-                on_host(lanes, "3:0:0:9", LONG, move || {
+                on_host(scheduler, "3:0:0:9", LONG, move || {
                     done.send(number).unwrap();
                     Ok(())
                 })
             });
-            until("it queues", || queued(lanes, 3) == number);
+            until("it queues", || queued(scheduler, 3) == number);
         }
         assert!(order.try_recv().is_err());
         drop(release);
     });
     drop(done);
     assert_eq!(order.iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    assert!(is_idle(&lanes));
+    assert!(is_idle(&scheduler));
 }
 
 #[test]
 fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (release, call) = hanging();
-    let error = on_host(&lanes, "3:0:0:7", SHORT, call).unwrap_err();
+    let error = on_host(&scheduler, "3:0:0:7", SHORT, call).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Scan));
     assert_eq!(error.last_seen(), Some("state=running"));
 
     for refused in [
-        on_host(&lanes, "3:0:0:8", LONG, || Ok(())),
-        on_device(&lanes, "3:0:0:9", LONG, || Ok(())),
+        on_host(&scheduler, "3:0:0:8", LONG, || Ok(())),
+        on_device(&scheduler, "3:0:0:9", LONG, || Ok(())),
     ] {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Quarantined);
@@ -125,32 +125,32 @@ fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
         assert!(text.contains("the scan of 3:0:0:7"), "{text}");
         assert!(text.contains("kernel"), "{text}");
     }
-    on_host(&lanes, "4:0:0:7", LONG, || Ok(())).unwrap();
-    on_device(&lanes, "4:0:0:7", LONG, || Ok(())).unwrap();
+    on_host(&scheduler, "4:0:0:7", LONG, || Ok(())).unwrap();
+    on_device(&scheduler, "4:0:0:7", LONG, || Ok(())).unwrap();
 
-    let stuck = lanes.stuck();
+    let stuck = scheduler.stuck();
     assert_eq!(stuck.len(), 1);
     assert_eq!(stuck[0].hctl, at("3:0:0:7"));
     assert!(stuck[0].whole_host && !stuck[0].age.is_zero());
 
     // The return alone lifts it: nobody asks in between.
     drop(release);
-    until("the quarantine lifts", || is_idle(&lanes));
-    assert_eq!(lanes.stuck(), []);
-    on_host(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap();
+    until("the quarantine lifts", || is_idle(&scheduler));
+    assert_eq!(scheduler.stuck(), []);
+    on_host(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap();
 }
 
 #[test]
 fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (release, call) = hanging();
     let (error, waited) = thread::scope(|scope| {
-        let first = scope.spawn(|| on_host(&lanes, "3:0:0:7", SHORT, call));
+        let first = scope.spawn(|| on_host(&scheduler, "3:0:0:7", SHORT, call));
         until("the first runs", || {
-            lanes.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.register().running(crate::id::HostNo(3)).is_some()
         });
         let start = Instant::now();
-        let error = on_host(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap_err();
+        let error = on_host(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap_err();
         assert!(first.join().unwrap().is_err());
         (error, start.elapsed())
     });
@@ -161,79 +161,79 @@ fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
 
 #[test]
 fn a_wait_in_the_queue_ends_at_its_own_deadline_and_names_what_is_ahead() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (release, call) = hanging();
     thread::scope(|scope| {
-        scope.spawn(|| on_host(&lanes, "3:0:0:7", LONG, call));
+        scope.spawn(|| on_host(&scheduler, "3:0:0:7", LONG, call));
         until("the first runs", || {
-            lanes.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.register().running(crate::id::HostNo(3)).is_some()
         });
-        let error = on_host(&lanes, "3:0:0:8", SHORT, || Ok(())).unwrap_err();
+        let error = on_host(&scheduler, "3:0:0:8", SHORT, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Queue));
         assert!(error.to_string().contains("the scan of 3:0:0:7"), "{error}");
         // It has left the queue, and what merely waited quarantines nothing.
-        assert_eq!(queued(&lanes, 3), 0);
-        assert_eq!(lanes.stuck(), []);
+        assert_eq!(queued(&scheduler, 3), 0);
+        assert_eq!(scheduler.stuck(), []);
         drop(release);
     });
-    assert!(is_idle(&lanes));
+    assert!(is_idle(&scheduler));
 }
 
 #[test]
 fn a_device_that_hangs_stops_neither_its_hosts_other_devices_nor_its_delete() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (release, call) = hanging();
-    let error = on_device(&lanes, "3:0:0:7", SHORT, call).unwrap_err();
+    let error = on_device(&scheduler, "3:0:0:7", SHORT, call).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    let error = on_device(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap_err();
+    let error = on_device(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Quarantined);
     assert!(error.to_string().contains("device 3:0:0:7"), "{error}");
-    assert!(lanes.is_stuck_at(at("3:0:0:7"), Stage::Flush));
-    assert!(!lanes.is_stuck_at(at("3:0:0:8"), Stage::Flush));
+    assert!(scheduler.is_stuck_at(at("3:0:0:7"), Stage::Flush));
+    assert!(!scheduler.is_stuck_at(at("3:0:0:8"), Stage::Flush));
 
-    on_device(&lanes, "3:0:0:8", LONG, || Ok(())).unwrap();
+    on_device(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap();
     // As the delete of an abandoned device runs.
-    on_host(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+    on_host(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap();
     drop(release);
-    until("the quarantine lifts", || is_idle(&lanes));
-    on_device(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+    until("the quarantine lifts", || is_idle(&scheduler));
+    on_device(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap();
 }
 
 #[test]
 fn a_call_that_dies_frees_its_host() {
-    let lanes = lanes();
-    let result = on_host(&lanes, "3:0:0:7", LONG, || -> Result<()> {
+    let scheduler = scheduler();
+    let result = on_host(&scheduler, "3:0:0:7", LONG, || -> Result<()> {
         std::panic::resume_unwind(Box::new("dies"))
     });
     assert!(result.is_err());
-    on_host(&lanes, "3:0:0:7", LONG, || Ok(())).unwrap();
+    on_host(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap();
 }
 
 #[test]
 fn nothing_is_begun_after_the_deadline_and_the_place_is_free_again() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let (began, seen) = mpsc::channel();
-    let result = on_host(&lanes, "3:0:0:7", Duration::ZERO, move || {
+    let result = on_host(&scheduler, "3:0:0:7", Duration::ZERO, move || {
         Ok(began.send(()).is_ok())
     });
     assert_eq!(result.unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(seen.recv().is_err());
-    assert!(is_idle(&lanes));
+    assert!(is_idle(&scheduler));
 }
 
 #[test]
 fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process() {
-    let lanes = lanes();
+    let scheduler = scheduler();
     let file = File::open("/dev/null").unwrap();
     let own = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let call = || {
         let own = own.clone();
         move || Ok(Path::new(&own).exists())
     };
-    assert!(!on_host(&lanes, "1:0:0:1", LONG, call()).unwrap());
+    assert!(!on_host(&scheduler, "1:0:0:1", LONG, call()).unwrap());
     let (deadline, what) = (Deadline::after(LONG), "the rescan");
-    let rescan = lanes.on_device_apart(
+    let rescan = scheduler.on_device_apart(
         at("1:0:0:1"),
         Stage::Rescan,
         what,
@@ -243,5 +243,5 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
     );
     assert!(!rescan.unwrap());
     // What opens a file for its caller.
-    assert!(on_device(&lanes, "1:0:0:1", LONG, call()).unwrap());
+    assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::event::Event;
 use super::reconciler::Reconciler;
-use super::state::{Drive, State};
+use super::state::{RunState, State};
 use crate::deadline::Deadline;
-use crate::engine::KeepOptions;
+use crate::engine::SessionRecoveryOptions;
 use crate::error::Result;
 use crate::id::Iqn;
 use crate::iscsi::SessionName;
@@ -20,15 +20,15 @@ const TO_READ: Duration = Duration::from_secs(10);
 impl Reconciler {
     /// From when a volume is wanted with a login, or is left with one, until the loop
     /// is over.
-    pub(super) fn keep_sessions(&self) {
+    pub(super) fn recover_sessions(&self) {
         let left = self.journal.records();
         let is_left = left.iter().any(|record| record.spec.log_in.is_some());
         while self.wait_for_a_login(is_left) {
-            let Err(error) = self.keep_until_over() else {
+            let Err(error) = self.recover_until_ended() else {
                 return;
             };
-            tracing::warn!(%error, "sessions are not kept");
-            let goes_on = |state: &mut State| state.drive != Drive::Over;
+            tracing::warn!(%error, "lost sessions are not recovered");
+            let goes_on = |state: &mut State| state.driver != RunState::Ended;
             let state = self.shared.state();
             let waited = self
                 .shared
@@ -43,16 +43,16 @@ impl Reconciler {
         let none_yet = |state: &mut State| {
             let mut wanted = state.desired.iter();
             let has_one = is_left || wanted.any(|(_, spec)| spec.log_in.is_some());
-            state.drive != Drive::Over && !has_one
+            state.driver != RunState::Ended && !has_one
         };
         let waited = self
             .shared
             .changed
             .wait_while(self.shared.state(), none_yet);
-        waited.unwrap_or_else(PoisonError::into_inner).drive != Drive::Over
+        waited.unwrap_or_else(PoisonError::into_inner).driver != RunState::Ended
     }
 
-    fn keep_until_over(&self) -> Result<()> {
+    fn recover_until_ended(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let known = self.journal.credentials_of_sessions();
         // What is wanted now may say otherwise than what was written down.
@@ -60,19 +60,21 @@ impl Reconciler {
             let said = shared.state().desired.credentials_of(session);
             said.or_else(|| known(session))
         };
-        let options = KeepOptions::new().credentials(move |session| {
+        let options = SessionRecoveryOptions::new().credentials(move |session| {
             let (target, portal) = (&session.target, &session.portal);
             let limit = Deadline::after(TO_READ);
             let known = proof(session).map(|at| at.read(Some(target), portal, limit));
             known.transpose()
         });
         let (header, data) = self.digests();
-        let mut keeper = self.engine.keep_sessions(options.digests(header, data))?;
+        let mut keeper = self
+            .engine
+            .recover_sessions(options.digests(header, data))?;
         let mut state = self.shared.state();
-        if state.drive == Drive::Over {
+        if state.driver == RunState::Ended {
             return Ok(());
         }
-        state.keeping = Some(keeper.stopper());
+        state.session_recovery = Some(keeper.stopper());
         drop(state);
         loop {
             let news = keeper.next(Deadline::after(Duration::MAX))?;
@@ -80,10 +82,10 @@ impl Reconciler {
             let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
             let mut state = self.shared.state();
-            let is_over = state.drive == Drive::Over;
+            let is_over = state.driver == RunState::Ended;
             if !back.is_empty() {
                 // No uevent says that its devices run again.
-                state.look.now();
+                state.refresh.now();
                 for target in back.iter().flatten() {
                     state.see_target_back(target);
                 }

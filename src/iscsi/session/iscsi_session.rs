@@ -13,7 +13,7 @@ use crate::kernel::{Roots, sysfs};
 /// A session: `/sys/class/iscsi_session/sessionN`. A number is not used twice
 /// while the module is loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StandingSession {
+pub struct IscsiSession {
     id: SessionId,
     class: PathBuf,
     connection: PathBuf,
@@ -21,9 +21,9 @@ pub struct StandingSession {
 
 /// How it is with a session's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plight {
+pub enum ConnectionStatus {
     /// It carries I/O.
-    Stands,
+    LoggedIn,
     /// It is lost, and I/O waits for another.
     Lost,
     /// It was lost for longer than the session's recovery timeout: I/O fails until
@@ -33,7 +33,7 @@ pub enum Plight {
     Ending,
 }
 
-impl Plight {
+impl ConnectionStatus {
     /// Whether another connection is what it needs.
     #[must_use]
     pub fn is_lost(self) -> bool {
@@ -41,7 +41,7 @@ impl Plight {
     }
 }
 
-impl StandingSession {
+impl IscsiSession {
     /// The state of one that serves I/O (`iscsi_session_state_names`).
     pub const LOGGED_IN: &str = "LOGGED_IN";
     /// Of one whose connection was lost for too long, and of one that was never
@@ -139,7 +139,7 @@ impl StandingSession {
     ///
     /// # Errors
     /// Where it cannot be read.
-    pub fn is_ours(&self) -> Result<bool> {
+    pub fn is_lunbd_owned(&self) -> Result<bool> {
         let (creator, interface) = (self.attribute("creator")?, self.attribute("ifacename")?);
         Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
     }
@@ -166,7 +166,7 @@ impl StandingSession {
     /// and does not have all of its names: it is being made, or its maker was killed
     /// at that.
     pub(super) fn is_unnamed(&self, roots: &Roots) -> Result<bool> {
-        let is_made_so = self.carries_no_io()? && (self.is_nameless()? || self.is_ours()?);
+        let is_made_so = self.carries_no_io()? && (self.is_nameless()? || self.is_lunbd_owned()?);
         if !is_made_so || self.name()?.is_some() {
             return Ok(false);
         }
@@ -215,8 +215,8 @@ impl StandingSession {
     ///
     /// # Errors
     /// Where it cannot be read.
-    pub fn parties_of_ended(&self) -> Result<Option<(Iqn, Iqn)>> {
-        if self.has_connection() || !self.is_ours()? {
+    pub fn unbound_endpoints(&self) -> Result<Option<(Iqn, Iqn)>> {
+        if self.has_connection() || !self.is_lunbd_owned()? {
             return Ok(None);
         }
         let name = |attribute| {
@@ -270,22 +270,22 @@ impl StandingSession {
     ///
     /// # Errors
     /// Where it cannot be read.
-    pub fn plight(&self) -> Result<Option<Plight>> {
+    pub fn connection_status(&self) -> Result<Option<ConnectionStatus>> {
         let Some(state) = self.state()? else {
             return Ok(None);
         };
         // Not there before Linux 5.9.
         let connection = self.connection_attribute("state")?;
         Ok(Some(match (state.as_str(), connection.as_deref()) {
-            _ if !self.has_connection() || self.is_unbound()? => Plight::Ending,
+            _ if !self.has_connection() || self.is_unbound()? => ConnectionStatus::Ending,
             // It is made so and ended so, and a loss does not lead there
             // (`iscsi_conn_state`).
-            (_, Some("down")) => Plight::Ending,
+            (_, Some("down")) => ConnectionStatus::Ending,
             // The session's state follows, from a work of its own.
-            (Self::LOGGED_IN, Some("failed")) => Plight::Lost,
-            (Self::LOGGED_IN, _) => Plight::Stands,
-            (Self::FREE, _) => Plight::GivenUp,
-            _ => Plight::Lost,
+            (Self::LOGGED_IN, Some("failed")) => ConnectionStatus::Lost,
+            (Self::LOGGED_IN, _) => ConnectionStatus::LoggedIn,
+            (Self::FREE, _) => ConnectionStatus::GivenUp,
+            _ => ConnectionStatus::Lost,
         }))
     }
 

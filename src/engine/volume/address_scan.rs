@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::engine::Engine;
-use crate::engine::journal::{Record, Turn};
+use crate::engine::journal::{Record, VolumeGuard};
 use crate::engine::unit::place::PathPlace;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
@@ -12,14 +12,14 @@ use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// See [`Engine::at_sources`].
+/// See [`Engine::address_scan`].
 #[derive(Debug, Default)]
-pub(super) struct AtSources {
+pub(super) struct AddressScan {
     pub(in crate::engine) scsi: Vec<ScsiDevice>,
     nbd: Vec<NbdDevice>,
 }
 
-impl AtSources {
+impl AddressScan {
     /// Whether nothing has come since `before`.
     pub(super) fn is_part_of(&self, before: &Self) -> bool {
         self.scsi.iter().all(|device| before.scsi.contains(device))
@@ -29,8 +29,8 @@ impl AtSources {
 
 impl Engine {
     /// What is at the addresses of a volume's sources, whosever it is.
-    pub(super) fn at_sources(&self, record: &Record) -> Result<AtSources> {
-        let mut there = AtSources::default();
+    pub(super) fn address_scan(&self, record: &Record) -> Result<AddressScan> {
+        let mut there = AddressScan::default();
         if let Some(nbd) = &record.spec.nbd {
             there.nbd = self.backends().of_backend(self.roots(), &nbd.backend)?;
             return Ok(there);
@@ -76,7 +76,7 @@ impl Engine {
     /// more. What has said nothing may be that.
     pub(super) fn leads_to_another(
         &self,
-        turn: &Turn,
+        guard: &VolumeGuard,
         record: &Record,
         source: &Source,
     ) -> Result<bool> {
@@ -89,7 +89,7 @@ impl Engine {
             let identity = device.cached_identity()?;
             let place = PathPlace::of(self.roots(), &device);
             let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
-            if turn.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
+            if guard.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
                 return Ok(true);
             }
         }

@@ -9,7 +9,7 @@ use crate::engine::detach::request::DetachRequest;
 use crate::kernel::Roots;
 use crate::scsi::Identity;
 
-pub(in crate::engine) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest) -> Way<'a> {
+pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest) -> DetachRun<'a> {
     let map = MapReceipt {
         name: "m".to_owned(),
         uuid: "mpath-m".to_owned(),
@@ -18,10 +18,10 @@ pub(in crate::engine) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest)
         flush: Some(Flush::Done),
         gone: true,
     };
-    Way {
+    DetachRun {
         engine,
         request,
-        seeds: Vec::new(),
+        named_devices: Vec::new(),
         map: None,
         unit: Identity::default(),
         maps: engine.hub().watch("virtual"),
@@ -32,8 +32,8 @@ pub(in crate::engine) fn way<'a>(engine: &'a Engine, request: &'a DetachRequest)
         },
         devices: Vec::new(),
         looked_at: Vec::new(),
-        late: false,
-        unseen: false,
+        timed_out: false,
+        holder_vanished: false,
         replaced: Vec::new(),
     }
 }
@@ -51,9 +51,9 @@ pub(in crate::engine) fn path(roots: &Roots, hctl: &str, disk: &str) -> KnownPat
     KnownPath {
         disk: device.disk().unwrap(),
         device,
-        standing: Standing::Silent(Identity::default()),
+        identity_now: PathIdentity::Silent(Identity::default()),
         leaves: false,
-        late: false,
+        timed_out: false,
     }
 }
 
@@ -63,31 +63,31 @@ fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
     let engine = Engine::start(Roots::below(root.path())).unwrap();
     let roots = engine.roots();
     let request = DetachRequest::new("unit:naa.5000c500a1b2c3d4".parse::<DetachTarget>().unwrap());
-    let mut way = way(&engine, &request);
+    let mut run = run(&engine, &request);
     let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc"), ("3:0:0:4", "sdd")];
     let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
     for path in &paths {
-        way.enter_into_receipt(path).unwrap();
+        run.enter_into_receipt(path).unwrap();
     }
-    let lost = |at: usize| Lost::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
+    let lost = |at: usize| FailedFlush::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
     let marks = [0, 1].map(lost);
     // Before it came below the map.
     marks[1].set(&Error::new(ErrorKind::Io, "the write failed"));
     let below: Vec<_> = paths[..2].iter().filter_map(|it| it.disk.clone()).collect();
-    way.enter_as_in_map(&paths, &below);
+    run.enter_as_in_map(&paths, &below);
     // No disk, so its flush fails.
     let held = Arc::new(File::open(root.path()).unwrap());
     let mut flushes = Vec::new();
     for path in paths {
-        let in_map = way.entry(&path.device).unwrap().in_map;
-        let doomed = Doomed {
+        let in_map = run.entry(&path.device).unwrap().in_map;
+        let claimed = ClaimedPath {
             watch: engine.hub().watch("1:0:0:4"),
             claim: Some(Claim::Held(Arc::clone(&held))),
             path,
             in_map,
         };
         let deadline = Deadline::after(Duration::from_secs(30));
-        flushes.push(way.flush(&doomed, deadline));
+        flushes.push(run.flush(&claimed, deadline));
     }
     assert!(
         matches!(flushes[0], Ok(Flush::ThroughMap(_))),

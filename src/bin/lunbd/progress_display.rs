@@ -17,13 +17,13 @@ use crate::progress::BARS;
 use crate::{exit, threads};
 
 /// Tells of a reconciler from its making until the reconciler is gone.
-pub(crate) struct Board {
+pub(crate) struct ProgressDisplay {
     printer: JoinHandle<()>,
     /// Dropped to end the drawing.
     drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
-impl Board {
+impl ProgressDisplay {
     /// `once`: nothing is tried again.
     ///
     /// # Errors

@@ -27,14 +27,14 @@ pub(super) type Ticket = u64;
 
 /// All of it. Its size is that of what is under way.
 #[derive(Debug, Default)]
-pub(super) struct Register {
+pub(super) struct CallTable {
     next: Ticket,
     calls: BTreeMap<Ticket, Call>,
     /// The calls of each host in the order in which they came; the first runs.
     queues: BTreeMap<HostNo, VecDeque<Ticket>>,
 }
 
-impl Register {
+impl CallTable {
     pub(super) fn enter(&mut self, call: Call) -> Ticket {
         let ticket = self.next;
         self.next += 1;

@@ -6,7 +6,7 @@ use super::content;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment};
-use crate::engine::timing::Phases;
+use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::kernel::blockdev::BlockDevice;
@@ -14,13 +14,13 @@ use crate::nbd::{self, Link, NbdDevice};
 
 impl Engine {
     /// What is attached already, proven again.
-    pub(super) fn nbd_again(
+    pub(super) fn attach_existing_nbd(
         &self,
         device: &NbdDevice,
         uri: &NbdUri,
         request: &AttachRequest,
         backend: &BackendId,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Attachment> {
         if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
@@ -41,14 +41,14 @@ impl Engine {
             device.require_block_size(wanted)?;
         }
         self.require_source(device, uri, backend)?;
-        phases.enter(Stage::Probe);
+        timer.enter(Stage::Probe);
         let first = self.require_answer(device, backend, deadline)?;
         let content = nbd::content_names(&first);
         content::require_expected(&request.nbd, Some(&content), uri)?;
         let mut watch = self.hub().watch(&device.index().name());
         let content = Some(content);
         let mut attachment =
-            self.prove_nbd(device, request, content, &mut watch, phases, deadline)?;
+            self.prove_nbd(device, request, content, &mut watch, timer, deadline)?;
         attachment.changed = false;
         Ok(attachment)
     }

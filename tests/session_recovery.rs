@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use lunbd::engine::{KeepOptions, KeepOutcome, KeptSession, SessionKeeper};
+use lunbd::engine::{
+    SessionRecovery, SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport,
+};
 use lunbd::iscsi::{Credentials, Secret};
 use lunbd::{Deadline, Engine, ErrorKind, Roots};
 
@@ -90,18 +92,18 @@ impl Machine {
         self.set(id, "state", "FAILED");
     }
 
-    fn keeper(&self) -> SessionKeeper {
+    fn keeper(&self) -> SessionRecovery {
         self.keeper_with(None)
     }
 
-    fn keeper_with(&self, known: Option<Credentials>) -> SessionKeeper {
-        let options = KeepOptions::new().credentials(move |_| Ok(known.clone()));
-        self.engine.keep_sessions(options).unwrap()
+    fn keeper_with(&self, known: Option<Credentials>) -> SessionRecovery {
+        let options = SessionRecoveryOptions::new().credentials(move |_| Ok(known.clone()));
+        self.engine.recover_sessions(options).unwrap()
     }
 }
 
 /// The news until there is none for a while, or `enough`.
-fn news(keeper: &mut SessionKeeper, enough: usize) -> Vec<KeptSession> {
+fn news(keeper: &mut SessionRecovery, enough: usize) -> Vec<SessionRecoveryReport> {
     let mut all = Vec::new();
     let long = Deadline::after(Duration::from_secs(60));
     while all.len() < enough && !long.has_passed() {
@@ -139,7 +141,7 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
     let sessions: Vec<u32> = told.iter().map(|kept| kept.session.0).collect();
     assert_eq!(sessions, [1, 2], "{told:?}");
     for kept in &told {
-        let KeepOutcome::Failed(error) = &kept.outcome else {
+        let SessionRecoveryOutcome::Failed(error) = &kept.outcome else {
             panic!("{kept:?}");
         };
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
@@ -164,17 +166,17 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         machine.add(id);
         machine.lose(id);
     }
-    // A file of a file system that does not answer for a while.
+    // A file of a file system does not answer for a while.
     let (answer, awaited) = mpsc::channel::<()>();
     let awaited = Mutex::new(awaited);
-    let options = KeepOptions::new().credentials(move |name| {
+    let options = SessionRecoveryOptions::new().credentials(move |name| {
         if !name.target.as_str().ends_with("array2") {
             let awaited = awaited.lock().unwrap_or_else(PoisonError::into_inner);
             let _until_then = awaited.recv();
         }
         Ok(None)
     });
-    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    let mut keeper = machine.engine.recover_sessions(options).unwrap();
     let told = news(&mut keeper, 3);
     let expected = [
         (1, ErrorKind::TimedOut),
@@ -201,7 +203,8 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
     machine.set_connection(3, "state", "up");
     machine.set(3, "state", "LOGGED_IN");
     let told = news(&mut keeper, 1);
-    let healthy = |kept: &KeptSession| matches!(kept.outcome, KeepOutcome::Healthy);
+    let healthy =
+        |kept: &SessionRecoveryReport| matches!(kept.outcome, SessionRecoveryOutcome::Healthy);
     assert!(told.len() == 1 && told.iter().all(healthy), "{told:?}");
     assert_eq!(told[0].session.0, 3);
     // And when the answer comes it is tried again.
@@ -210,9 +213,9 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
     assert_eq!(failures(&told), [(1, ErrorKind::Unreachable)], "{told:?}");
 }
 
-fn failures(told: &[KeptSession]) -> Vec<(u32, ErrorKind)> {
-    let failure = |kept: &KeptSession| match &kept.outcome {
-        KeepOutcome::Failed(error) => (kept.session.0, error.kind()),
+fn failures(told: &[SessionRecoveryReport]) -> Vec<(u32, ErrorKind)> {
+    let failure = |kept: &SessionRecoveryReport| match &kept.outcome {
+        SessionRecoveryOutcome::Failed(error) => (kept.session.0, error.kind()),
         _ => panic!("{kept:?}"),
     };
     told.iter().map(failure).collect()
@@ -248,11 +251,11 @@ fn credentials_whose_source_panics_are_asked_for_again() {
     machine.add(1);
     machine.lose(1);
     let asked = AtomicUsize::new(0);
-    let options = KeepOptions::new().credentials(move |_| {
+    let options = SessionRecoveryOptions::new().credentials(move |_| {
         assert!(asked.fetch_add(1, Ordering::SeqCst) > 0, "the first time");
         Ok(None)
     });
-    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    let mut keeper = machine.engine.recover_sessions(options).unwrap();
     let told = news(&mut keeper, 2);
     let expected = [(1, ErrorKind::Io), (1, ErrorKind::Unreachable)];
     assert_eq!(failures(&told), expected, "{told:?}");
@@ -280,7 +283,7 @@ fn devices_of_a_session_that_stands_run_again_at_the_first_look_and_where_anothe
     }
     let is = |id: u32, wanted: &str| fs::read_to_string(state(id)).unwrap() == wanted;
     let mut keeper = machine.keeper();
-    let runs = |keeper: &mut SessionKeeper, id| {
+    let runs = |keeper: &mut SessionRecovery, id| {
         let limit = Deadline::after(Duration::from_secs(60));
         while !is(id, "running\n") && !limit.has_passed() {
             keeper
@@ -314,7 +317,7 @@ fn what_becomes_of_a_lost_session_is_counted() {
     });
     let counts = snapshotter.snapshot().into_vec().into_iter();
     let mut counts: Vec<String> = counts
-        .filter(|(key, ..)| key.key().name() == "lunbd_sessions_kept_total")
+        .filter(|(key, ..)| key.key().name() == "lunbd_session_recoveries_total")
         .map(|(key, _, _, value)| {
             let outcome = key.key().labels().next().unwrap();
             format!("{} {value:?}", outcome.value())
@@ -335,7 +338,7 @@ fn a_loss_of_which_no_word_comes_is_found_by_looking() {
     machine.lose(1);
     let told = news(&mut keeper, 1);
     assert!(
-        matches!(&told[..], [kept] if matches!(kept.outcome, KeepOutcome::Failed(_))),
+        matches!(&told[..], [kept] if matches!(kept.outcome, SessionRecoveryOutcome::Failed(_))),
         "{told:?}"
     );
 }
@@ -354,8 +357,8 @@ fn a_session_is_followed_until_it_serves_again_or_is_gone() {
     assert!(
         matches!(
             told[..],
-            [KeptSession {
-                outcome: KeepOutcome::BudgetSpent,
+            [SessionRecoveryReport {
+                outcome: SessionRecoveryOutcome::BudgetSpent,
                 ..
             }]
         ),
@@ -369,8 +372,14 @@ fn a_session_is_followed_until_it_serves_again_or_is_gone() {
     let [first, second] = &told[..] else {
         panic!("{told:?}");
     };
-    assert!(matches!(first.outcome, KeepOutcome::Healthy), "{first:?}");
-    assert!(matches!(second.outcome, KeepOutcome::Gone), "{second:?}");
+    assert!(
+        matches!(first.outcome, SessionRecoveryOutcome::Healthy),
+        "{first:?}"
+    );
+    assert!(
+        matches!(second.outcome, SessionRecoveryOutcome::Gone),
+        "{second:?}"
+    );
 }
 
 #[test]
@@ -380,11 +389,11 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     machine.lose(1);
     let asked = std::sync::Arc::new(Mutex::new(None));
     let mine = std::sync::Arc::clone(&asked);
-    let options = KeepOptions::new().credentials(move |name| {
+    let options = SessionRecoveryOptions::new().credentials(move |name| {
         *mine.lock().unwrap() = Some(name.isid());
         Ok(None)
     });
-    let mut keeper = machine.engine.keep_sessions(options).unwrap();
+    let mut keeper = machine.engine.recover_sessions(options).unwrap();
     assert_eq!(news(&mut keeper, 1).len(), 1);
     let isid = asked.lock().unwrap().take().unwrap();
     drop(keeper);

@@ -12,9 +12,9 @@ use super::unit_attention::UnitAttention;
 use crate::deadline::Deadline;
 use crate::id::Hctl;
 
-/// What a [`NewsWatch`] delivers.
+/// What a [`UnitAttentionWatch`] delivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
+pub enum UnitAttentionEvent {
     /// A logical unit has reported something.
     Attention {
         /// What it was.
@@ -29,7 +29,7 @@ pub enum News {
     Lost,
 }
 
-impl News {
+impl UnitAttentionEvent {
     fn of(notice: &Notice) -> Self {
         match notice {
             Notice::Event(event) => match &event.sdev_ua {
@@ -54,18 +54,18 @@ fn unit(event: &Event) -> Option<Hctl> {
 
 /// A subscription to what arrays report. Dropping it ends it.
 #[derive(Debug)]
-pub struct NewsWatch(Subscription);
+pub struct UnitAttentionWatch(Subscription);
 
-impl NewsWatch {
+impl UnitAttentionWatch {
     pub(super) fn new(subscription: Subscription) -> Self {
         Self(subscription)
     }
 
     /// Waits for the next news; `None` when the deadline has passed. Where no
     /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
-    /// [`News::Lost`] after a pause of 1 to 50 ms.
-    pub fn next(&mut self, deadline: Deadline) -> Option<News> {
-        self.0.next(deadline).as_ref().map(News::of)
+    /// [`UnitAttentionEvent::Lost`] after a pause of 1 to 50 ms.
+    pub fn next(&mut self, deadline: Deadline) -> Option<UnitAttentionEvent> {
+        self.0.next(deadline).as_ref().map(UnitAttentionEvent::of)
     }
 }
 
@@ -75,13 +75,13 @@ mod tests {
     use crate::uevent::event::Origin;
     use crate::uevent::message::Message;
 
-    fn news(devpath: &str, sdev_ua: &str) -> News {
+    fn attentions(devpath: &str, sdev_ua: &str) -> UnitAttentionEvent {
         let text = format!(
             "change@{devpath}\0ACTION=change\0DEVPATH={devpath}\0SUBSYSTEM=scsi\0\
              SDEV_UA={sdev_ua}\0DEVTYPE=scsi_device\0SEQNUM=9\0"
         );
         let message = Message::parse(text.as_bytes()).unwrap();
-        News::of(&Notice::Event(Event::of(Origin::Kernel, &message).into()))
+        UnitAttentionEvent::of(&Notice::Event(Event::of(Origin::Kernel, &message).into()))
     }
 
     #[test]
@@ -106,31 +106,39 @@ mod tests {
             ("POWER_ON_RESET_OCCURRED", UnitAttention::PoweredOnOrReset),
             ("FROM_2030", UnitAttention::Other("FROM_2030".to_owned())),
         ] {
-            match news(path, word) {
-                News::Attention { what, unit, .. } => {
+            match attentions(path, word) {
+                UnitAttentionEvent::Attention { what, unit, .. } => {
                     assert_eq!(what, expected);
                     assert_eq!(unit.unwrap().to_string(), "1:0:0:7");
                 }
-                News::Lost => panic!("{word}"),
+                UnitAttentionEvent::Lost => panic!("{word}"),
             }
         }
     }
 
     #[test]
     fn a_device_that_the_kernel_has_not_placed_yet_is_named_too() {
-        match news("/3:0:1:2", "POWER_ON_RESET_OCCURRED") {
-            News::Attention { unit, .. } => assert_eq!(unit.unwrap().to_string(), "3:0:1:2"),
-            News::Lost => panic!(),
+        match attentions("/3:0:1:2", "POWER_ON_RESET_OCCURRED") {
+            UnitAttentionEvent::Attention { unit, .. } => {
+                assert_eq!(unit.unwrap().to_string(), "3:0:1:2");
+            }
+            UnitAttentionEvent::Lost => panic!(),
         }
         assert!(matches!(
-            news("/devices/x", "POWER_ON_RESET_OCCURRED"),
-            News::Attention { unit: None, .. }
+            attentions("/devices/x", "POWER_ON_RESET_OCCURRED"),
+            UnitAttentionEvent::Attention { unit: None, .. }
         ));
     }
 
     #[test]
     fn a_word_that_is_too_long_to_be_kept_is_news_that_is_lost() {
-        assert_eq!(news("/1:0:0:7", &"X".repeat(4096)), News::Lost);
-        assert_eq!(News::of(&Notice::Resync), News::Lost);
+        assert_eq!(
+            attentions("/1:0:0:7", &"X".repeat(4096)),
+            UnitAttentionEvent::Lost
+        );
+        assert_eq!(
+            UnitAttentionEvent::of(&Notice::Resync),
+            UnitAttentionEvent::Lost
+        );
     }
 }

@@ -7,7 +7,7 @@ use crate::id::VolumeId;
 
 /// What is to be looked at.
 #[derive(Debug, Default)]
-pub(super) struct Look {
+pub(super) struct Refresh {
     pub(super) all: bool,
     pub(super) some: BTreeSet<VolumeId>,
     /// Not before this.
@@ -22,7 +22,7 @@ pub(super) enum Scope {
     Some(BTreeSet<VolumeId>),
 }
 
-impl Look {
+impl Refresh {
     /// After something happened: a moment later, for what comes with it, and so
     /// that looks take a sixth of the time at the most.
     pub(super) fn soon(&mut self) {

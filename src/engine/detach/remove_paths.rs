@@ -8,11 +8,11 @@ use crate::engine::detach::foreign_unit::{
     refuse_map_of_another, refuse_maps_of_others, replaced_below,
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt};
-use crate::engine::detach::run::{Doomed, Way};
-use crate::engine::timing::Phases;
-use crate::engine::unit::{KnownPath, Standing};
+use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::timing::StageTimer;
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
-use crate::engine::usage::failed_flush::{self, Lost};
+use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -24,19 +24,19 @@ use crate::scsi::ScsiDevice;
 /// path it is. A host that hangs must not hold up those of others.
 const LEAVING_LIMIT: Duration = Duration::from_secs(2);
 
-impl Way<'_> {
+impl DetachRun<'_> {
     /// Takes down the map and the paths that there are now; `false` where there
     /// are none. Nothing is deleted before all is claimed and flushed.
-    pub(super) fn take_down_what_is_there(
+    pub(super) fn remove_present(
         &mut self,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<bool> {
         let engine = self.engine;
-        phases.enter(Stage::Resolve);
+        timer.enter(Stage::Resolve);
         let looked_at = std::mem::take(&mut self.looked_at);
-        let mut paths = engine.paths_of(&self.unit, &self.seeds, looked_at, deadline)?;
-        self.late |= paths.iter().any(|path| path.late);
+        let mut paths = engine.paths_of(&self.unit, &self.named_devices, looked_at, deadline)?;
+        self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
         let map = self.map_of(&paths)?;
@@ -53,32 +53,32 @@ impl Way<'_> {
             self.refuse_others_below(&map, &paths, &below, deadline)?;
             self.refuse_lost_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
-            phases.enter(Stage::Claim);
-            self.take_map(&map, (replaced, &below), phases, deadline)?;
+            timer.enter(Stage::Claim);
+            self.take_map(&map, (replaced, &below), timer, deadline)?;
             self.enter_as_in_map(&paths, &below);
         }
-        phases.enter(Stage::Claim);
+        timer.enter(Stage::Claim);
         let looked = self.refuse_writers(&paths, deadline)?;
-        let mut doomed = Vec::new();
+        let mut claimed = Vec::new();
         for path in paths {
             let watch = engine.hub().watch(&path.device.hctl().to_string());
             let in_map = self.entry(&path.device).is_some_and(|entry| entry.in_map);
-            doomed.push(Doomed {
+            claimed.push(ClaimedPath {
                 path,
                 watch,
                 claim: None,
                 in_map,
             });
         }
-        for one in &mut doomed {
+        for one in &mut claimed {
             self.have_it_forgotten(&one.path, deadline);
             one.claim = self.claim(one, deadline)?;
         }
-        phases.enter(Stage::Flush);
-        self.flush_all(&doomed, deadline)?;
+        timer.enter(Stage::Flush);
+        self.flush_all(&claimed, deadline)?;
         looked.again_if_old(engine, deadline)?;
-        phases.enter(Stage::Delete);
-        self.delete_all(doomed, deadline)?;
+        timer.enter(Stage::Delete);
+        self.delete_all(claimed, deadline)?;
         Ok(true)
     }
 
@@ -88,7 +88,8 @@ impl Way<'_> {
     /// # Errors
     /// `InUse`, which names the users.
     fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<Looked> {
-        let is_ours = |path: &&KnownPath| !matches!(path.standing, Standing::Replaced { .. });
+        let is_ours =
+            |path: &&KnownPath| !matches!(path.identity_now, PathIdentity::Replaced { .. });
         let disks = paths.iter().filter(is_ours);
         let disks: Vec<&BlockDevice> = disks.filter_map(|path| path.disk.as_ref()).collect();
         // Where multipathd is not told, the claims name all the others.
@@ -121,7 +122,7 @@ impl Way<'_> {
         &mut self,
         map: &Map,
         (replaced, below): (Option<Flush>, &[BlockDevice]),
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         let mut receipt = MapReceipt {
@@ -138,12 +139,12 @@ impl Way<'_> {
             .refuse_users_of_map(map, below, abandon, deadline);
         let done = looked.and_then(|not_looked_at| {
             NotLookedAt::note(&mut self.receipt.not_looked_at, &not_looked_at);
-            self.engine.take_map_down(
+            self.engine.remove_map(
                 map,
                 (self.daemon.as_ref(), self.request, replaced),
                 &mut self.maps,
                 &mut receipt,
-                phases,
+                timer,
                 deadline,
             )
         });
@@ -172,7 +173,7 @@ impl Way<'_> {
         }
         let disks = paths.iter().filter_map(|path| path.disk.as_ref());
         for disk in disks.filter(|disk| below.contains(disk)) {
-            if let Some(earlier) = Lost::read_of(self.engine.roots(), disk)? {
+            if let Some(earlier) = FailedFlush::read_of(self.engine.roots(), disk)? {
                 return Err(failed_flush::refuse(disk, &earlier));
             }
         }
@@ -194,14 +195,14 @@ impl Way<'_> {
         }
     }
 
-    fn claim(&self, one: &mut Doomed, deadline: Deadline) -> Result<Option<Claim>> {
+    fn claim(&self, one: &mut ClaimedPath, deadline: Deadline) -> Result<Option<Claim>> {
         let Some(disk) = &one.path.disk else {
             return Ok(None);
         };
         let abandon = self.request.abandon;
         let watch = &mut one.watch;
-        match &one.path.standing {
-            Standing::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
+        match &one.path.identity_now {
+            PathIdentity::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
             _ => self.engine.claim(disk, abandon, watch, deadline),
         }
         .map(Some)
@@ -209,10 +210,10 @@ impl Way<'_> {
 
     /// Deletes all at once: each on a thread of its own, so that a host that is
     /// slow to do it does not hold up the others.
-    fn delete_all(&mut self, doomed: Vec<Doomed>, deadline: Deadline) -> Result<()> {
+    fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
-        let devices: Vec<_> = doomed.iter().map(|one| one.path.device.clone()).collect();
-        let ended = pool::each(Stage::Delete, doomed, |one| delete(engine, one, deadline));
+        let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
+        let ended = pool::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
         let mut first = Ok(());
         for (device, ended) in devices.into_iter().zip(ended) {
             let result = ended.and_then(|result| result);
@@ -239,7 +240,7 @@ impl Way<'_> {
             && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
             // The path's own removal tells it too; it is asked in the end.
-            tracing::debug!(%error, disk = disk.name(), "multipathd does not let go of it");
+            tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
     }
 
@@ -249,15 +250,15 @@ impl Way<'_> {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
-            (Some(Stage::Claim), ErrorKind::Quarantined) => self.late,
+            (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
                 match self.may_be_let_go(deadline) {
                     Some(passes) => {
-                        self.unseen = false;
+                        self.holder_vanished = false;
                         passes
                     }
                     // It has let go of it since, or is not to be seen at all.
-                    None => !std::mem::replace(&mut self.unseen, true),
+                    None => !std::mem::replace(&mut self.holder_vanished, true),
                 }
             }
             _ => false,
@@ -271,9 +272,9 @@ impl Way<'_> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
-            let paths = self
-                .engine
-                .paths_of(&self.unit, &self.seeds, Vec::new(), at_once)?;
+            let paths =
+                self.engine
+                    .paths_of(&self.unit, &self.named_devices, Vec::new(), at_once)?;
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
                 let below = map.paths()?;
@@ -303,13 +304,13 @@ impl Way<'_> {
     /// Waits until multipathd says itself that it knows none of the paths.
     pub(super) fn wait_until_forgotten(
         &mut self,
-        phases: &mut Phases,
+        timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
         let Some(daemon) = &self.daemon else {
             return Ok(());
         };
-        phases.enter(Stage::Forget);
+        timer.enter(Stage::Forget);
         for path in &mut self.receipt.paths {
             let Some(name) = path.node.as_ref().and_then(|node| node.file_name()) else {
                 continue;
@@ -345,7 +346,7 @@ impl Way<'_> {
     pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-        let (roots, lanes) = (self.engine.roots(), &self.engine.lanes);
+        let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
         let mut leaving = self.engine.units().leaving(roots)?;
         if leaving.is_empty() {
             leaving = ScsiDevice::leaving(roots)?;
@@ -353,7 +354,7 @@ impl Way<'_> {
         loop {
             leaving.retain(|device| {
                 // What this process works on now is another unit's: this one is ours.
-                let anothers = lanes.is_at_work_on(device.hctl());
+                let anothers = scheduler.is_at_work_on(device.hctl());
                 device.is_there() && !device.is_on_bus(roots) && !anothers
             });
             if leaving.is_empty() || patience.has_passed() {
@@ -363,7 +364,7 @@ impl Way<'_> {
         }
         let doubt = |device: &ScsiDevice| {
             let hctl = device.hctl();
-            format!("{hctl}, which may be a path of it, is being taken away and is not gone yet")
+            format!("{hctl}, which may be a path of it, is still being removed")
         };
         Ok(leaving.iter().map(doubt).collect())
     }
@@ -410,7 +411,7 @@ impl Way<'_> {
 }
 
 #[tracing::instrument(name = "path", skip_all, fields(hctl = %one.path.device.hctl(), disk))]
-fn delete(engine: &Engine, mut one: Doomed, deadline: Deadline) -> Result<()> {
+fn delete(engine: &Engine, mut one: ClaimedPath, deadline: Deadline) -> Result<()> {
     if let Some(disk) = &one.path.disk {
         tracing::Span::current().record("disk", disk.name());
     }

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 /// When it is to be told again what fails.
 #[derive(Debug, Default)]
-pub(super) struct Telling {
+pub(super) struct FailurePublisher {
     last: Option<Instant>,
     next: Option<Instant>,
 }
 
-impl Telling {
+impl FailurePublisher {
     /// What fails is not what was told.
     pub(super) fn change(&mut self) {
         /// Between two of them: many volumes may fail at once.

@@ -18,7 +18,7 @@ const MOST: usize = 4;
 ///
 /// # Errors
 /// `Io` where a thread died.
-pub(crate) fn in_shares<T: Send, R: Send>(
+pub(crate) fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
@@ -58,7 +58,7 @@ fn in_shares_on<T: Send, R: Send>(
         let start = |_| new_thread().spawn_scoped(scope, run).ok();
         let started: Vec<_> = (0..threads).map_while(start).collect();
         run();
-        let died = |_| Error::new(ErrorKind::Io, "a thread that read a share of it died");
+        let died = |_| Error::new(ErrorKind::Io, "a thread that read a part of it died");
         let mut ended = started
             .into_iter()
             .map(|thread| thread.join().map_err(died));

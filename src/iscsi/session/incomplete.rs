@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use super::StandingSession;
+use super::IscsiSession;
 use super::logout::is_unknown;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::SessionId;
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::iscsi_netlink::{Control, Maker, Stop};
+use crate::kernel::iscsi_netlink::{Control, CreateLock, Stop};
 use crate::kernel::{Roots, worker};
 
 /// Nobody on this machine makes a session as long as this is there, in whatever
-/// container: see [`hold_off_makers`].
+/// container: see [`lock_creation`].
 #[derive(Debug)]
-pub struct NobodyMakes {
-    _right: Maker,
+pub struct CreateGuard {
+    _right: CreateLock,
 }
 
 /// Waits until nobody is between making a session and starting it, and keeps it so
@@ -26,9 +26,9 @@ pub struct NobodyMakes {
 ///
 /// # Errors
 /// `InUse` where another was at it all the time, until `deadline`.
-pub fn hold_off_makers(roots: &Roots, deadline: Deadline) -> Result<NobodyMakes> {
-    let right = Maker::wait(roots, deadline)?;
-    Ok(NobodyMakes { _right: right })
+pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
+    let right = CreateLock::wait(roots, deadline)?;
+    Ok(CreateGuard { _right: right })
 }
 
 /// Ends the sessions that were made here and never had all of their names, and says
@@ -47,16 +47,16 @@ pub fn hold_off_makers(roots: &Roots, deadline: Deadline) -> Result<NobodyMakes>
 /// # Errors
 /// `InUse` where another was making sessions all the time; `NotPermitted`;
 /// `TimedOut` at stage `session`.
-pub fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
+pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
     // Mostly there is none, and nobody is held up.
     if unnamed(roots)?.is_empty() {
         return Ok(Vec::new());
     }
-    let maker = Maker::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
+    let maker = CreateLock::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
     let roots = roots.clone();
     worker::run(
         Stage::Session,
-        "sessions that were never named to be ended",
+        "incomplete sessions to be destroyed",
         deadline,
         || "not returned".to_owned(),
         move || {
@@ -69,7 +69,8 @@ pub fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> 
                     continue;
                 }
                 taken?;
-                tracing::info!(session = %session.id(), "ended: its maker was killed");
+                tracing::info!(session = %session.id(), "destroyed: the process that created it \
+                                                         was killed");
                 ended.push(session.id());
             }
             drop(maker);
@@ -78,9 +79,9 @@ pub fn end_unnamed(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> 
     )
 }
 
-fn unnamed(roots: &Roots) -> Result<Vec<StandingSession>> {
+fn unnamed(roots: &Roots) -> Result<Vec<IscsiSession>> {
     let mut found = Vec::new();
-    for session in StandingSession::all(roots)? {
+    for session in IscsiSession::all(roots)? {
         if session.is_unnamed(roots)? {
             found.push(session);
         }
@@ -94,7 +95,7 @@ fn unnamed(roots: &Roots) -> Result<Vec<StandingSession>> {
 /// kernel to. **Blocks.**
 pub(super) fn take_away(
     control: &mut Control,
-    standing: &StandingSession,
+    standing: &IscsiSession,
     deadline: Deadline,
 ) -> Result<bool> {
     let id = standing.id();
