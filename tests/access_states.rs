@@ -23,6 +23,7 @@ const ACTIVE: u8 = 0;
 const NON_OPTIMIZED: u8 = 1;
 const STANDBY: u8 = 2;
 const UNAVAILABLE: u8 = 3;
+const TRANSITIONING: u8 = 15;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(120))
@@ -95,6 +96,42 @@ fn a_unit_of_which_no_path_serves_io_is_not_ready_and_nothing_is_left_of_it() {
     assert_eq!(fake.kernel().devices(), [] as [&str; 0]);
 }
 
+/// How often units were asked for their access states.
+fn questions(fake: &FakeKernel) -> usize {
+    let acts = fake.kernel().acts();
+    acts.iter()
+        .filter(|act| act.starts_with("port groups"))
+        .count()
+}
+
+#[test]
+fn a_path_in_transition_is_waited_for_before_udev_and_handed_out_in_its_new_state() {
+    let (fake, engine) = machine(&[TRANSITIONING]);
+    let attached = std::thread::scope(|scope| {
+        let attach = scope.spawn(|| attach(&engine, 1));
+        while questions(&fake) < 2 {
+            std::thread::yield_now();
+        }
+        assert!(!attach.is_finished());
+        set(&fake, 0, NON_OPTIMIZED);
+        attach.join().unwrap().unwrap()
+    });
+    let state = attached.paths()[0].access_state;
+    assert_eq!(state, Some(AccessState::ActiveNonOptimized));
+}
+
+#[test]
+fn a_transition_that_does_not_end_is_a_timeout_that_names_it_and_udev_was_not_waited_for() {
+    let (_fake, engine) = machine(&[TRANSITIONING]);
+    let source: Source = "scsi:0:0:0:1".parse().unwrap();
+    let request = AttachRequest::new(source).multipath(Multipath::Off);
+    let short = Deadline::after(Duration::from_secs(2));
+    let error = engine.attach(&request, short).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Identify), "{error}");
+    assert_eq!(error.last_seen(), Some("0:0:0:1 is transitioning"));
+}
+
 #[test]
 fn a_unit_without_access_states_is_handed_out_over_its_first_path() {
     let (fake, engine) = machine(&[ACTIVE, ACTIVE]);
@@ -106,6 +143,7 @@ fn a_unit_without_access_states_is_handed_out_over_its_first_path() {
     let attached = attach(&engine, 2).unwrap();
     assert_eq!(attached.node, attached.paths()[0].node);
     assert_eq!(attached.paths()[0].access_state, None);
+    assert_eq!(questions(&fake), 0);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The locks that processes of one machine respect.
 
 pub(super) mod device_lock;
+pub(super) mod lock_file;
 pub(super) mod run_dir;
 pub(super) mod udev_lock;

@@ -253,8 +253,7 @@ impl Engine {
         match sizes.pop_first() {
             Some(size) if sizes.is_empty() => Ok(size),
             _ => {
-                let message = "the paths report different sizes: the array may still be \
-                               resizing";
+                let message = "the paths report different sizes: the array may still be resizing";
                 Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
             }
         }

@@ -18,7 +18,7 @@ use memmap2::MmapMut;
 
 pub(crate) use capacity::read_capacity;
 pub(crate) use inquiry::{read_product, read_vpd};
-pub(crate) use port_groups::{PortGroup, has_port_groups, report_port_groups};
+pub(crate) use port_groups::{PortGroup, report_port_groups};
 pub(crate) use presence::{Presence, ask_presence};
 pub(crate) use report_luns::report_luns;
 

@@ -156,8 +156,7 @@ impl Desired {
         for claim in &claims {
             if let Some(theirs) = self.claims.get(claim) {
                 let message = format!(
-                    "{claim} belongs to volume {theirs}, and volume {volume} also wants \
-                             it"
+                    "{claim} belongs to volume {theirs}, and volume {volume} also wants it"
                 );
                 return Err(Error::new(ErrorKind::InUse, message));
             }

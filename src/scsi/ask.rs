@@ -73,11 +73,11 @@ pub(crate) fn read_capacity(
 }
 
 /// Asks the unit in which ALUA access state the device's target port serves it; `None`
-/// where it says nothing of that.
+/// where it says nothing of that, refuses to, or does not answer within five seconds.
 ///
 /// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
-/// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
+/// `Vanished` where the node belongs to another life; `NotReady` where the path to the
+/// unit is down; `Cancelled`.
 pub(crate) fn read_access_state(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -85,22 +85,30 @@ pub(crate) fn read_access_state(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Option<AccessState>> {
+    /// Whoever cannot say it so soon is better handed out than waited for.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    if !device.has_port_groups()? {
+        return Ok(None);
+    }
     let what = format!("{} to report its ALUA access state", disk.name());
+    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 2));
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
-        device.hctl(),
-        Stage::Identify,
-        &what,
-        deadline,
-        || format!("no answer; {}", device.describe()),
-        move || {
-            let unit = Unit::open(&roots, &disk, deadline)?;
-            access_state(unit.opened(), unit.limit())
-        },
-    )
+    let answer = scheduler.ask(device.hctl(), Stage::Identify, &what, limit, move || {
+        let unit = Unit::open(&roots, &disk, deadline)?;
+        access_state(unit.opened(), unit.limit())
+    });
+    match answer {
+        Err(error) if error.kind() == ErrorKind::Io => {
+            let hctl = device.hctl();
+            tracing::debug!(%hctl, %error, "its ALUA access state is not known");
+            Ok(None)
+        }
+        answer => answer.map(Option::flatten),
+    }
 }
 
-/// As [`read_access_state`], of a disk that is open. **Blocks**: call it on a worker.
+/// As [`read_access_state`], of a unit that has such states and whose disk is open.
+/// **Blocks**: call it on a worker.
 ///
 /// # Errors
 /// `NotReady` or `Io` where the unit does not answer.
@@ -110,9 +118,6 @@ pub(crate) fn access_state_of_open(roots: &Roots, file: &File) -> Result<Option<
 }
 
 fn access_state(device: sg::Opened<'_>, limit: Duration) -> Result<Option<AccessState>> {
-    if !sg::has_port_groups(device, limit)? {
-        return Ok(None);
-    }
     let Some(groups) = sg::report_port_groups(device, limit)? else {
         return Ok(None);
     };

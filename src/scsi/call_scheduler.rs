@@ -77,7 +77,7 @@ impl CallScheduler {
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut register = self.register();
-        let slot = self.enter(&mut register, hctl, true, stage, what);
+        let slot = self.enter(&mut register, hctl, Kind::OnHost, stage, what);
         loop {
             if let Some(stuck) = register.against_host(hctl.host).cloned() {
                 drop(register);
@@ -150,13 +150,40 @@ impl CallScheduler {
         slot.run_apart(stage, what, deadline, last_seen, call)
     }
 
+    /// Asks a device something that its caller can do without. `None` where no answer
+    /// comes by `deadline`, where an earlier question about the device is still under
+    /// way, and where the device or its host is quarantined. It quarantines nothing,
+    /// and at most one thread is lost to a device.
+    ///
+    /// # Errors
+    /// Those of `call`; `Cancelled`.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        hctl: Hctl,
+        stage: Stage,
+        what: &str,
+        deadline: Deadline,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<Option<T>> {
+        let mut register = self.register();
+        if register.is_asked(hctl) || register.against_device(hctl).is_some() {
+            return Ok(None);
+        }
+        let slot = self.enter(&mut register, hctl, Kind::Question, stage, what);
+        drop(register);
+        match slot.run(stage, what, deadline, String::new, call) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
     fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
         let mut register = self.register();
         if let Some(stuck) = register.against_device(hctl).cloned() {
             drop(register);
             return Err(refusal(&stuck, stage));
         }
-        Ok(self.enter(&mut register, hctl, false, stage, what))
+        Ok(self.enter(&mut register, hctl, Kind::OnDevice, stage, what))
     }
 
     /// What has not come back.
@@ -189,13 +216,14 @@ impl CallScheduler {
         &self,
         register: &mut CallTable,
         hctl: Hctl,
-        on_host: bool,
+        kind: Kind,
         stage: Stage,
         what: &str,
     ) -> CallSlot {
         let ticket = register.enter(Call {
             hctl,
-            on_host,
+            on_host: kind == Kind::OnHost,
+            is_question: kind == Kind::Question,
             stage,
             what: what.to_owned(),
             begun: Instant::now(),
@@ -222,10 +250,21 @@ impl CallScheduler {
 
     fn quarantine(&self, ticket: Ticket) {
         if let Some(call) = self.register().call(ticket) {
-            call.stuck = true;
+            call.stuck = !call.is_question;
         }
         self.0.changed.notify_all();
     }
+}
+
+/// How calls of this kind are kept apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// One after the other on a host.
+    OnHost,
+    /// Beside each other.
+    OnDevice,
+    /// One at a time on a device, and its caller can do without.
+    Question,
 }
 
 /// A place in a lane. The call's thread has it while it runs, so that its return

@@ -268,6 +268,28 @@ impl ScsiDevice {
         }
     }
 
+    /// Whether the INQUIRY data that the kernel read when it scanned the device says that
+    /// the unit has target port groups (the TPGS field, SPC-5, 6.7.2): whether it has ALUA
+    /// access states. `false` too where the kernel shows no such data.
+    pub(crate) fn has_port_groups(&self) -> Result<bool> {
+        const TPGS: u8 = 0x30;
+        match sysfs::read_bytes(&self.dir.join("inquiry")) {
+            Ok(data) => Ok(data.get(5).is_some_and(|flags| flags & TPGS != 0)),
+            Err(error) if error.kind() == ErrorKind::Vanished => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the kernel's ALUA handler has last seen the device's target port in
+    /// transition. A look that costs no command: `false` too where no handler is attached.
+    pub(crate) fn was_in_transition(&self) -> Result<bool> {
+        match sysfs::read_if_there(&self.dir.join("access_state")) {
+            // EINVAL where its handler knows no such state.
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(false),
+            state => Ok(state?.as_deref() == Some("transitioning")),
+        }
+    }
+
     /// Whether the disk driver serves this type of device: direct access, RBC
     /// and zoned (`drivers/scsi/sd.c`, `sd_probe`).
     pub fn is_disk(&self) -> Result<bool> {
@@ -319,7 +341,11 @@ impl ScsiDevice {
             .unwrap_or("none (is the sd module loaded?)");
         let disk = self.disk().ok().flatten();
         let disk = disk.as_ref().map_or("none", BlockDevice::name);
-        format!("SCSI state={state}, driver {driver}, disk {disk}")
+        let transition = match self.was_in_transition() {
+            Ok(true) => ", ALUA access state transitioning",
+            _ => "",
+        };
+        format!("SCSI state={state}, driver {driver}, disk {disk}{transition}")
     }
 }
 

@@ -140,8 +140,7 @@ impl Units {
             Ok(known) => Some(self.known.insert(known)),
             // A user may listen to so many files and no more.
             Err(error) => {
-                tracing::debug!(%error, "there is no index of SCSI devices: every query reads \
-                                         all of them");
+                tracing::debug!(%error, "there is no index of SCSI devices: every query reads all of them");
                 self.changes = None;
                 None
             }

@@ -91,6 +91,14 @@ impl Unit {
         self.port_group.is_none_or(|(_, state)| state < 2)
     }
 
+    /// The standard INQUIRY data.
+    pub(crate) fn standard_inquiry(&self) -> Vec<u8> {
+        let tpgs = if self.port_group.is_some() { 0x10 } else { 0 };
+        let mut data = vec![self.kind, 0, 6, 2, 31, tpgs, 0, 0];
+        data.extend(format!("lunbd   {:<16}0001", self.product).into_bytes());
+        data
+    }
+
     /// VPD page 83h.
     pub(crate) fn page_83(&self) -> Vec<u8> {
         let naa = self.naa.to_be_bytes();

@@ -154,7 +154,10 @@ impl Kernel {
     pub(super) fn command(&self, life: u64, cdb: &[u8], length: usize) -> Result<Answer, Errno> {
         let state = self.state();
         let address = Self::disk_of_life(&state, life)?;
-        let (state, answered) = self.is_answered(state);
+        let (mut state, answered) = self.is_answered(state);
+        if cdb.first() == Some(&MAINTENANCE_IN) {
+            state.acts.push(format!("port groups {address}"));
+        }
         let runs = state
             .devices
             .get(&address)
@@ -184,12 +187,7 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
         // A target answers for LUNs as well that it does not have.
         (INQUIRY, None) => Answer::good([vec![0x7f], vec![0; 35]].concat()),
         (_, None) => Answer::refused(LOGICAL_UNIT_NOT_SUPPORTED),
-        (INQUIRY, Some(unit)) if at(1) & 1 == 0 => {
-            let tpgs = if unit.port_group.is_some() { 0x10 } else { 0 };
-            let mut data = vec![unit.kind, 0, 6, 2, 31, tpgs, 0, 0];
-            data.extend(format!("lunbd   {:<16}0001", unit.product).into_bytes());
-            Answer::good(data)
-        }
+        (INQUIRY, Some(unit)) if at(1) & 1 == 0 => Answer::good(unit.standard_inquiry()),
         (INQUIRY, Some(unit)) => match at(2) {
             0x83 => Answer::good(unit.page_83()),
             0x80 => Answer::good(unit.page_80()),

@@ -164,6 +164,7 @@ pub(super) fn lay_out(dir: &Path, unit: &Unit) {
     ] {
         write(&dir.join(file), text);
     }
+    write(&dir.join("inquiry"), unit.standard_inquiry());
     write(&dir.join("vpd_pg83"), unit.page_83());
     write(&dir.join("vpd_pg80"), unit.page_80());
 }

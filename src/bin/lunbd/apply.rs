@@ -134,7 +134,10 @@ impl FileEvent<'_> {
             }
             Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
             Self::Refused { error } => {
-                writeln!(io::stderr(), "lunbd: not taken in: {error:#}")
+                writeln!(
+                    io::stderr(),
+                    "lunbd: the changed file is refused: {error:#}"
+                )
             }
         });
     }

@@ -288,10 +288,8 @@ impl Engine {
             let identity =
                 scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, deadline)?;
             if !identity.compare(&path.identity).is_proven_same() {
-                let message = format!(
-                    "{hctl} was scanned as the unit of another LUN, but is \
-                                       another unit"
-                );
+                let message =
+                    format!("{hctl} was scanned as the unit of another LUN, but is another unit");
                 return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
             }
             (path.device, path.watch, path.identity) = (other, watch, identity);
@@ -426,8 +424,7 @@ impl ProbedPath {
             _ => Vec::new(),
         };
         for setting in &unmet_settings {
-            tracing::warn!(via = %self.via, %setting, "a session setting differs from the \
-                                                       requested value");
+            tracing::warn!(via = %self.via, %setting, "a session setting differs from the requested value");
         }
         UnitPath {
             via: self.via.clone(),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::AttachRequest;
 use crate::engine::attach::rollback;
+use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::mismatch;
@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{pool, udev_record};
+use crate::multipath::Daemon;
 use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::RouteKind;
 use crate::uevent::Watch;
@@ -136,6 +137,7 @@ impl Engine {
                             .map_err(|error| stale(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
+                        self.wait_for_transition(&device, &found, request, deadline)?;
                         self.have_its_size_read(&device, &found, timer, deadline)?;
                         return Ok(found.probed(via, device, false, watch));
                     }
@@ -171,6 +173,7 @@ impl Engine {
             })
             .and_then(|found| {
                 expect(request, hctl, &found)?;
+                self.wait_for_transition(&device, &found, request, deadline)?;
                 self.have_its_size_read(&device, &found, timer, deadline)?;
                 Ok(found)
             });
@@ -235,6 +238,29 @@ impl Engine {
             diskseq,
             identity,
         })
+    }
+
+    /// Waits for the end of a transition between ALUA access states: meanwhile the unit
+    /// serves no I/O, so that udev's look at the disk would take the caller's time. Where
+    /// a map may come, multipathd asks for the states, and the unit is asked here only
+    /// where the kernel has seen it in transition.
+    fn wait_for_transition(
+        &self,
+        device: &ScsiDevice,
+        found: &FoundDisk,
+        request: &AttachRequest,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if !device.has_port_groups()? {
+            return Ok(());
+        }
+        let may_have_map =
+            request.multipath != Multipath::Off && Daemon::find(self.roots())?.is_some();
+        if may_have_map && !device.was_in_transition()? {
+            return Ok(());
+        }
+        let state = self.lasting_access_state(device, &found.disk, deadline);
+        state.map(drop).map_err(|error| state_behind(error, device))
     }
 
     /// The kernel takes a disk for empty that it looks at while the path is lost

@@ -43,8 +43,7 @@ impl Engine {
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Flush> {
-        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale \
-                                                     device");
+        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale device");
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);

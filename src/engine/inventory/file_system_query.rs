@@ -72,10 +72,9 @@ impl FileSystemQuery {
             if deadline.has_passed() {
                 let what = format!("the file system at {} to report its usage", path.display());
                 let error = Error::timed_out(Stage::Measure, deadline, &what);
-                return Err(error.with_last_seen(
-                    "no answer; lunbd does not ask again before it \
-                                                 answers",
-                ));
+                return Err(
+                    error.with_last_seen("no answer; lunbd does not ask again before it answers")
+                );
             }
             let woken = self.answered.wait_timeout(answer, deadline.turn());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;

@@ -219,8 +219,7 @@ impl SessionRecovery {
     fn set_offline_running(&self, session: &IscsiSession) -> bool {
         let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
         if let Err(error) = &begun {
-            tracing::warn!(session = %session.id(), %error, "its devices are checked again \
-                                                             later");
+            tracing::warn!(session = %session.id(), %error, "its devices are checked again later");
         }
         begun.is_ok()
     }

@@ -123,8 +123,7 @@ impl Record {
         }
         let record: Self = serde_json::from_slice(body).map_err(|error| {
             let text = format!(
-                "its checksum matches, but this version does not know its \
-                                content: {error}"
+                "its checksum matches, but this version does not know its content: {error}"
             );
             Fault::new(FaultKind::Newer, text)
         })?;

@@ -193,8 +193,8 @@ impl VolumeGuard {
             let known = is_live || table.detached.contains_key(&guard.volume);
             drop(table);
             if !known && path.symlink_metadata().is_ok() {
-                let message = "the file at its place is no readable record, or could not be set \
-                               aside";
+                let message =
+                    "the file at its place is no readable record, or could not be set aside";
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;

@@ -7,7 +7,6 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::failing::{self, FAILING};
@@ -16,7 +15,7 @@ use super::format::{Fault, FaultKind, LONGEST, Problem};
 use super::record::Record;
 use super::view::JournalView;
 use crate::crash::point;
-use crate::engine::lock::run_dir;
+use crate::engine::lock::lock_file::{self, Locked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
@@ -163,12 +162,10 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
     // Where the file was removed before it was locked, another makes the next one.
     for _ in 0..TRIES {
-        let file = run_dir::open_lock(&path).map_err(|error| failed(&error))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(mut file) => {
-                if !run_dir::is_at(&path, &file).map_err(|error| failed(&error))? {
-                    continue;
-                }
+        let file = lock_file::open(&path).map_err(|error| failed(&error))?;
+        let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
+        match locked.map_err(|error| failed(&error))? {
+            Locked::Ours(mut file) => {
                 // For the error of who comes next; the lock itself is the flock.
                 let _ = file
                     .set_len(0)
@@ -177,7 +174,8 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
                 point!(JournalLocked);
                 return Ok(file);
             }
-            Err((_, Errno::EWOULDBLOCK)) => {
+            Locked::Removed => {}
+            Locked::Anothers => {
                 let holder = sysfs::read_if_there(&path).ok().flatten();
                 let holder = holder.filter(|pid| !pid.is_empty());
                 let message = "another process holds the journal";
@@ -187,7 +185,6 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
                     None => error,
                 });
             }
-            Err((_, errno)) => return Err(failed(&errno.into())),
         }
     }
     let message = "another process keeps removing the journal's lock";

@@ -5,11 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
+use crate::engine::lock::lock_file::{self, Locked};
 use crate::engine::lock::run_dir;
 use crate::error::{Error, Result, Stage};
 use crate::id::{BackendId, Hctl, Wwid};
@@ -169,14 +169,10 @@ impl DeviceLock {
         point!(LeaseToTake);
         let file = open(path)?;
         point!(LeaseCreated);
-        let mut file = match Flock::lock(file, how) {
-            Ok(file) => file,
-            Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
-            Err((_, errno)) => return Err(failed(&errno.into())),
-        };
-        if !run_dir::is_at(path, &file).map_err(|error| failed(&error))? {
+        let locked = lock_file::lock(path, file, how).map_err(|error| failed(&error))?;
+        let Locked::Ours(mut file) = locked else {
             return Ok(None);
-        }
+        };
         let ours = file.metadata().map_err(|error| failed(&error))?;
         let was_abandoned = ours.len() > 0;
         // For the error of those who wait; the lock itself is the flock.
@@ -199,10 +195,10 @@ impl DeviceLock {
 
 /// The file of a lock, in a directory that the first one makes.
 fn open(path: &Path) -> Result<File> {
-    let opened = match (run_dir::open_lock(path), path.parent()) {
+    let opened = match (lock_file::open(path), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {
             run_dir::make(folder)?;
-            run_dir::open_lock(path)
+            lock_file::open(path)
         }
         (opened, _) => opened,
     };
@@ -226,7 +222,7 @@ impl Drop for DeviceLock {
         // other it may be another's for a moment.
         if self.shared {
             let alone = self.file.relock(FlockArg::LockExclusiveNonblock).is_ok();
-            if !alone || !run_dir::is_at(&self.path, &self.file).unwrap_or(false) {
+            if !alone || !lock_file::is_at(&self.path, &self.file).unwrap_or(false) {
                 return;
             }
         }

@@ -3,10 +3,10 @@
 //! Whoever can open a file there can lock it, and a lock of another user's would hold up
 //! attaches or make a detach leave its session. So the directory is its owner's alone.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -14,7 +14,6 @@ use crate::kernel::{Roots, process};
 
 /// What its owner may do, and nobody else.
 const DIRECTORY: u32 = 0o700;
-const FILE: u32 = 0o600;
 /// The bits of a mode that are not its owner's.
 const OTHERS: u32 = 0o077;
 
@@ -64,8 +63,7 @@ pub(in crate::engine) fn make_private(roots: &Roots) {
         return;
     }
     if let Err(error) = fs::set_permissions(&path, fs::Permissions::from_mode(DIRECTORY)) {
-        tracing::warn!(path = %path.display(), %error, "other users can take locks in this \
-                                                        directory");
+        tracing::warn!(path = %path.display(), %error, "other users can take locks in this directory");
     }
 }
 
@@ -89,21 +87,6 @@ pub(in crate::engine) fn make(path: &Path) -> Result<()> {
     }
 }
 
-/// Opens the file of a lock, which it makes where it is not there.
-pub(in crate::engine) fn open_lock(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    let options = options.create(true).truncate(false).write(true);
-    options.mode(FILE).open(path)
-}
-
-/// Whether the path leads to this open file: another process may have removed it before
-/// it was locked, and locks the next one at the path.
-pub(in crate::engine) fn is_at(path: &Path, file: &File) -> io::Result<bool> {
-    let ours = file.metadata()?;
-    let is_ours = |there: fs::Metadata| (there.dev(), there.ino()) == (ours.dev(), ours.ino());
-    Ok(fs::symlink_metadata(path).is_ok_and(is_ours))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,20 +96,13 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_locks_and_its_files_are_their_owners_alone() {
+    fn the_directory_of_locks_is_its_owners_alone() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let directory = path(&roots);
         make(&directory).unwrap();
         make(&directory).unwrap();
         assert_eq!(mode(&directory), DIRECTORY);
-        let lock = directory.join("a.lock");
-        let file = open_lock(&lock).unwrap();
-        assert_eq!(mode(&lock), FILE);
-        assert!(is_at(&lock, &file).unwrap());
-        fs::remove_file(&lock).unwrap();
-        open_lock(&lock).unwrap();
-        assert!(!is_at(&lock, &file).unwrap());
     }
 
     #[test]

@@ -158,8 +158,7 @@ impl Engine {
                         Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
                             why: format!(
-                                "it reports another name now, and no name is unique: \
-                                          {why}"
+                                "it reports another name now, and no name is unique: {why}"
                             ),
                         },
                         _ => LunCheck::Present,

@@ -260,7 +260,11 @@ fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);
     };
-    if !all_written || !matches!(ScsiDevice::of_disk(disk), Ok(Some(_))) {
+    let has_states = match ScsiDevice::of_disk(disk) {
+        Ok(Some(device)) => device.has_port_groups().unwrap_or(false),
+        _ => false,
+    };
+    if !all_written || !has_states {
         return Err(error);
     }
     match scsi::access_state_of_open(roots, file) {

@@ -98,10 +98,7 @@ impl FailedFlush {
             || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
         let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
         if let Err(failure) = written {
-            tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot \
-                                                                                    record the \
-                                                                                    outcome of \
-                                                                                    a flush");
+            tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot record the outcome of a flush");
         }
         point!(LostWritten);
     }

@@ -310,10 +310,8 @@ impl Engine {
         for device in paths {
             if !scsi::have_size_read(device, &self.scheduler, deadline)? {
                 let hctl = device.hctl();
-                let message = format!(
-                    "the kernel still shows {hctl} without a size after a \
-                                       rescan"
-                );
+                let message =
+                    format!("the kernel still shows {hctl} without a size after a rescan");
                 return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
             }
         }

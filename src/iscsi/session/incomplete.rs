@@ -69,8 +69,7 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
                     continue;
                 }
                 taken?;
-                tracing::info!(session = %session.id(), "destroyed: the process that created it \
-                                                         was killed");
+                tracing::info!(session = %session.id(), "destroyed: the process that created it was killed");
                 ended.push(session.id());
             }
             drop(maker);

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::inquiry::{STANDARD, STANDARD_CDB};
 use super::{LONGEST, Opened, command, page};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,26 +20,12 @@ pub(crate) struct PortGroup {
     pub(crate) ports: Vec<u16>,
 }
 
-/// Whether the standard INQUIRY data says that the unit has target port groups (the
-/// TPGS field). **Blocks** for up to `timeout` a try and the kernel's error recovery: call
-/// it on a worker.
-///
-/// # Errors
-/// `Io` where the command failed; `NotReady` where the path to the device is down.
-pub(crate) fn has_port_groups(device: Opened<'_>, timeout: Duration) -> Result<bool> {
-    const TPGS: u8 = 0x30;
-    let mut memory = page()?;
-    let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
-    let answer = command(device, "INQUIRY", &STANDARD_CDB, buffer, timeout)?;
-    let flags = answer.and_then(|answer| answer.get(5));
-    Ok(flags.is_some_and(|flags| flags & TPGS != 0))
-}
-
 /// The target port groups of the unit; `None` where the device does not know the command.
-/// **Blocks** as [`has_port_groups`].
+/// **Blocks** for up to `timeout` a try and the kernel's error recovery: call it on a worker.
 ///
 /// # Errors
-/// As [`has_port_groups`], and `Io` where the answer is malformed.
+/// `Io` where the command failed or the answer is malformed; `NotReady` where the path to
+/// the device is down.
 pub(crate) fn report_port_groups(
     device: Opened<'_>,
     timeout: Duration,

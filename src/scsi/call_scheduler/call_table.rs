@@ -18,7 +18,9 @@ pub(super) struct Call {
     pub(super) begun: Instant,
     /// The `stack` file of its thread, once it runs.
     pub(super) stack: Option<PathBuf>,
-    /// Its caller has given up.
+    /// Its caller can do without its answer.
+    pub(super) is_question: bool,
+    /// Its caller has given up, and it is no question.
     pub(super) stuck: bool,
 }
 
@@ -88,6 +90,12 @@ impl CallTable {
         self.stuck()
             .find(of_device)
             .or_else(|| self.against_host(hctl.host))
+    }
+
+    /// Whether a question about the device is under way.
+    pub(super) fn is_asked(&self, hctl: Hctl) -> bool {
+        let mut calls = self.calls.values();
+        calls.any(|call| call.hctl == hctl && call.is_question)
     }
 
     pub(super) fn is_at_work_on(&self, hctl: Hctl) -> bool {

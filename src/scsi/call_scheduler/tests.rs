@@ -245,3 +245,27 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
     // What opens a file for its caller.
     assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }
+
+#[test]
+fn a_question_that_is_not_answered_quarantines_nothing_and_is_not_asked_beside_itself() {
+    let scheduler = scheduler();
+    let ask = |call: Box<dyn FnOnce() -> Result<()> + Send>| {
+        let deadline = Deadline::after(SHORT);
+        scheduler.ask(at("3:0:0:1"), Stage::Identify, "a state", deadline, call)
+    };
+    let (release, hang) = hanging();
+    assert_eq!(ask(Box::new(hang)).unwrap(), None);
+    assert!(scheduler.stuck().is_empty());
+    on_device(&scheduler, "3:0:0:1", LONG, || Ok(())).unwrap();
+    let beside = ask(Box::new(|| panic!("asked beside the first")));
+    assert_eq!(beside.unwrap(), None);
+    drop(release);
+    until("the question to return", || is_idle(&scheduler));
+    assert_eq!(ask(Box::new(|| Ok(()))).unwrap(), Some(()));
+    // A device that is quarantined is not asked.
+    let (release, hang) = hanging();
+    on_device(&scheduler, "3:0:0:1", SHORT, hang).unwrap_err();
+    let refused = ask(Box::new(|| panic!("asked while it is quarantined")));
+    assert_eq!(refused.unwrap(), None);
+    drop(release);
+}

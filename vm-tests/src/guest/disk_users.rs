@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::lio::Store;
 use super::md::Array;
 use super::nvmet::NvmeNamespace;
+use super::queueing_map::QueueingMap;
 
 /// Where what is mounted is mounted.
 const PLACE: &str = "/tmp/used";
@@ -60,13 +61,16 @@ pub enum DiskUser {
     Nvmet,
     /// The same on a partition.
     NvmetOnPartition,
+    /// A process that has a multipath map over the disk open for writing, whose paths are
+    /// all down: the map queues what is written. Where the disk is a map, that is the one.
+    WriterOfQueueingMap,
     /// A process that reads the disk.
     Reader,
 }
 
 impl DiskUser {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Mount,
         Self::MountElsewhere,
         Self::Swap,
@@ -82,6 +86,7 @@ impl DiskUser {
         Self::LioFileio,
         Self::Nvmet,
         Self::NvmetOnPartition,
+        Self::WriterOfQueueingMap,
         Self::Reader,
     ];
 
@@ -100,9 +105,39 @@ impl DiskUser {
         )
     }
 
-    /// How a refusal names it.
+    /// What it is, for the guide.
     #[must_use]
-    pub fn named(self) -> &'static str {
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Mount => "a mount of a partition",
+            Self::MountElsewhere => "a mount in another mount namespace",
+            Self::Swap => "a swap area in a partition",
+            Self::Dm => "a device-mapper device on the disk",
+            Self::DmOnPartition => "a device-mapper device (LVM) on a partition",
+            Self::Md => "an md array",
+            Self::Loop => "a loop device on the disk",
+            Self::LoopOnPartition => "a mounted loop device on a partition",
+            Self::Writer => "a process that has the disk open for writing",
+            Self::WriterOfPartition => "a process that has a partition open for writing",
+            Self::WriterOfGeneric => "a process that has `/dev/sg*` open for writing",
+            Self::LioIblock => "LIO, as a block device (iblock)",
+            Self::LioFileio => "LIO, as a file (fileio)",
+            Self::Nvmet => "nvmet, on the disk",
+            Self::NvmetOnPartition => "nvmet, on a partition",
+            Self::WriterOfQueueingMap => "a process that writes to a map without a path",
+            Self::Reader => "a process that only reads",
+        }
+    }
+
+    /// Whether a refusal names it.
+    #[must_use]
+    pub fn is_named_in(self, refusal: &str) -> bool {
+        // Of one path alone, and not of the unit, the map is the user.
+        let is_held = self == Self::WriterOfQueueingMap && refusal.contains("held by dm-");
+        refusal.contains(self.named()) || is_held
+    }
+
+    fn named(self) -> &'static str {
         match self {
             Self::Mount => "mounted on /tmp/used",
             Self::MountElsewhere => "mounted on /tmp/used in the mount namespace of process",
@@ -110,9 +145,10 @@ impl DiskUser {
             Self::Dm | Self::DmOnPartition => "held by dm-",
             Self::Md => "held by md127",
             Self::Loop | Self::LoopOnPartition => "the backing file of loop",
-            Self::Writer | Self::WriterOfPartition | Self::WriterOfGeneric => {
-                "open for writing in process"
-            }
+            Self::Writer
+            | Self::WriterOfPartition
+            | Self::WriterOfGeneric
+            | Self::WriterOfQueueingMap => "open for writing in process",
             Self::LioIblock => "exported by the kernel's target as iblock_",
             Self::LioFileio => "exported by the kernel's target as fileio_",
             Self::Nvmet | Self::NvmetOnPartition => "exported by the kernel's target as nqn.",
@@ -161,6 +197,14 @@ impl DiskUser {
             Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
             Self::Nvmet => Box::new(NvmeNamespace::on(disk)),
             Self::NvmetOnPartition => Box::new(NvmeNamespace::on(first)),
+            Self::WriterOfQueueingMap => {
+                // What udevd does with a new map makes paths of `scsi_debug` fail.
+                let udev = super::udevd::stopped();
+                let map = QueueingMap::over(std::slice::from_ref(disk));
+                let writer = OpenOptions::new().write(true).open(map.node());
+                map.set_paths(false);
+                Box::new((writer.expect("a writer"), map, udev))
+            }
             Self::Reader => Box::new(File::open(disk).expect("a reader")),
         }
     }

@@ -14,6 +14,7 @@ const SCSI_COMMAND: u8 = 0x01;
 const INQUIRY: u8 = 0x12;
 const LOGIN_REQUEST: u8 = 0x03;
 const LOGIN_RESPONSE: u8 = 0x23;
+const SCSI_RESPONSE: u8 = 0x21;
 const DATA_IN: u8 = 0x25;
 const LOGOUT_REQUEST: u8 = 0x06;
 const ASYNC_MESSAGE: u8 = 0x32;
@@ -59,6 +60,10 @@ struct Shared {
     inquiries: Mutex<BTreeSet<[u8; 4]>>,
     /// READ CAPACITY is answered with sense data.
     refuses_capacity: AtomicBool,
+    /// Commands with this operation code are not answered; none of 0.
+    ignored: AtomicU8,
+    /// As of INQUIRY.
+    unanswered: Mutex<BTreeSet<[u8; 4]>>,
     /// The next READ CAPACITY silences its connection.
     is_to_be_silent: AtomicBool,
     /// As of INQUIRY.
@@ -162,6 +167,11 @@ impl IscsiProxy {
         shared.store(refuses, Ordering::Relaxed);
     }
 
+    /// From now on no answer to a command with this operation code is carried.
+    pub fn ignore(&self, operation: u8) {
+        self.shared.ignored.store(operation, Ordering::Relaxed);
+    }
+
     /// Makes one bit of the next PDU with data that is read another.
     pub fn break_a_read(&self, part: Part) {
         *self.shared.breaks.lock().expect("what breaks") = Some(part);
@@ -230,6 +240,11 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             if quiet.load(Ordering::Relaxed) {
                 continue;
             }
+            let ignored = mine.ignored.load(Ordering::Relaxed);
+            if header[0] & 0x3f == SCSI_COMMAND && ignored > 0 && header[32] == ignored {
+                let mut unanswered = mine.unanswered.lock().expect("the unanswered");
+                unanswered.insert(tag(&header));
+            }
             if header[0] & 0x3f == SCSI_COMMAND && header[32] == INQUIRY {
                 let mut inquiries = mine.inquiries.lock().expect("the inquiries");
                 inquiries.insert(tag(&header));
@@ -259,6 +274,12 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             if silent.load(Ordering::Relaxed) {
                 continue;
             }
+            let mut unanswered = mine.unanswered.lock().expect("the unanswered");
+            let is_answer = matches!(header[0] & 0x3f, DATA_IN | SCSI_RESPONSE);
+            if is_answer && unanswered.remove(&tag(&header)) {
+                continue;
+            }
+            drop(unanswered);
             let qualifier = mine.qualifier.load(Ordering::Relaxed);
             let mut inquiries = mine.inquiries.lock().expect("the inquiries");
             let is_inquiry = inquiries.remove(&tag(&header));

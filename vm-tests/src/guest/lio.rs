@@ -185,7 +185,7 @@ pub struct PortGroup {
 
 impl PortGroup {
     /// Sets the ALUA access state, by its number in SPC-5: 0 is active/optimized, 1
-    /// active/non-optimized, 2 standby and 3 unavailable.
+    /// active/non-optimized, 2 standby, 3 unavailable and 15 in transition.
     pub fn set_access_state(&self, state: u8) {
         write(
             &self.directory.join("alua_access_state"),

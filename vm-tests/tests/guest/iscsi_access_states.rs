@@ -3,18 +3,22 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use lunbd::engine::{DetachFailure, Flush, Multipath};
+use lunbd::engine::{DetachFailure, Flush, Multipath, StageObserver};
 use lunbd::error::Stage;
 use lunbd::iscsi::SessionOptions;
 use lunbd::scsi::AccessState;
 use lunbd::{
-    AttachRequest, Attachment, DetachRequest, DetachTarget, Detachment, Engine, ErrorKind, Result,
-    Source,
+    AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, Detachment, Engine,
+    ErrorKind, Result, Source,
 };
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
-use vm_tests::guest::iscsi_target::IscsiTarget;
+use vm_tests::guest::iscsi_proxy::IscsiProxy;
+use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
 use vm_tests::guest::iscsid::INITIATOR;
 use vm_tests::guest::lio::{PortGroup, Store};
@@ -25,6 +29,7 @@ const ACTIVE: u8 = 0;
 const NON_OPTIMIZED: u8 = 1;
 const STANDBY: u8 = 2;
 const UNAVAILABLE: u8 = 3;
+const TRANSITIONING: u8 = 15;
 const BYTES: u64 = 8 << 20;
 
 /// A volume with a write cache that two targets present, each at a port of a group of its
@@ -64,12 +69,21 @@ impl Array {
     }
 
     fn attach(&self, targets: &[usize]) -> Result<Attachment> {
+        self.attach_observed(targets, StageObserver::new(|_| {}), soon())
+    }
+
+    fn attach_observed(
+        &self,
+        targets: &[usize],
+        observer: StageObserver,
+        deadline: Deadline,
+    ) -> Result<Attachment> {
         let options = SessionOptions::new(INITIATOR.parse().unwrap());
         let mut sources = targets.iter().map(|&target| self.source(target));
         let request = AttachRequest::new(sources.next().unwrap());
         let request = sources.fold(request, AttachRequest::path);
         let request = request.multipath(Multipath::Off).log_in(options);
-        self.engine.attach(&request, soon())
+        self.engine.attach(&request.observe(observer), deadline)
     }
 
     fn detach(&self, attached: Attachment) -> Result<Detachment, DetachFailure> {
@@ -88,6 +102,13 @@ impl Array {
 
 fn read_first_block(node: &Path) -> io::Result<()> {
     File::open(node)?.read_exact(&mut [0; 4096])
+}
+
+/// The stages that are told in this time.
+fn stages_within(told: &Receiver<Stage>, time: Duration) -> Vec<Stage> {
+    let end = Instant::now() + time;
+    let next = || told.recv_timeout(end.saturating_duration_since(Instant::now()));
+    std::iter::from_fn(|| next().ok()).collect()
 }
 
 fn states(attached: &Attachment) -> Vec<Option<AccessState>> {
@@ -182,6 +203,71 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_goes_on_once_it_is_active()
     assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
 
     array.groups[0].set_access_state(ACTIVE);
+    let detached = array.detach(attached).unwrap();
+    assert!(detached.safe_to_unmap, "{detached:?}");
+    nothing_is_left();
+}
+
+#[test]
+fn a_path_in_transition_is_waited_for_and_handed_out_once_it_serves() {
+    let array = Array::with("a5506", [TRANSITIONING, TRANSITIONING]);
+    let attach_during_transition = |at: Stage| {
+        let (told, seen) = mpsc::channel();
+        let observer = StageObserver::new(move |stage| {
+            let _ended = told.send(stage);
+        });
+        thread::scope(|scope| {
+            let attach = scope.spawn(|| array.attach_observed(&[0], observer, soon()));
+            assert!(seen.iter().any(|stage| stage == at), "it ended before");
+            let early = stages_within(&seen, Duration::from_secs(3));
+            array.groups[0].set_access_state(ACTIVE);
+            let attached = attach.join().unwrap().unwrap();
+            assert!(!early.contains(&Stage::Settle), "{early:?}");
+            assert_eq!(states(&attached), [Some(AccessState::ActiveOptimized)]);
+            assert_eq!(attached.size, BYTES);
+            read_first_block(&attached.node).unwrap();
+            attached
+        })
+    };
+    // Of a fresh device the kernel's disk driver waits for the transition itself, for 100 s.
+    assert!(attach_during_transition(Stage::Probe).changed);
+    array.groups[0].set_access_state(TRANSITIONING);
+    let attached = attach_during_transition(Stage::Identify);
+    assert!(!attached.changed);
+
+    array.groups[0].set_access_state(TRANSITIONING);
+    let short = Deadline::after(Duration::from_secs(10));
+    let observer = StageObserver::new(|_| {});
+    let error = array.attach_observed(&[0], observer, short).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Identify), "{error}");
+    let seen = error.last_seen().unwrap_or_default();
+    assert!(seen.ends_with("is transitioning"), "{error}");
+    array.groups[0].set_access_state(ACTIVE);
+    array.detach(attached).unwrap();
+    nothing_is_left();
+}
+
+/// A target that does not answer REPORT TARGET PORT GROUPS.
+#[test]
+fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quarantined() {
+    const MAINTENANCE_IN: u8 = 0xa3;
+    let array = Array::with("a5507", [ACTIVE, ACTIVE]);
+    let proxy = IscsiProxy::start("127.0.0.9:3260", PORTALS[0]);
+    let uri = format!("iscsi://127.0.0.9:3260/{}/1", array.targets[0].iqn());
+    let source: Source = uri.parse().unwrap();
+    let options = SessionOptions::new(INITIATOR.parse().unwrap());
+    let request = AttachRequest::new(source).multipath(Multipath::Off);
+    let request = request.log_in(options);
+    // The kernel itself sends this command to a new device.
+    let attached = array.engine.attach(&request, soon()).unwrap();
+    assert_eq!(states(&attached), [Some(AccessState::ActiveOptimized)]);
+    proxy.ignore(MAINTENANCE_IN);
+    let attached = array.engine.attach(&request, soon()).unwrap();
+    assert_eq!(states(&attached), [None]);
+    assert!(array.engine.stuck_calls().is_empty());
+    read_first_block(&attached.node).unwrap();
+    proxy.ignore(0);
     let detached = array.detach(attached).unwrap();
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();

@@ -1,6 +1,8 @@
 //! What `doctor` says in a container, by what the container was given of the machine.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,8 +10,21 @@ use serde_json::Value;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-/// What a container may be given of the machine.
-const ALL: [&str; 6] = ["pid", "net", "udev", "dev", "sys", "lunbd"];
+/// What a container may be given of the machine: its namespaces, but that of mounts, and
+/// its directories. `multipathd` is the socket file of the versions since 0.12.
+const ALL: [&str; 9] = [
+    "pid",
+    "net",
+    "uts",
+    "ipc",
+    "udev",
+    "dev",
+    "sys",
+    "lunbd",
+    "multipathd",
+];
+/// Drivers of sources that a machine may lack.
+const DRIVERS: [&str; 2] = ["nbd", "iscsi_tcp"];
 
 /// How the checks that are about containers come out in one that was `given` these.
 fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
@@ -24,7 +39,15 @@ fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
     BTreeMap::from([
         ("users", good_or("limited", &["pid"])),
         ("network namespace", good_or("limited", &["net"])),
-        ("multipath", good_or("limited", &["net"])),
+        // Its abstract socket is in the machine's network namespace.
+        (
+            "multipath",
+            if has(&["net"]) || has(&["multipathd"]) {
+                "good"
+            } else {
+                "limited"
+            },
+        ),
         ("udev", udev),
         ("device nodes", good_or("missing", &["dev"])),
         ("sysfs", good_or("missing", &["sys"])),
@@ -53,6 +76,10 @@ fn script(given: &[&str]) -> String {
     if given.contains(&"udev") {
         lines.push("mkdir /run/udev && mount --bind /tmp/machine/run/udev /run/udev");
     }
+    if given.contains(&"multipathd") {
+        lines.push("touch /run/multipathd.socket");
+        lines.push("mount --bind /tmp/machine/run/multipathd.socket /run/multipathd.socket");
+    }
     if given.contains(&"lunbd") {
         lines.push("mkdir /run/lunbd && mount --bind /tmp/machine/run/lunbd /run/lunbd");
     }
@@ -71,9 +98,11 @@ fn script(given: &[&str]) -> String {
 
 fn checks(given: &[&str]) -> BTreeMap<String, Value> {
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--uts", "--ipc"]);
-    if !given.contains(&"net") {
-        command.arg("--net");
+    command.arg("--mount");
+    for namespace in ["net", "uts", "ipc"] {
+        if !given.contains(&namespace) {
+            command.arg(format!("--{namespace}"));
+        }
     }
     if !given.contains(&"pid") {
         command.args(["--pid", "--fork", "--mount-proc"]);
@@ -86,24 +115,30 @@ fn checks(given: &[&str]) -> BTreeMap<String, Value> {
     named.collect()
 }
 
-#[test]
-fn doctor_says_what_a_container_lacks_and_nothing_else() {
-    guest::enter();
-    let _target = ScsiDebug::with_luns(2);
-    let _multipathd = Multipathd::start(NoPath::Fail);
-    // udev is asked about a virtual block device.
-    guest::need_module("loop");
-    udevd::settle();
-    // As any attach does.
-    guest::run(&["mkdir", "-p", "-m", "700", "/run/lunbd"]);
+/// Those that are given all, nothing, and all but one, and some that go by chance.
+fn containers() -> Vec<Vec<&'static str>> {
+    const BY_CHANCE: usize = 12;
     let mut containers = vec![Vec::new(), ALL.to_vec()];
     for lacking in ALL {
         containers.push(ALL.into_iter().filter(|one| *one != lacking).collect());
     }
+    let mut chance = guest::seed();
+    for _ in 0..BY_CHANCE {
+        // Knuth's MMIX; its upper bits are the better ones.
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005);
+        chance = chance.wrapping_add(1_442_695_040_888_963_407);
+        let has = |at: &usize| chance >> (63 - at) & 1 == 1;
+        containers.push((0..ALL.len()).filter(has).map(|at| ALL[at]).collect());
+    }
+    containers
+}
+
+/// Compares what `doctor` says in these containers with what is there.
+fn compare(containers: &[Vec<&'static str>]) {
     let mut wrong = Vec::new();
     for given in containers {
-        let found = checks(&given);
-        for (name, expected) in expected(&given) {
+        let found = checks(given);
+        for (name, expected) in expected(given) {
             let check = found.get(name).cloned().unwrap_or_default();
             if check["finding"] != expected {
                 wrong.push(format!(
@@ -113,4 +148,30 @@ fn doctor_says_what_a_container_lacks_and_nothing_else() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn doctor_says_what_a_container_lacks_and_nothing_else() {
+    guest::enter();
+    let _target = ScsiDebug::with_luns(2);
+    let _multipathd = Multipathd::start(NoPath::Fail);
+    let socket = "/run/multipathd.socket";
+    let _listens = UnixListener::bind(socket).unwrap();
+    // udev is asked about a virtual block device.
+    guest::need_module("loop");
+    udevd::settle();
+    // As any attach does.
+    guest::run(&["mkdir", "-p", "-m", "700", "/run/lunbd"]);
+    for driver in DRIVERS {
+        assert!(!Path::new("/sys/module").join(driver).exists(), "{driver}");
+    }
+    compare(&containers());
+    for driver in DRIVERS {
+        guest::modprobe(driver, &[]);
+    }
+    compare(&[Vec::new(), ALL.to_vec()]);
+    for driver in DRIVERS {
+        guest::run(&["modprobe", "--remove", driver]);
+    }
+    fs::remove_file(socket).unwrap();
 }

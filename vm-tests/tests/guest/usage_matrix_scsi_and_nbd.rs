@@ -18,6 +18,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Within the first partition, behind what ext4 has there.
 const WITHIN: usize = partitioned::FIRST + (6 << 20);
 
+/// Each refusal names the user, and changes nothing.
+const REFUSED: &str = "refused";
+/// Nothing is lost.
+const ALLOWED: &str = "allowed";
+/// The page of the crate's documentation that has the table.
+const GUIDE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/scsi.md"));
+
 /// What became of each user, in the order of [`DiskUser::ALL`].
 type Column = Vec<(DiskUser, &'static str)>;
 /// A way to take a device away: its name, and what tries it with each user.
@@ -72,10 +79,10 @@ fn refused(
         let error = act().unwrap_or_else(|| panic!("{user:?} was not refused"));
         assert_eq!(error.kind(), ErrorKind::InUse, "{user:?}: {error}");
         let text = error.to_string();
-        assert!(text.contains(user.named()), "{user:?}: {text}");
+        assert!(user.is_named_in(&text), "{user:?}: {text}");
         assert!(nodes.disk.exists(), "{user:?}");
         drop(held);
-        column.push((user, "refused"));
+        column.push((user, REFUSED));
     }
 }
 
@@ -118,7 +125,7 @@ fn detach_scsi() -> Column {
     let beside = attach(&engine, &at(2)).node;
     assert!(read_within(&beside, data.len()) == data, "it is lost");
     detach(2).unwrap();
-    column.push((DiskUser::Reader, "allowed"));
+    column.push((DiskUser::Reader, ALLOWED));
     column
 }
 
@@ -140,6 +147,17 @@ fn detach_map() -> Column {
     };
     let mut column = Column::new();
     for user in DiskUser::ALL {
+        if user == DiskUser::WriterOfQueueingMap {
+            let writer = OpenOptions::new().write(true).open(&disk).unwrap();
+            map.set_paths(false);
+            let error = act().expect("a refusal");
+            assert!(user.is_named_in(&error.to_string()), "{error}");
+            assert!(map.queues());
+            map.set_paths(true);
+            drop(writer);
+            column.push((user, REFUSED));
+            continue;
+        }
         let (parts, nodes) = if user.uses_partition() {
             let (parts, nodes) = PartitionMaps::of(&disk);
             (Some(parts), nodes)
@@ -154,15 +172,8 @@ fn detach_map() -> Column {
         refused(&mut column, [user], (&nodes, false), &act);
         drop(parts);
     }
-    // With no path left it queues on for a plain writer.
-    let writer = OpenOptions::new().write(true).open(&disk).unwrap();
-    map.set_paths(false);
-    let error = act().expect("a refusal");
-    assert!(error.to_string().contains("open for writing"), "{error}");
-    assert!(map.queues());
-    map.set_paths(true);
     assert_eq!(target.devices().len(), 2);
-    drop((writer, map, udev));
+    drop((map, udev));
     column
 }
 
@@ -222,11 +233,17 @@ fn detach_nbd() -> Column {
     };
     let mut column = Column::new();
     let act = || detach(LIMIT).err().map(Error::from);
-    let generic = DiskUser::WriterOfGeneric;
-    let (before, after): (Vec<_>, Vec<_>) = but_readers().partition(|user| *user < generic);
-    refused(&mut column, before, (&nodes, true), &act);
-    column.push((generic, "has none"));
-    refused(&mut column, after.into_iter().skip(1), (&nodes, true), &act);
+    for user in but_readers() {
+        if matches!(
+            user,
+            DiskUser::WriterOfGeneric | DiskUser::WriterOfQueueingMap
+        ) {
+            // An NBD device has neither.
+            column.push((user, "-"));
+        } else {
+            refused(&mut column, [user], (&nodes, true), &act);
+        }
+    }
     let reader = DiskUser::Reader.begin(&nodes);
     let data = write_within(&disk);
     udevd::settle();
@@ -240,8 +257,25 @@ fn detach_nbd() -> Column {
     guest::wait_until("the device to be free", LIMIT, || {
         (!pid.exists()).then_some(())
     });
-    column.push((DiskUser::Reader, "allowed"));
+    column.push((DiskUser::Reader, ALLOWED));
     column
+}
+
+/// The table as the guide has it.
+fn table(heads: &[&str], columns: &[Column]) -> String {
+    let mut lines = vec![
+        format!("| user | {} |", heads.join(" | ")),
+        format!("|---|{}", "---|".repeat(heads.len())),
+    ];
+    for (row, user) in DiskUser::ALL.into_iter().enumerate() {
+        let cells = columns.iter().map(|column| {
+            assert_eq!(column[row].0, user);
+            column[row].1
+        });
+        let cells: Vec<&str> = cells.collect();
+        lines.push(format!("| {} | {} |", user.title(), cells.join(" | ")));
+    }
+    lines.join("\n")
 }
 
 #[test]
@@ -263,15 +297,7 @@ fn each_user_is_refused_by_name_by_each_way_to_take_a_device_away_or_loses_nothi
         heads.push(head);
         columns.push(column);
     }
-    guest::tell(&format!("| user | {} |", heads.join(" | ")));
-    for (row, user) in DiskUser::ALL.into_iter().enumerate() {
-        let cells: Vec<&str> = columns
-            .iter()
-            .map(|column| {
-                assert_eq!(column[row].0, user);
-                column[row].1
-            })
-            .collect();
-        guest::tell(&format!("| {user:?} | {} |", cells.join(" | ")));
-    }
+    let table = table(&heads, &columns);
+    table.lines().for_each(guest::tell);
+    assert!(GUIDE.contains(&table), "the guide has another table");
 }

@@ -154,10 +154,7 @@ impl RecoveryAttempt {
             Some(right) if self.is_lost()? => Ok(right),
             _ => {
                 let id = self.session.id();
-                let message = format!(
-                    "another process ends session {id}, or it is no longer \
-                                       lost"
-                );
+                let message = format!("another process ends session {id}, or it is no longer lost");
                 Err(Error::new(ErrorKind::Vanished, message).at(Stage::Session))
             }
         }
