@@ -166,7 +166,7 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         ),
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "expect": "naa.5000c500a1b2c3d4" }] }),
-            "no world-wide names",
+            "no world-wide name",
         ),
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "io_timeout": "soon" } }] }),

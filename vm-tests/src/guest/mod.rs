@@ -58,8 +58,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::journal::Record;
-
 use crate::job;
 use crate::sweep_row::SweepRow;
 
@@ -283,20 +281,6 @@ pub fn wait_for_no_more_than(before: &(Vec<String>, Vec<String>)) {
         assert!(!is_over, "leaked: {now:#?}, where there were {before:#?}");
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// The names in a journal's directory, but for its lock and for the records of volumes
-/// whose detach is proven.
-#[must_use]
-pub fn journal_files(journal: &Path) -> Vec<String> {
-    let is_detached = |name: &str| {
-        let read = fs::read(journal.join(name)).ok();
-        let record = read.and_then(|bytes| Record::parse(&bytes).ok());
-        record.is_some_and(|record| record.detached.is_some())
-    };
-    let mut names = entries(journal);
-    names.retain(|name| name != "journal.lock" && !is_detached(name));
-    names
 }
 
 /// The names in a directory of sysfs; none when it does not exist.

@@ -160,7 +160,10 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
     });
     drop(agent);
     nothing_is_left();
-    assert_eq!(guest::journal_files(&place.journal()), [] as [&str; 0]);
+    assert_eq!(
+        guest::agent::journal_files(&place.journal()),
+        [] as [&str; 0]
+    );
 }
 
 #[test]
