@@ -207,7 +207,7 @@ fn beside_an_iscsid<T: Served>() {
     let doctor = guest::lunbd(&["doctor"]);
     let doctor = String::from_utf8(doctor.stdout).unwrap();
     assert!(
-        doctor.contains("0 sessions of ours, 1 of others; iscsid runs"),
+        doctor.contains("0 sessions of lunbd, 1 of other programs; iscsid runs"),
         "{doctor}"
     );
     theirs.logout();
