@@ -168,8 +168,7 @@ impl BlockDevice {
     ) -> Result<Vec<u8>> {
         // A partition has no queue of its own; its blocks are no longer than a page.
         let block = sysfs::parse(&self.dir.join("queue/logical_block_size"));
-        let block = block.unwrap_or(0).max(4096);
-        let length = length.next_multiple_of(block).max(block);
+        let length = length_of_read(block.unwrap_or(0), length);
         let node = self.node(roots);
         let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
         let mut buffer = MmapMut::map_anon(length).map_err(|error| failed(&error))?;
@@ -357,11 +356,33 @@ fn drop_pages(devices: &Devices, file: &File, node: &Path) -> Result<()> {
         .map_err(|error| Error::io("cannot drop the page cache of", node, &error))
 }
 
+/// Of a read past the page cache: whole logical blocks, whatever a page is, and 4 KiB at
+/// least.
+fn length_of_read(logical_block: usize, wanted: usize) -> usize {
+    let block = logical_block.max(4096);
+    wanted.next_multiple_of(block).max(block)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_read_goes_by_the_logical_block_and_not_by_the_page() {
+        for (block, wanted, length) in [
+            (512, 0, 4096),
+            (4096, 0, 4096),
+            (4096, 68 << 10, 68 << 10),
+            // Of a kernel with pages of 64 KiB, on a machine with pages of any size.
+            (65_536, 0, 65_536),
+            (65_536, 68 << 10, 128 << 10),
+            (0, 0, 4096),
+        ] {
+            assert_eq!(length_of_read(block, wanted), length, "{block} {wanted}");
+        }
+    }
 
     /// A machine with a disk in sysfs that has no node.
     fn without_a_node() -> (tempfile::TempDir, Roots, BlockDevice) {

@@ -56,7 +56,7 @@ fn schedule_kthreadd(policy: &str) {
 #[test]
 fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time() {
     const CONNECTIONS: u16 = 2;
-    let _module = NbdModule::load(3);
+    let _module = NbdModule::with_backend_ids(3);
     let store = Store::sparse(8 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let source: Source = server.uri("disk").parse().unwrap();
