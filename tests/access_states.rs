@@ -10,11 +10,11 @@
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod fake_kernel;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use fake_kernel::{Address, FakeKernel, Unit, access};
-use lunbd::engine::{Flush, Multipath};
+use lunbd::engine::{Flush, Multipath, StageObserver};
 use lunbd::error::Stage;
 use lunbd::scsi::AccessState;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Result, Source};
@@ -124,9 +124,15 @@ fn a_path_in_transition_is_waited_for_before_udev_and_handed_out_in_its_new_stat
 fn a_transition_that_does_not_end_is_a_timeout_that_names_it_and_udev_was_not_waited_for() {
     let (_fake, engine) = machine(&[TRANSITIONING]);
     let source: Source = "scsi:0:0:0:1".parse().unwrap();
+    let (told, stages) = mpsc::channel();
+    let observer = StageObserver::new(move |stage| told.send(stage).unwrap());
     let request = AttachRequest::new(source).multipath(Multipath::Off);
     let short = Deadline::after(Duration::from_secs(2));
-    let error = engine.attach(&request, short).unwrap_err();
+    let error = engine
+        .attach(&request.observe(observer), short)
+        .unwrap_err();
+    let stages: Vec<Stage> = stages.try_iter().collect();
+    assert!(!stages.contains(&Stage::Settle), "{stages:?}");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(error.stage(), Some(Stage::Identify), "{error}");
     assert_eq!(error.last_seen(), Some("0:0:0:1 is transitioning"));

@@ -185,7 +185,7 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
         drop(lease);
         detach.join().unwrap().unwrap_err()
     });
-    assert!(failure.to_string().contains("2:0:0:4 stands"), "{failure}");
+    assert!(failure.to_string().contains("2:0:0:4 remains"), "{failure}");
     let paths = failure.receipt.paths.iter();
     let gone: Vec<_> = paths
         .map(|path| (path.hctl.to_string(), path.gone))

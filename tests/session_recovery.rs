@@ -186,7 +186,7 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
     assert_eq!(failures(&told), expected, "{told:?}");
     assert!(told.iter().all(|kept| kept.tries > 0), "{told:?}");
     assert!(
-        told[0].to_string().contains("a login again to end"),
+        told[0].to_string().contains("the current re-login attempt"),
         "{}",
         told[0]
     );

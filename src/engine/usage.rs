@@ -7,27 +7,15 @@
 //! the disk's `/dev/sg*` and `/dev/bsg/*` among them), loop devices and targets of the
 //! kernel, whose opens are in no process.
 //!
-//! Five things it cannot show: a writable mapping whose descriptor is closed, a
-//! descriptor that is on its way through a socket, one that is registered with `io_uring`
-//! and closed (a fixed file), one of a thread with a file table of its own, and a plain
-//! open between the look and the delete. The kernel names none of them; of a map it
-//! counts them, and refuses the removal.
+//! Five things it does not see: a writable mapping whose descriptor is closed, a
+//! descriptor that is registered with `io_uring` and closed (a fixed file), one of a thread
+//! with a descriptor table of its own, one that is on its way through a socket, and a plain
+//! open between the look and the delete. The kernel shows the first three (`map_files`, the
+//! `fdinfo` of the ring, `task/TID/fd`), and this look does not read them. Of a map it
+//! counts all opens, and refuses the removal.
 //!
-//! | user | detach of a SCSI disk | of a map | replacement | reap | detach of NBD |
-//! |---|---|---|---|---|---|
-//! | mount, here or in another mount namespace | refused | refused | refused | refused | refused |
-//! | swap area | refused | refused | refused | refused | refused |
-//! | device-mapper device, on the disk or a partition | refused | refused | refused | refused | refused |
-//! | md array | refused | refused | refused | refused | refused |
-//! | loop device, on the disk or a partition | refused | refused | refused | refused | refused |
-//! | writer of the disk or a partition | refused | refused | refused | refused | refused |
-//! | writer of a generic node of the disk (`/dev/sg*`, `/dev/bsg/*`) | refused | refused | refused | refused | has none |
-//! | LIO, iblock or fileio | refused | refused | refused | refused | refused |
-//! | namespace of nvmet, on the disk or a partition | refused | refused | refused | refused | refused |
-//! | reader | allowed | refused | refused | refused | allowed |
-//!
-//! A refusal names the user and leaves all as it was. A map that queues with no path
-//! left queues on. The VM test `usage_matrix_scsi_and_nbd` runs each cell.
+//! The guide's page on SCSI has a table of each user against each way to take a device
+//! away. The VM test `usage_matrix_scsi_and_nbd` runs each cell and compares the table.
 
 pub(super) mod claim;
 pub(super) mod failed_flush;

@@ -15,7 +15,7 @@ impl Engine {
         }
         let mut elsewhere = Vec::new();
         for session in IscsiSession::all(roots)? {
-            if session.is_ours()? && session.creator()? != Some(-1) {
+            if session.is_lunbd_owned()? && session.creator()? != Some(-1) {
                 elsewhere.push(session.id().to_string());
             }
         }

@@ -119,7 +119,9 @@ fn a_volume_that_holds_a_secret_itself_is_refused_and_the_secret_is_nowhere() {
     let error = desired.insert(volume, &request).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(
-        error.to_string().contains("volume a: a CHAP secret"),
+        error
+            .to_string()
+            .contains("volume a: the journal stores no CHAP secret"),
         "{error}"
     );
     let spec = serde_json::to_string(&VolumeSpec::of(&request)).unwrap();
@@ -160,11 +162,11 @@ fn what_a_file_must_not_say_is_refused_by_name() {
         ),
         (
             json!({ "volume": [{ "id": "a", "sources": ["nbd://h/x", "nbd://h/y"] }] }),
-            "stands alone",
+            "takes no further paths",
         ),
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "expect": "naa.5000c500a1b2c3d4" }] }),
-            "no world-wide names",
+            "no world-wide name",
         ),
         (
             json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "io_timeout": "soon" } }] }),

@@ -15,6 +15,10 @@ const INQUIRY: u8 = 0x12;
 const LOGIN_REQUEST: u8 = 0x03;
 const LOGIN_RESPONSE: u8 = 0x23;
 const SCSI_RESPONSE: u8 = 0x21;
+/// To a task management request, and what it says (RFC 7143, 11.6.1).
+const TASK_RESPONSE: u8 = 0x22;
+const NO_SUCH_TASK: u8 = 1;
+const TASK_ENDED: u8 = 0;
 const DATA_IN: u8 = 0x25;
 const LOGOUT_REQUEST: u8 = 0x06;
 const ASYNC_MESSAGE: u8 = 0x32;
@@ -280,6 +284,11 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 continue;
             }
             drop(unanswered);
+            // The target has ended the task, and the initiator has not.
+            let ignores = mine.ignored.load(Ordering::Relaxed) > 0;
+            if ignores && header[0] & 0x3f == TASK_RESPONSE && pdu[2] == NO_SUCH_TASK {
+                pdu[2] = TASK_ENDED;
+            }
             let qualifier = mine.qualifier.load(Ordering::Relaxed);
             let mut inquiries = mine.inquiries.lock().expect("the inquiries");
             let is_inquiry = inquiries.remove(&tag(&header));

@@ -370,7 +370,7 @@ fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_
     let keeping = Keeping::start(&engine);
     let doctor = guest::lunbd(&["doctor"]);
     let doctor = String::from_utf8(doctor.stdout).unwrap();
-    let words = format!("not named by some program: {}", session.id);
+    let words = format!("incomplete sessions of unknown programs: {}", session.id);
     assert!(doctor.contains(&words), "{doctor}");
     assert_eq!(recover(LIMIT), 1);
     assert!(keeping.end().is_empty());

@@ -146,7 +146,7 @@ fn a_recovery_has_the_lost_size_of_a_volume_read_and_says_so_where_the_unit_does
     let Action::Failed(error) = &failed.action else {
         panic!("{failed:?}");
     };
-    assert!(error.to_string().contains("for empty"), "{error}");
+    assert!(error.to_string().contains("without a size"), "{error}");
     rig.proxy.refuse_capacity(false);
     let [surveyed] = next.survey(&journal).unwrap().try_into().unwrap();
     assert!(surveyed.verify_reason.is_some(), "{surveyed:?}");

@@ -54,6 +54,7 @@ mod iscsi_shared_session;
 mod iscsi_sizes_lost;
 mod iscsi_tgt;
 mod iscsi_tunables;
+mod iscsi_unanswered;
 mod iscsi_unusable;
 mod lab;
 mod mpath_container;

@@ -176,7 +176,7 @@ fn a_lun_whose_name_changed_is_left_where_no_name_of_it_is_unique() {
             panic!("{reaping:?}");
         };
         assert_eq!(Some(unproven.hctl), old.hctl());
-        assert!(unproven.why.contains("none is unique"), "{unproven:?}");
+        assert!(unproven.why.contains("no name is unique"), "{unproven:?}");
     }
     assert_eq!(target.devices().len(), 1);
 }

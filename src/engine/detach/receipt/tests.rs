@@ -201,7 +201,7 @@ fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down()
         assert_eq!(failed(gone).to_string(), whole, "{gone:?}");
     }
     let part = failed(&[true, false, false]);
-    let expected = format!("{whole}; taken down in part: 2:0:0:1, 2:0:0:1 stands");
+    let expected = format!("{whole}; partly detached: 2:0:0:1, 2:0:0:1 remains");
     assert_eq!(part.to_string(), expected);
     assert_eq!(part.kind(), ErrorKind::Io);
     let cause = std::error::Error::source(&part).unwrap();
