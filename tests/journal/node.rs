@@ -81,17 +81,11 @@ impl Node {
     }
 
     /// The names in the journal's directory, without the lock.
-    /// The files of the journal, without the records of detached volumes.
     pub(crate) fn files(&self) -> Vec<String> {
-        let directory = self.machine.path("run/lunbd/journal");
-        let is_detached = |name: &String| {
-            let record = fs::read(directory.join(name)).map(|bytes| Record::parse(&bytes));
-            record.is_ok_and(|record| record.is_ok_and(|record| record.detached.is_some()))
-        };
-        let entries = fs::read_dir(&directory).unwrap();
+        let entries = fs::read_dir(self.machine.path("run/lunbd/journal")).unwrap();
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name != "journal.lock" && !is_detached(name))
+            .filter(|name| name != "journal.lock")
             .collect();
         names.sort();
         names

@@ -279,8 +279,7 @@ pub(crate) struct Reap {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// The directory of a journal whose volumes are left alone too, besides those of
-    /// /run/lunbd/journal. An agent may hold it.
+    /// The journal's directory; without it /run/lunbd/journal, where there is one.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -612,9 +611,8 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal. A target that it has as a
-    /// volume is detached as that, with its record.
-    #[arg(long, value_name = "DIR")]
+    /// The journal's directory; without it /run/lunbd/journal.
+    #[arg(long, value_name = "DIR", requires = "volume")]
     pub(crate) journal: Option<PathBuf>,
 
     /// Detach only the SCSI unit that has this name.
@@ -633,7 +631,7 @@ pub(crate) struct Detach {
 
     /// Leave the iSCSI sessions that `attach --log-in` made logged in, also where
     /// no device is left on one.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "volume")]
     pub(crate) keep_sessions: bool,
 
     /// How long the whole may take: 500ms, 60s, 2m.

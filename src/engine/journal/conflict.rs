@@ -288,7 +288,6 @@ mod tests {
             intent: None,
             outcome: None,
             boot: None,
-            detached: None,
         };
         let two = NonZeroU16::new(2).unwrap();
         for (options, why) in [

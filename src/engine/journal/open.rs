@@ -30,8 +30,6 @@ const TRIES: u32 = 16;
 pub(super) struct Found {
     pub(super) lock: Flock<File>,
     pub(super) records: BTreeMap<VolumeId, Record>,
-    /// Those whose detach is proven.
-    pub(super) detached: BTreeMap<VolumeId, Record>,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -46,7 +44,6 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
     let mut found = Found {
         lock,
         records: BTreeMap::new(),
-        detached: BTreeMap::new(),
         problems: Vec::new(),
     };
     let names = names(directory)?;
@@ -111,7 +108,6 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
             read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text))
         };
         match record {
-            Ok(record) if record.detached.is_some() => view.detached.push(record),
             Ok(record) => view.records.push(record),
             // Its holder has removed it meanwhile.
             Err(_) if path.symlink_metadata().is_err() => {}
@@ -122,9 +118,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
         }
     }
     view.failing = failing::read(directory);
-    for records in [&mut view.records, &mut view.detached] {
-        records.sort_by(|a, b| a.volume.cmp(&b.volume));
-    }
+    view.records.sort_by(|a, b| a.volume.cmp(&b.volume));
     Ok(view)
 }
 
@@ -229,11 +223,7 @@ impl Found {
     fn take_in(&mut self, path: PathBuf, record: Result<Record, Fault>) {
         match record {
             Ok(record) => {
-                let records = match record.detached {
-                    Some(_) => &mut self.detached,
-                    None => &mut self.records,
-                };
-                records.insert(record.volume.clone(), record);
+                self.records.insert(record.volume.clone(), record);
             }
             // It may be a good record, which a later start can read.
             Err(fault) if fault.kind == FaultKind::Unreadable => self.report(path, fault),

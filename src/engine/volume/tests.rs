@@ -43,7 +43,6 @@ impl Node {
             intent: Some(Intent::now(Operation::Attach)),
             outcome: None,
             boot: None,
-            detached: None,
         }
     }
 

@@ -60,8 +60,6 @@ pub struct SessionFacts {
     pub connection_state: Option<String>,
     /// It was made here.
     pub ours: bool,
-    /// See [`IscsiSession::creator`].
-    pub creator: Option<i32>,
     /// Who has logged in.
     pub initiator: Option<Iqn>,
     /// To whom.
@@ -99,7 +97,6 @@ impl IscsiSession {
             state,
             connection_state: self.connection_attribute("state")?,
             ours: self.is_lunbd_owned()?,
-            creator: self.creator()?,
             initiator,
             target,
             portal,
