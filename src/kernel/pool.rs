@@ -59,7 +59,7 @@ fn each_on<T: Send, R: Send>(
             }
         }
         for thread in threads {
-            // The items of one that died have no result.
+            // A thread that panicked leaves its items without a result.
             let _ = thread.join();
         }
         refused

@@ -38,14 +38,14 @@ const STEADY: Duration = Duration::from_millis(500);
 const LONGEST_WISH: Duration = Duration::from_secs(60);
 
 impl Engine {
-    /// Keeps the iSCSI sessions that were made here, by this process or by one before
-    /// it, until what is returned is dropped: those whose connection is lost are
-    /// logged in again, with growing pauses, and what waits on them goes on without
-    /// an error. One that was lost for longer than its recovery timeout is tried on,
-    /// and its devices run again; also those of a session that stands when the keeping
-    /// of it begins, since who had it back may have been killed before it came to them:
-    /// who has sessions kept has no use for a device's `offline`. A target that asks us
-    /// to leave is left, and logged in to again.
+    /// Recovers the iSCSI sessions that lunbd created, in this process or in an earlier
+    /// one, until the caller drops the returned value. It logs in again to each session
+    /// whose connection is lost, with growing pauses, and pending I/O continues without an
+    /// error. It goes on after the session's recovery timeout, and then sets the session's
+    /// offline devices to `running`. It also does so for a session that is logged in when
+    /// the recovery begins, since the process that recovered that session may have been
+    /// killed before it came to the devices. When a target asks for a logout, lunbd logs
+    /// out and logs in again.
     ///
     /// Sessions of others, iscsid's among them, are not touched. Several processes
     /// may keep sessions: of each session one at a time does it. Linux 5.10 with

@@ -56,9 +56,9 @@ pub(super) fn set_offline_running(
     }
 }
 
-/// The same of one that stands already, on a thread of its own: who has had it back
-/// may have been killed before it came to the devices, and a rescan that failed may
-/// have ended after they were looked at.
+/// Does the same for a session that is logged in, on a thread of its own. The process that
+/// recovered the session may have been killed before it came to the devices, and a rescan
+/// may have failed after that process looked at them.
 pub(super) fn set_running_in_background(
     roots: &Roots,
     scheduler: &CallScheduler,

@@ -37,9 +37,9 @@ impl SessionRecoveryOptions {
         self
     }
 
-    /// Offers CRC32C over headers, over data or both where it is not known what a
-    /// session has: the kernel forgets it with the connection, so of one that was
-    /// lost before it was seen here nobody knows it.
+    /// Offers CRC32C over headers, over data or both where lunbd does not know what a
+    /// session had. The kernel forgets the digests with the connection, so a session
+    /// that was lost before this process saw it has unknown digests.
     #[must_use]
     pub fn digests(mut self, header: bool, data: bool) -> Self {
         self.digests = (header, data);
