@@ -52,6 +52,16 @@ impl Part {
         self.has(point) && self.seed.is_none_or(is_turn)
     }
 
+    /// The points of a short list that are in this part: each fifth, so that no part is
+    /// much smaller than another. The list must be the same on each kernel.
+    #[must_use]
+    pub fn each_fifth<T>(self, points: Vec<T>) -> Vec<T> {
+        let numbered = (0..).zip(points);
+        let taken =
+            numbered.filter(|(at, _)| self.seed.is_none_or(|seed| at % PARTS == seed % PARTS));
+        taken.map(|(_, point)| point).collect()
+    }
+
     /// Whether a point that another sweep has too is in a fifth of this part: any 25
     /// consecutive seeds take it once.
     #[must_use]
@@ -105,6 +115,15 @@ mod tests {
                 assert_eq!(times.count(), 1, "{point} from seed {first}");
             }
         }
+    }
+
+    #[test]
+    fn five_parts_of_a_short_list_have_each_point_once_and_are_of_one_size() {
+        let parts = (3..3 + PARTS).map(|seed| Part::of_seed(seed).each_fifth((0..11).collect()));
+        let parts: Vec<Vec<u64>> = parts.collect();
+        assert!(parts.iter().all(|part| (2..=3).contains(&part.len())));
+        let points: BTreeSet<u64> = parts.concat().into_iter().collect();
+        assert_eq!((points.len(), parts.concat().len()), (11, 11));
     }
 
     #[test]
