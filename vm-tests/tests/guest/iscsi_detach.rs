@@ -320,7 +320,9 @@ impl LazyWriteback {
     fn new() -> Self {
         guest::enter();
         let settings = [
-            ("/proc/sys/vm/dirty_writeback_centisecs", "0"),
+            // One hour. With 0 the flusher runs when an inode becomes dirty, and it writes
+            // what is over the small share of the thresholds that a new device has.
+            ("/proc/sys/vm/dirty_writeback_centisecs", "360000"),
             ("/proc/sys/vm/dirty_background_ratio", "90"),
             ("/proc/sys/vm/dirty_ratio", "95"),
         ];
