@@ -5,7 +5,8 @@ use std::fmt;
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// An error: `peer` ("the NBD server") sent a field that its protocol does not allow.
+    /// The error for a field that `peer` ("the NBD server") sent and its protocol does not
+    /// allow.
     pub(crate) fn broken(
         peer: &str,
         field: &str,

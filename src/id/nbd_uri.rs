@@ -62,10 +62,10 @@ pub enum NbdServer {
         host: String,
         /// The port.
         port: u16,
-        /// An absolute path of a directory. Its `ca-cert.pem` signs the server's
-        /// certificate; the server may ask for its `client-cert.pem` and `client-key.pem`.
-        /// Without the directory, or without `ca-cert.pem` in it, the system's certificate
-        /// authorities apply.
+        /// An absolute path of a directory. The server's certificate must come from its
+        /// `ca-cert.pem`; the server may ask for its `client-cert.pem` and
+        /// `client-key.pem`. Without the directory, or without `ca-cert.pem` in it, the
+        /// system's certificate authorities apply.
         certificates: Option<PathBuf>,
         /// The name that the server's certificate must hold; `None` means the host.
         hostname: Option<String>,

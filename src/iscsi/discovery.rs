@@ -119,9 +119,9 @@ pub struct SkippedRecord {
 }
 
 /// Asks `portal` for its targets, in a session that is closed at the end, all within
-/// `deadline`. A target that does not answer the logout is waited for at most two seconds.
-/// The kernel's iSCSI takes no part. A record that no login could use, such as an address
-/// with a zone of the target's machine, is skipped and reported.
+/// `deadline`. It waits at most two seconds for the answer to the logout. The kernel's
+/// iSCSI takes no part. A record that no login could use, such as an address with a zone of
+/// the target's machine, is skipped and reported.
 ///
 /// # Errors
 /// As for [`log_in`]. At stage `discover`: `Protocol`, naming the field, also for a list of

@@ -52,7 +52,7 @@ pub fn log_in(portal: &Portal, options: &LoginOptions, deadline: Deadline) -> Re
     log_in_from(portal, options, || Ok(FIRST_COMMAND), deadline)
 }
 
-/// As [`log_in`], for a session whose next CmdSN the kernel knows. `number` is called once,
+/// As [`log_in`], for a session whose next `CmdSN` the kernel knows. `number` is called once,
 /// after the target has accepted a connection.
 ///
 /// # Errors
@@ -132,7 +132,7 @@ fn refuse_loop(visited: &[Portal], to: &Portal) -> Result<()> {
     Ok(())
 }
 
-/// The CmdSN of a new session's first command.
+/// The `CmdSN` of a new session's first command.
 pub(super) const FIRST_COMMAND: u32 = 1;
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub fn initiator_name(path: &Path) -> Result<Iqn> {
 }
 
 /// Gives this machine a name if there is no file at `path`. The name has the form of
-/// open-iscsi's `iscsi-iname`, with 48 random bits. It never writes to an existing file: it
+/// open-iscsi's `iscsi-iname`, with 48 random bits. An existing file is never changed: this
 /// returns `None`, and [`initiator_name`] reads the file.
 ///
 /// The file appears whole and readable only by its owner, and is on the disk when this

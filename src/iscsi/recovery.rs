@@ -3,7 +3,7 @@
 //!
 //! The kernel itself blocks the session's devices and keeps the outstanding commands. A
 //! login with the session's own ISID makes the target end what it still has of the session
-//! (RFC 7143, 6.3.5). The first command after it must have the CmdSN at which the kernel
+//! (RFC 7143, 6.3.5). The first command after it must have the `CmdSN` at which the kernel
 //! continues, and the kernel shows that number nowhere. With another number the login
 //! succeeds and I/O hangs. So the kernel first sends a login request, which it numbers,
 //! over a loopback connection of this machine. Then the true login runs on our own socket:
@@ -30,7 +30,7 @@ use crate::kernel::stream::DeadlineStream;
 use crate::kernel::{Roots, tcp, worker};
 
 /// Logs in again as `name`, on our own socket. As soon as the target accepts a connection,
-/// it calls `number` for the CmdSN of the session's next command, which [`stop_connection`]
+/// it calls `number` for the `CmdSN` of the session's next command, which [`stop_connection`]
 /// returns. So nothing happens to the session while the target is unreachable.
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn connect_again(
 }
 
 /// Makes the kernel release the lost connection of `session`, which must be ours, and
-/// returns the CmdSN of its next command. The number is valid until [`rebind_connection`].
+/// returns the `CmdSN` of its next command. The number is valid until [`rebind_connection`].
 /// Waiting I/O keeps waiting; the session's recovery timeout keeps running.
 ///
 /// It needs Linux 5.10, `iscsi_tcp`, root, the initial network namespace, and a loopback
@@ -108,7 +108,7 @@ fn number_of_a_login(
     })
 }
 
-/// The CmdSN of a login request.
+/// The `CmdSN` of a login request.
 fn number_in(header: &[u8; HEADER]) -> Option<u32> {
     let is_login = header[0] & 0x3f == 0x03;
     let word = header.get(24..28)?.first_chunk().copied()?;

@@ -16,7 +16,7 @@ pub(super) struct Wire<S> {
     /// The longest data segment that we declared, in bytes.
     limit: u32,
     pub(super) cmd_sn: u32,
-    /// The StatSN that is expected next.
+    /// The `StatSN` that is expected next.
     pub(super) exp_stat_sn: u32,
 }
 

@@ -77,6 +77,7 @@ impl Daemon {
     /// network namespace and is not found from another. A newer version also has
     /// `/run/multipathd.socket`. Without an abstract socket this tries to connect to that
     /// file, because the file of a killed daemon stays.
+    ///
     /// # Errors
     /// `NotPermitted` or `Io` if `/proc/self/net/unix` cannot be read.
     pub fn find(roots: &Roots) -> Result<Option<Self>> {

@@ -11,8 +11,8 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::uevent::{self, Notice, Watch};
 
-/// Waits for the disk of `device` until the kernel has announced it. If the device is not
-/// `fresh`, or if events were lost, a disk that can be opened is ready too.
+/// Waits until the kernel has announced the disk of `device`. If the device is not `fresh`,
+/// or if events were lost, a disk that can be opened is ready too.
 ///
 /// # Errors
 /// `NotFound` if the target said that no unit is connected at the LUN; `NotSupported` if

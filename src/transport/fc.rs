@@ -17,8 +17,8 @@ use crate::kernel::{Roots, sysfs};
 /// local port may know the same remote port twice, as after it came back with another
 /// number. Then only a usable one is a path.
 ///
-/// Minimum kernel: 5.10. Each remote port costs one attribute read, and each port of the
-/// URI three more.
+/// Minimum kernel: 5.10. Each remote port costs one attribute read, and each remote port of
+/// the URI three more.
 ///
 /// # Errors
 /// Only those of reading the lists of ports.

@@ -213,8 +213,8 @@ impl SessionDevice {
     }
 
     /// Channel and target. The kernel scans channel 0 and the session's `target_id`
-    /// (`iscsi_user_scan_session`). If the kernel does not show that id, an earlier scan
-    /// has left a directory for the target.
+    /// (`iscsi_user_scan_session`). If the kernel does not show that id, the directory that
+    /// an earlier scan left gives the target.
     fn target(&self, target_id: Option<u32>) -> (u32, u32) {
         let scanned = self.children.iter().find_map(|name| {
             let place: Hctl = format!("{}:0", name.strip_prefix("target")?).parse().ok()?;

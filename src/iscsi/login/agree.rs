@@ -145,9 +145,9 @@ pub struct Session {
     pub isid: Isid,
     /// The target's part of the session's name.
     pub tsih: u16,
-    /// The CmdSN of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The StatSN of the target's next status.
+    /// The `StatSN` of the target's next status.
     pub exp_stat_sn: u32,
     /// The session's portal group, if the target gives it.
     pub group: Option<u16>,

@@ -1,4 +1,4 @@
-//! The PDUs that an initiator sends. All are immediate, so they use up no CmdSN.
+//! The PDUs that an initiator sends. All are immediate, so they use up no `CmdSN`.
 
 use super::{HEADER, Isid, LoginStage, NO_TAG, assemble, put};
 
@@ -21,9 +21,9 @@ pub struct LoginRequest<'a> {
     pub tag: u32,
     /// The number of the connection.
     pub cid: u16,
-    /// The CmdSN of the session's first command.
+    /// The `CmdSN` of the session's first command.
     pub cmd_sn: u32,
-    /// The StatSN that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
     /// Keys and values, at most 8,192 bytes.
     pub text: &'a [u8],
@@ -58,9 +58,9 @@ pub struct TextRequest<'a> {
     pub transfer_tag: u32,
     /// The value from the response to continue; else 0.
     pub lun: [u8; 8],
-    /// The CmdSN of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The StatSN that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
     /// Keys and values.
     pub text: &'a [u8],
@@ -87,9 +87,9 @@ impl TextRequest<'_> {
 pub struct LogoutRequest {
     /// The tag of the logout's task.
     pub tag: u32,
-    /// The CmdSN of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The StatSN that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
 }
 
@@ -115,9 +115,9 @@ pub struct NopOut {
     pub lun: [u8; 8],
     /// The value from the ping.
     pub transfer_tag: u32,
-    /// The CmdSN of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The StatSN that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
 }
 

@@ -42,7 +42,7 @@ pub struct LoginResponse {
     pub tsih: u16,
     /// The value from the request.
     pub tag: u32,
-    /// The StatSN of this status.
+    /// The `StatSN` of this status.
     pub stat_sn: u32,
     /// The class of the result: 0 is success.
     pub status_class: u8,
@@ -63,7 +63,7 @@ pub struct TextResponse {
     pub tag: u32,
     /// The next request must return this value; it has no meaning in the last response.
     pub transfer_tag: u32,
-    /// The StatSN of this status.
+    /// The `StatSN` of this status.
     pub stat_sn: u32,
 }
 
@@ -90,7 +90,7 @@ pub struct NopIn {
     pub lun: [u8; 8],
     /// The answer must return this value; [`NO_TAG`] if the target wants no answer.
     pub transfer_tag: u32,
-    /// The StatSN of the last status, or of the next if the target wants no answer.
+    /// The `StatSN` of the last status, or of the next if the target wants no answer.
     pub stat_sn: u32,
 }
 

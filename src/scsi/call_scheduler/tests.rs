@@ -242,7 +242,7 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
         call(),
     );
     assert!(!rescan.unwrap());
-    // This kind of call may use the open files of its caller.
+    // This call may open a file for its caller, so it shares the open files.
     assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }
 

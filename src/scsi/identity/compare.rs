@@ -19,12 +19,12 @@ use crate::id::{NameKind, Wwid};
 /// | EUI-64 based | SPC-5 7.7.6.5 | IEEE, by the company id | same unit | another unit |
 /// | SCSI name string, `iqn.` | SPC-5 7.7.6.11, RFC 7143 4.2.7 | the owner of the domain | same unit | another unit |
 /// | UUID | SPC-5 7.7.6.12, RFC 4122 | the algorithm | same unit | another unit |
-/// | NAA 3, Locally Assigned | SPC-5 7.7.6.6.3 | nobody: an administrator | supports | another unit, weakly |
-/// | NAA 2, 5, 6, EUI-64 with company id 0 or `FFFFFFh`, UUID of zeros or ones | as above | nobody: the IEEE assigns no such id | supports | another unit, weakly |
-/// | NAA 2 with company id `000347h`, as SPDK gives | SPDK `lib/scsi/scsi_bdev.c`, `bdev_scsi_set_naa_ieee_extended` | nobody: it is made of parts of the bdev's name, the same for `Malloc0` and `Malloc1` | supports | another unit, weakly |
+/// | NAA 3, Locally Assigned | SPC-5 7.7.6.6.3 | nothing: an administrator chooses it | supports | another unit, weakly |
+/// | NAA 2, 5, 6, EUI-64 with company id 0 or `FFFFFFh`, UUID of zeros or ones | as above | nothing: the IEEE assigns no such id | supports | another unit, weakly |
+/// | NAA 2 with company id `000347h`, as SPDK gives | SPDK `lib/scsi/scsi_bdev.c`, `bdev_scsi_set_naa_ieee_extended` | nothing: it is made of parts of the bdev's name, the same for `Malloc0` and `Malloc1` | supports | another unit, weakly |
 /// | T10 vendor identification | SPC-5 7.7.6.4 | the vendor, where it appends a number | supports | another unit, weakly |
 /// | unit serial number, page 80h | SPC-5 7.7.14 | the vendor, for one product | supports | another unit, weakly |
-/// | vendor specific, and vendor, product and serial number | SPC-5 7.7.6.3 | nobody | supports where there is nothing else | another unit, weakly |
+/// | vendor specific, and vendor, product and serial number | SPC-5 7.7.6.3 | nothing | supports where there is nothing else | another unit, weakly |
 ///
 /// A SCSI name string of `naa.` or `eui.` counts as the name that it holds.
 ///
@@ -72,9 +72,9 @@ pub enum Strength {
 pub struct Contradiction {
     /// How strong the contradiction is.
     pub strength: Strength,
-    /// The name of the first unit.
+    /// The name or serial number of the first unit.
     pub ours: String,
-    /// The name of the second unit, of the same kind.
+    /// The name or serial number of the second unit, of the same kind.
     pub theirs: String,
 }
 
