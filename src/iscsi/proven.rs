@@ -25,8 +25,8 @@ impl Proven {
         }
     }
 
-    /// The text that marks a session of ours in the kernel for as long as it exists. `None`
-    /// if nothing was proven.
+    /// The text that marks a session of lunbd in the kernel for as long as it exists.
+    /// `None` if nothing was proven.
     pub(super) fn mark(self) -> Option<&'static str> {
         match self {
             Self::Nothing => None,

@@ -1,5 +1,5 @@
-//! Reconnects a session of ours after its connection is lost, so that waiting I/O continues
-//! without an error.
+//! Reconnects a session of lunbd after its connection is lost, so that waiting I/O
+//! continues without an error.
 //!
 //! The kernel itself blocks the session's devices and keeps the outstanding commands. A
 //! login with the session's own ISID makes the target end what it still has of the session
@@ -46,9 +46,10 @@ pub fn connect_again(
     Ok(options.cap(connection))
 }
 
-/// Makes the kernel release the lost connection of `session`, which must be ours, and
-/// returns the `CmdSN` of its next command. The number is valid until [`rebind_connection`].
-/// Waiting I/O keeps waiting; the session's recovery timeout keeps running.
+/// Makes the kernel release the lost connection of `session`, which lunbd must have made,
+/// and returns the `CmdSN` of its next command. The number is valid until
+/// [`rebind_connection`]. Waiting I/O keeps waiting; the session's recovery timeout keeps
+/// running.
 ///
 /// It needs Linux 5.10, `iscsi_tcp`, root, the initial network namespace, and a loopback
 /// interface that is up. A repeated call repeats it. After a timeout the kernel finishes

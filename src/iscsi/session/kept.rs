@@ -8,7 +8,7 @@ use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::HostParam;
 use crate::kernel::tcp::LocalEnd;
 
-/// Marks the address from which a session of ours logs in. The mark is in the kernel's
+/// Marks the address from which a session of lunbd logs in. The mark is in the kernel's
 /// field for the hardware address of the interface, which nothing reads.
 const SOURCE: &str = "lunbd:source:";
 
@@ -25,8 +25,8 @@ pub(super) fn of_host(local: &LocalEnd) -> Vec<(HostParam, String)> {
 }
 
 impl SessionOptions {
-    /// Takes the lengths that were negotiated for `session`, which must be ours, and the
-    /// local end of its connection. Its times stay in the kernel.
+    /// Takes the lengths that were negotiated for `session`, which lunbd must have made,
+    /// and the local end of its connection. Its times stay in the kernel.
     ///
     /// # Errors
     /// Those of reading sysfs.

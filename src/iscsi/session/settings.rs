@@ -55,8 +55,8 @@ impl Settings {
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
-        // These come first, so that a session with any of its names already shows that it
-        // is ours and how its sides proved themselves.
+        // These come first, so that a session with any of its names already shows that
+        // lunbd made it and how its sides proved themselves.
         let mut all = vec![(Param::InterfaceName, INTERFACE.to_owned())];
         let mark = connection.session.proven.mark();
         all.extend(mark.map(|mark| (Param::UsernameIn, mark.to_owned())));
