@@ -36,8 +36,8 @@ impl Engine {
         }))
     }
 
-    /// Refuses where the kernel stores no backend ids: there a missing id does not prove
-    /// that the source is disconnected.
+    /// Refuses where the kernel stores no backend ids and an NBD device is connected:
+    /// there a missing id does not prove that the source is disconnected.
     fn require_ids(&self) -> Result<()> {
         if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
             return Ok(());

@@ -157,7 +157,7 @@ impl Receipt {
         }
     }
 
-    /// Sets `safe_to_unmap` from the receipt itself and from `doubts`.
+    /// Sets `safe_to_unmap` from the receipt and `doubts`, and adds each doubt to the notes.
     pub(in crate::engine) fn conclude(&mut self, mut doubts: Vec<String>) {
         if self.names.iter().all(Wwid::is_made_up) {
             doubts.push(NAMELESS.to_owned());

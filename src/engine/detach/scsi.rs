@@ -130,7 +130,7 @@ impl Engine {
         let name = resolved.name.as_ref().or(expected);
         match name.filter(|_| named_devices.is_empty()) {
             Some(name) if name.is_unique() => named_devices = self.devices_named(name)?,
-            // A device that only shares the expected name with the unit is no path of it.
+            // A weak name that the caller only expects names no device.
             Some(name) if resolved.name.is_some() => {
                 let devices = self.devices_named(name)?;
                 if !devices.is_empty() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-/// Any process that can open the file can lock it, so only its owner can.
+/// Any process that can open the file can lock it, so only its owner may open it.
 const MODE: u32 = 0o600;
 
 /// The result of an attempt to lock without waiting.
