@@ -131,7 +131,7 @@ pub enum Request<'a> {
         /// How the connection is stopped.
         stop: Stop,
     },
-    /// `ISCSI_UEVENT_SEND_PDU`: the kernel assigns the CmdSN.
+    /// `ISCSI_UEVENT_SEND_PDU`: the kernel assigns the `CmdSN`.
     #[doc(alias = "ISCSI_UEVENT_SEND_PDU")]
     SendPdu {
         /// The session.
