@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ends calls early: every call whose [`Deadline`](super::Deadline) is [cancelled
-/// by](super::Deadline::cancelled_by) this. All clones share one state.
+/// Ends calls early: every call whose [`Deadline`](super::Deadline) is
+/// [cancelled by](super::Deadline::cancelled_by) this. All clones share one state.
 ///
 /// A cancelled call ends at its next stage with
 /// [`Cancelled`](crate::ErrorKind::Cancelled). A kernel call that has begun gets three

@@ -102,11 +102,11 @@ impl fmt::Debug for ChangeListener {
 
 impl Engine {
     /// Calls `listener` for every event, from now on, that may change where a volume is
-    /// attached. The calls come on a private thread and must not block; events that
-    /// `listener` does not take in time are replaced by [`ChangeEvent::LookAgain`].
+    /// attached. The calls come on a private thread and must not block;
+    /// [`ChangeEvent::LookAgain`] replaces events that `listener` does not take in time.
     ///
-    /// Where the kernel's notices of dead NBD links are not available, for example without
-    /// the privilege, the listener receives all other events.
+    /// Without the kernel's notices of dead NBD links, for example without the privilege,
+    /// the listener receives all other events.
     ///
     /// # Errors
     /// `Io` where no thread can be started; `TimedOut`.

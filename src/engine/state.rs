@@ -69,8 +69,7 @@ impl Engine {
     }
 
     /// The kernel calls for SCSI hosts and devices that have not returned after their
-    /// callers gave up, with the quarantined devices and the reasons. Empty on a healthy
-    /// machine.
+    /// callers gave up: what is quarantined, and why. Empty on a healthy machine.
     #[must_use]
     pub fn stuck_calls(&self) -> Vec<StuckCall> {
         self.scheduler.stuck()

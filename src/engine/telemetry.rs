@@ -1,5 +1,5 @@
-//! The measurements, recorded through the `metrics` facade where the application has installed a
-//! recorder (feature `metrics`); without the feature nothing is measured.
+//! The measurements, for a recorder of the `metrics` facade that the application has installed
+//! (feature `metrics`); without the feature nothing is measured.
 
 use std::time::{Duration, Instant};
 

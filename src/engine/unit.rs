@@ -46,8 +46,7 @@ pub(super) enum PathIdentity {
 }
 
 impl PathIdentity {
-    /// The unit to which the device belongs, that is, the one from which the kernel read its
-    /// pages.
+    /// The unit from which the kernel read the device's pages.
     pub(super) fn of(&self) -> &Identity {
         match self {
             Self::Live(identity) | Self::Silent(identity) => identity,
@@ -57,8 +56,7 @@ impl PathIdentity {
 }
 
 impl Engine {
-    /// Locks the unit by the first and strongest of its names; returns `None` where it has no
-    /// name.
+    /// Locks the unit by the strongest of its names, which is the first.
     pub(super) fn lock_unit(
         &self,
         names: &[Wwid],
@@ -73,8 +71,8 @@ impl Engine {
     pub(super) fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
         let disk = device.disk()?;
         let was = scanned_as(device)?;
-        // The state is read after the pages, since a device that is being removed loses this
-        // attribute before them.
+        // The pages are read first: a device that is being removed loses this attribute before
+        // them.
         let state = device.state()?;
         let leaves = state.is_none() && was.names.is_empty();
         let known = |identity_now, timed_out| KnownPath {
@@ -94,8 +92,7 @@ impl Engine {
                 Ok(known(PathIdentity::Live(now), false))
             }
             Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
-            // The path is dead, or the array has unmapped the unit: this is data about the
-            // path.
+            // The path is dead, or the array has unmapped the unit.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
                 let timed_out = error.kind().is_out_of_time();
@@ -126,9 +123,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// All devices of this unit that are there now, first those that the caller named
-    /// (`named_devices`). An entry of `looked_at` is reused, unless the device has a new disk
-    /// since.
+    /// All devices of this unit, first those that the caller named (`named_devices`). An entry
+    /// of `looked_at` is reused, unless the device has a new disk since.
     pub(super) fn paths_of(
         &self,
         unit: &Identity,
@@ -194,8 +190,7 @@ fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     }
 }
 
-/// Whether the read failed because the device is being removed: its attributes go before its
-/// directory.
+/// Whether the read failed because the device is being removed: its attributes go first.
 pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
     error.kind() == ErrorKind::Vanished || !device.is_there()
 }

@@ -11,7 +11,6 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// What [`read_exports`] found.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     /// The volumes that are on one of the devices, by name (`iblock_0/volume`).
@@ -80,7 +79,6 @@ pub(crate) fn read_exports(
     Ok(exports)
 }
 
-/// The device of a volume.
 enum Device {
     Is(DevNo),
     /// No block device of this machine.

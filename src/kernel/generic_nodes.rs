@@ -7,7 +7,6 @@ use super::sysfs;
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// A generic device of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GenericNode {
     /// The device's name below `/dev`: `sg0`, `bsg/0:0:0:1`.

@@ -8,7 +8,6 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::DevNo;
 
-/// What [`read_loops`] found.
 #[derive(Debug, Default)]
 pub(crate) struct Loops {
     /// The loop devices' names, each with the device that backs it.

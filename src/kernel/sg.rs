@@ -47,7 +47,7 @@ fn page() -> Result<MmapMut> {
 }
 
 /// Sends a command that reads and returns the answer; `None` if the device does not know
-/// the command. **Blocks** for up to `timeout` for each try, plus the kernel's error
+/// the command. **Blocks** for up to `timeout` per try and the kernel's error
 /// recovery: call it on a worker. `name` is for errors.
 ///
 /// # Errors

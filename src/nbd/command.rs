@@ -39,9 +39,9 @@ pub struct Timeouts {
     /// connection was replaced meanwhile. With zero and several connections the timeout
     /// is 30 s.
     ///
-    /// The kernel sends a request again only when this time, or those 30 s, have passed
-    /// since it was sent over the dead connection, however soon there is another
-    /// connection (seen on Linux 6.1 and 7.2). A reconnect takes that long.
+    /// A request that was sent over a dead connection is sent again only when this
+    /// time, or those 30 s, have passed, however soon there is another connection (seen
+    /// on Linux 6.1 and 7.2). A reconnect takes that long.
     pub request: Duration,
     /// How long requests wait for a new connection when the last has died, counted from
     /// the first waiting request. After that they fail with `EIO`. With zero they fail

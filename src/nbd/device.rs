@@ -56,15 +56,15 @@ pub enum State {
     /// No `pid`, and a process has the node open, which alone makes the kernel
     /// refuse a connect (`EBUSY`).
     OpenedByOther,
-    /// There is a `pid`, and no known death of its connections. sysfs cannot
-    /// tell a live connection from a dead one.
+    /// There is a `pid`, and its connections are not known to be dead. sysfs
+    /// cannot tell a live connection from a dead one.
     Connected,
     /// There is a `pid`, and the listener to the kernel's `LINK_DEAD`, or the
     /// holder of the socket, knows that no connection is alive: I/O waits.
     LinkDead,
-    /// It was disconnected and something is left. If the caller knows that, a
-    /// `pid` is left (a process has it open). By sysfs alone, a size, requests
-    /// in flight or holders are left without a `pid`.
+    /// It was disconnected and something is left: a `pid`, if the caller knows
+    /// of the disconnect (a process has it open); or, by sysfs alone, a size,
+    /// requests in flight or holders without a `pid`.
     Draining,
     /// There is a `pid`, and the backend id is not the expected one.
     Foreign,

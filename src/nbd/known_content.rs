@@ -27,7 +27,7 @@ impl NbdDevice {
     }
 
     /// How many write and discard requests the kernel has completed since the disk
-    /// exists. The counters continue from one connection to the next
+    /// appeared. The counters continue from one connection to the next
     /// (`Documentation/admin-guide/iostats.rst`, fields 5 and 12).
     pub(crate) fn written(&self) -> Result<u64> {
         let counters = sysfs::read(&self.disk().dir().join("stat"))?;

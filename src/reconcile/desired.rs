@@ -15,7 +15,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// The wanted volumes, each with its attach options. No two of them may claim the same
 /// source, backend id or unit.
 ///
-/// With `serde` it can also be read from a file (TOML, JSON or any other format):
+/// The set can also be read from a file with `serde` (TOML, JSON or any other format):
 ///
 /// ```toml
 /// [[volume]]
@@ -170,8 +170,8 @@ impl Desired {
     /// Sets the least size of a volume in bytes; `None` accepts any size. While the attached
     /// device is smaller, the reconciler takes over the size that the array or the NBD server
     /// reports; as long as that is not enough, the volume counts as failed and is retried.
-    /// **Nothing is ever shrunk**: a device that is larger stays as it is, also where less is
-    /// wanted later.
+    /// **Nothing is ever shrunk**: a larger device stays as it is, even where less is wanted
+    /// later.
     ///
     /// # Errors
     /// `NotFound` where the volume is not wanted.

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The schedule for publishing the failing volumes.
 #[derive(Debug, Default)]
 pub(super) struct FailurePublisher {
     last: Option<Instant>,
@@ -12,7 +11,7 @@ pub(super) struct FailurePublisher {
 impl FailurePublisher {
     /// Notes that the published failures are out of date.
     pub(super) fn change(&mut self) {
-        /// The pause between two publications, since many volumes may fail at once.
+        /// Many volumes may fail at once.
         const PAUSE: Duration = Duration::from_millis(200);
         let now = Instant::now();
         let next = self.last.map_or(now, |last| now.max(last + PAUSE));

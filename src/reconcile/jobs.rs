@@ -14,8 +14,7 @@ use crate::engine::{Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
 
-/// Whether a failure of one step means that the other fails as well: both ask an NBD
-/// server.
+/// Whether a failure of one step is a failure of the other: both ask an NBD server.
 fn is_one(one: StepKind, other: StepKind) -> bool {
     let asks = |kind| matches!(kind, StepKind::Heal | StepKind::Prove);
     one == other || asks(one) && asks(other)
@@ -117,7 +116,7 @@ impl State {
     }
 
     /// Drops the failure of a resize that is no longer the next step: a volume that is too
-    /// small delays only its resize, and no other step.
+    /// small delays only its resize.
     fn forget_sizes(&mut self) {
         for (volume, tracked) in &mut self.tracked {
             let failed = tracked.failure.as_ref().map(|failure| failure.step);
@@ -321,8 +320,8 @@ impl State {
         })
     }
 
-    /// Records that the device answered and differs from sysfs: sysfs keeps what the
-    /// kernel read when it scanned the device, so it is no longer trusted.
+    /// Records that the device answered and differs from sysfs, which keeps the data of
+    /// the kernel's scan and is no longer trusted.
     fn differs(&mut self, volume: &VolumeId, condition: Condition, seen: String) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         tracked.differs = Some((condition, seen.clone()));

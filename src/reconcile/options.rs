@@ -30,12 +30,11 @@ impl Default for Options {
 
 impl Options {
     /// How many volumes are attached and healed at once; 8 by default. As many are
-    /// detached in addition. One thread is reserved for detaches, and one for steps that
-    /// failed before and whose obstacle may be gone. Volumes that hang do not delay the
-    /// others: steps that failed before get at most half of the threads, those of one
-    /// server or target a quarter. A step that takes longer than 5 s, or 1 s where it
-    /// failed before, no longer counts among these threads; at most 64 more are started
-    /// in place of such steps' threads.
+    /// detached in addition. One thread is reserved for detaches, and one for steps whose
+    /// obstacle may be gone. Volumes that hang do not delay the others: steps that failed
+    /// before get at most half of the threads, those of one server or target a quarter. A
+    /// step that takes longer than 5 s, or 1 s where it failed before, no longer counts;
+    /// at most 64 more threads are started for such steps.
     #[must_use]
     pub fn threads(mut self, count: NonZeroUsize) -> Self {
         self.threads = count;

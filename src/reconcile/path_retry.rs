@@ -9,9 +9,8 @@ use crate::id::{HostNo, Iqn, Source};
 
 impl State {
     /// Retries the volumes to which a new transport may lead. A session that a running
-    /// step may have made can end with that step, so it counts only after the step has
-    /// ended: a login of one volume's attempt must not cause an attempt of another
-    /// volume.
+    /// step may have made counts only after that step, which may end it: a login of one
+    /// volume's attempt must not cause an attempt of another volume.
     pub(super) fn see_transports(&mut self, found: ScsiTransports) {
         let mut standing = found.standing;
         standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));

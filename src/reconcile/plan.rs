@@ -11,9 +11,9 @@ use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detach
 use crate::engine::{Condition, VolumeStatus};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 
-/// The steps to do, in a possible order: no step comes before one for which it waits. No
-/// volume has two steps; a volume that must be detached and attached again gets the second
-/// step in the next plan.
+/// The steps, in a possible order: no step comes before one for which it waits. No volume has
+/// two steps; a volume that must be detached and attached again gets the second in the next
+/// plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(transparent)]
 pub struct Plan {
@@ -240,7 +240,7 @@ fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
     }
 }
 
-/// The reason to resize the volume, where there is one.
+/// Why to resize the volume.
 fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
     let least = wanted.min_size?;
     if wanted.is_large_enough(there.size) {
@@ -266,7 +266,7 @@ fn unscanned(there: &VolumeStatus) -> String {
     )
 }
 
-/// The reason to detach a volume before it can be attached as wanted, where there is one.
+/// Why a volume must be detached before it can be attached as wanted.
 fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     if there.spec == *wanted {
         return None;

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::id::VolumeId;
 
-/// The volumes to look at next.
 #[derive(Debug, Default)]
 pub(super) struct Refresh {
     pub(super) all: bool,
@@ -23,8 +22,8 @@ pub(super) enum Scope {
 }
 
 impl Refresh {
-    /// Schedules a look after an event: a moment later, so that it covers the events that
-    /// follow, and late enough that looks take at most a sixth of the time.
+    /// Schedules a look after an event: a moment later, to cover the events that follow,
+    /// and so that looks take at most a sixth of the time.
     pub(super) fn soon(&mut self) {
         const MOMENT: Duration = Duration::from_millis(30);
         const SHARE: u32 = 5;
@@ -46,7 +45,7 @@ impl Refresh {
             .then(|| self.at.unwrap_or_else(Instant::now))
     }
 
-    /// The volumes to look at now; `None` where no look is due.
+    /// The volumes to look at now, where a look is due.
     pub(super) fn take(&mut self) -> Option<Scope> {
         let due = self.due().is_some_and(|at| at <= Instant::now());
         if !due {
@@ -65,7 +64,7 @@ impl Refresh {
         self.last = Some((Instant::now(), began.elapsed()));
     }
 
-    /// Schedules a look at everything in a while, after a look that failed.
+    /// Schedules another look after one that failed.
     pub(super) fn later(&mut self) {
         self.all = true;
         self.at = Some(Instant::now() + Duration::from_secs(1));

@@ -68,8 +68,8 @@ pub(super) struct State {
     pub(super) queues: Queues,
     pub(super) workers: Workers,
     pub(super) retry_at: Option<Instant>,
-    /// Counts the ended steps. The result of a look that began before a step ended is
-    /// ignored for that step's volume.
+    /// Counts the ended steps. A look that began before a step ended says nothing about
+    /// that step's volume.
     pub(super) ended: u64,
     pub(super) stopped: bool,
     pub(super) driver: RunState,
@@ -197,7 +197,7 @@ impl State {
                 let volume = parts.find_map(|part| self.by_component.get(part))?;
                 match self.tracked.get_mut(volume) {
                     // A running step causes device events itself, so only a removal
-                    // counts; a step that only asks causes none, so each event counts.
+                    // counts; a step that only asks causes none.
                     Some(tracked) if tracked.busy => {
                         let asked = matches!(tracked.doing, Some(StepKind::Heal | StepKind::Prove));
                         tracked.dirty |= *removed || asked;
@@ -334,8 +334,7 @@ impl State {
         });
         let was_complete = known.is_some_and(|known| known.condition == Condition::Complete);
         if was_complete && there.spec.nbd.is_some() && there.condition == Condition::LinkDead {
-            // Sysfs, or this process's end of the link, may show the death before the
-            // kernel reports it.
+            // Sysfs, or this process's end of the link, may show the death first.
             tracked.died.get_or_insert_with(Instant::now);
         }
         if tracked.died.is_some() && there.condition == Condition::Complete {
@@ -371,8 +370,8 @@ impl State {
         let mut parts = components(&there);
         let before = self.disown(volume);
         if there.condition == Condition::LinkDead {
-            // Sysfs does not show the former paths of a volume without a path, so they
-            // are kept: their events announce that they are back.
+            // Sysfs does not show the paths that are lost, so they are kept: their events
+            // announce that they are back.
             let lost = before.into_iter().filter(|part| !parts.contains(part));
             parts.extend(lost.collect::<Vec<_>>());
         }
@@ -383,8 +382,7 @@ impl State {
         self.actual.volumes.insert(volume.clone(), there);
     }
 
-    /// Removes the volume's components, so that their events no longer concern it, and
-    /// returns them.
+    /// Removes and returns the volume's components: their events no longer concern it.
     fn disown(&mut self, volume: &VolumeId) -> Vec<String> {
         let mut parts = self.parts.remove(volume).unwrap_or_default();
         parts.retain(|part| {
@@ -414,7 +412,6 @@ impl State {
         }
     }
 
-    /// The last error of a volume.
     pub(super) fn error(&self, volume: &VolumeId) -> Option<Arc<Error>> {
         let failure = self.tracked.get(volume)?.failure.as_ref()?;
         Some(Arc::clone(&failure.error))
@@ -472,8 +469,8 @@ impl State {
     }
 }
 
-/// Whether a path of a SCSI unit runs again that did not run or was not there: meanwhile
-/// the array may have given its address to another unit.
+/// Whether a path of a SCSI unit runs again: the array may have given its address to
+/// another unit meanwhile.
 fn is_back(known: &VolumeStatus, there: &VolumeStatus) -> bool {
     if there.spec.nbd.is_some() || there.condition != Condition::Complete {
         return false;

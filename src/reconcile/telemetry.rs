@@ -1,5 +1,5 @@
-//! The metrics of a reconciler, recorded through the `metrics` facade where the application has
-//! installed a recorder (feature `metrics`).
+//! The metrics of a reconciler, for a recorder of the `metrics` facade that the application has
+//! installed (feature `metrics`).
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 

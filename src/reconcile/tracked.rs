@@ -8,7 +8,6 @@ use crate::deadline::Backoff;
 use crate::engine::{Condition, ReconnectHandle};
 use crate::error::{Error, Stage};
 
-/// The data of one volume beside its state on the machine.
 #[derive(Debug, Default)]
 pub(super) struct Tracked {
     pub(super) busy: bool,
@@ -24,8 +23,8 @@ pub(super) struct Tracked {
     pub(super) path_retry: Option<PathRetry>,
     /// A device of it went away during a step, or changed while a step only asked it.
     pub(super) dirty: bool,
-    /// What the device reported itself to be, where sysfs shows something else. Valid
-    /// until the device is asked again or is gone.
+    /// What the device reported, where sysfs shows something else. Valid until it is
+    /// asked again or is gone.
     pub(super) differs: Option<(Condition, String)>,
     /// Its loss was reported.
     pub(super) lost: bool,

@@ -7,8 +7,8 @@ use crate::engine::ScsiTransport;
 
 /// The pause after the first event, for the events that follow it.
 const MOMENT: Duration = Duration::from_millis(30);
-/// The pause before the next look while a session is logging in, since no event announces
-/// the end of a login by another process. It doubles each time.
+/// The pause before the next look while a session is logging in: no event announces that
+/// another process's login ends. It doubles each time.
 const NEXT_LOOK: Duration = Duration::from_millis(500);
 /// How many such looks follow an event, which takes half a minute.
 const LOOKS: u32 = 6;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::job::Priority;
 use crate::id::VolumeId;
 
-/// After this time a step's thread no longer counts among the given threads, and another is
-/// started where a step waits.
+/// After this time a step's thread no longer counts as given, and another is started where
+/// a step waits.
 const SLOW: Duration = Duration::from_secs(5);
 /// The same for a step that failed before, since it may hang again.
 const SLOW_AGAIN: Duration = Duration::from_secs(1);
@@ -164,8 +164,8 @@ impl Workers {
         room
     }
 
-    /// Whether to start another thread for one of the `waiting` steps. There are at most
-    /// `given` threads and the extra ones, and no more than there are steps.
+    /// Whether to start another thread for one of the `waiting` steps: up to `given` and
+    /// the extra ones, and no more than there are steps.
     pub(super) fn lack_one(&self, given: usize, waiting: usize, now: Instant) -> bool {
         if self.must_wait(now) {
             return false;

@@ -91,7 +91,6 @@ impl Counts {
         self.resyncs.fetch_add(handed, Ordering::Relaxed);
     }
 
-    /// Counts a wait that ended with a notice.
     pub(super) fn wait(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         one_more(&self.waits);

@@ -119,7 +119,7 @@ impl Dispatch {
 
     /// Delivers the event to the waiters that watch a component of `devpath`, to those
     /// that watch everything, and a unit attention to those that watch unit attentions.
-    /// `is_unit_attention` is called only if somebody watches those, and `event` only if a
+    /// `is_unit_attention` is called only if a waiter watches those, and `event` only if a
     /// waiter gets the event.
     pub(super) fn deliver(
         &self,

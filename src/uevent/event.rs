@@ -131,7 +131,6 @@ impl Event {
 pub(super) mod tests {
     use super::*;
 
-    /// An `add` event of the kernel.
     pub(in crate::uevent) fn event(devpath: &str) -> Event {
         let text = format!("add@{devpath}\0ACTION=add\0DEVPATH={devpath}\0SEQNUM=1\0");
         let message = Message::parse(text.as_bytes()).unwrap();

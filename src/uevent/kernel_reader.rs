@@ -78,7 +78,6 @@ impl AsFd for KernelReader {
     }
 }
 
-/// Delivers an event of the kernel.
 pub(super) fn feed(dispatch: &Dispatch, message: &Message<'_>) {
     let is_unit_attention = || message.action == "change" && message.property("SDEV_UA").is_some();
     let event = || Some(Event::of(Origin::Kernel, message));

@@ -3,8 +3,8 @@
 /// A uevent whose fields borrow from the receive buffer, so an event without a
 /// waiter is not copied.
 ///
-/// Format (`lib/kobject_uevent.c`): `ACTION@DEVPATH` and a NUL, then each `KEY=VALUE` with a
-/// NUL.
+/// Format (`lib/kobject_uevent.c`): `ACTION@DEVPATH` and a NUL, then each
+/// `KEY=VALUE` with a NUL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// `add`, `remove`, `change`, `move`, `online`, `offline`, `bind`, `unbind`.

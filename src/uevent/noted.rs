@@ -42,7 +42,6 @@ impl Noted {
         })
     }
 
-    /// Records an event of this device path.
     pub(crate) fn event(&self, devpath: &str) {
         let Some(name) = (self.naming)(devpath) else {
             return;
@@ -55,7 +54,6 @@ impl Noted {
         }
     }
 
-    /// Records that events are lost.
     pub(crate) fn lose(&self) {
         self.lock().lost = true;
     }

@@ -308,7 +308,7 @@ pub(crate) fn settle_removal(
     loop {
         missed |= watch.take_missed();
         let seen = watch.seen_events().of(devpath);
-        // If a next device already has the number, ours was removed before it.
+        // If the next device already has the number, ours was removed before it.
         // Otherwise a removal that an `add` followed was of an earlier device.
         let seen = seen.filter(|seen| seen.gone || reborn.exists());
         let removed = seen.and_then(|seen| seen.removed);

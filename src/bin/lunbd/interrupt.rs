@@ -55,7 +55,7 @@ fn code_of(number: u8) -> u8 {
 }
 
 /// Whether the process ignores the signal, as after `nohup` and in a shell's background
-/// jobs: the signal would not have ended it.
+/// jobs.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -66,7 +66,7 @@ impl Volume {
     }
 }
 
-/// The exit code where a volume is not attached, does not serve I/O or fails, or where the
+/// The exit code where a volume is not attached, does not serve I/O or fails, or the
 /// journal has a file that is no record. README.md and `--help` list it.
 const NOT_WHOLE: u8 = 9;
 

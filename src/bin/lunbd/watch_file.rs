@@ -165,9 +165,8 @@ impl FileWatch {
         Ok(if is_new_file { Effect::None } else { written })
     }
 
-    /// Watches the directories in which the names of the path are now. It starts at the
-    /// root, so that a directory that is replaced meanwhile causes an event in the one
-    /// above it.
+    /// Watches the directories in which the names of the path are now, from the root on:
+    /// replacing a directory meanwhile causes an event in the one above it.
     fn follow_places(&mut self) -> Result<()> {
         loop {
             let places = places_of(&self.path);

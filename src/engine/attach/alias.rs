@@ -8,16 +8,16 @@ use crate::id::{DiskSeq, Lun};
 use crate::scsi::{Comparison, ScsiDevice, Strength};
 
 impl ProbedPath {
-    /// The same unit at another LUN of the same target, where its disk is older than this
-    /// one. Before Linux 5.15 disks have no sequence number: of two disks that are both
-    /// older than this attach, the one with the lower LUN counts as the older.
+    /// The same unit at another LUN of the same target, if its disk is older. Disks have
+    /// no sequence number before Linux 5.15: of two disks that are older than this attach,
+    /// the lower LUN counts as the older.
     pub(super) fn earlier_alias(&self, engine: &Engine) -> Result<Option<ScsiDevice>> {
         let Some(name) = self.identity.wwid() else {
             return Ok(None);
         };
-        // A device that this attach brought gives way to any other: another attach may
-        // have returned the other one, even where its number is higher (the kernel assigns
-        // the number before it shows the disk).
+        // A device of this attach gives way to any other: another attach may have returned
+        // the other one, even where its number is higher (the kernel assigns it before it
+        // shows the disk).
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
         let mut earlier = None;
         let device = &self.device;
@@ -30,8 +30,7 @@ impl ProbedPath {
                     first = age;
                     earlier = Some(other);
                 }
-                // A failure to read another unit's device does not matter once that device
-                // is gone.
+                // The read of another unit's device may fail once that is gone.
                 Err(error) if other.is_there() => return Err(error),
                 _ => {}
             }
@@ -40,8 +39,7 @@ impl ProbedPath {
     }
 
     fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
-        // A device without a disk is younger; the attach that scanned it checks for
-        // aliases itself.
+        // A device without a disk is younger; its own attach checks for aliases.
         let Some(disk) = other.disk()? else {
             return Ok(None);
         };
@@ -67,11 +65,10 @@ mod tests {
     use crate::kernel::Roots;
     use crate::transport::RouteKind;
 
-    /// A unique name, and a name that is not unique.
     const UNIQUE: [u8; 8] = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
     const LOCAL: [u8; 8] = [0x30, 0, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4];
 
-    /// Creates a device of this target, with a disk, whose unit has the name `naa`.
+    /// Creates a device of this target, with a disk, for the unit `naa`.
     fn device(target: &Path, naa: [u8; 8], lun: &str, disk: &str, diskseq: u64) {
         let dir = target.join(lun);
         let block = dir.join("block").join(disk);
@@ -82,8 +79,7 @@ mod tests {
         fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
     }
 
-    /// Returns the earlier alias of the device at `lun` among `devices`, which all have
-    /// the same name.
+    /// Returns the earlier alias of the device at `lun`; all `devices` have the same name.
     fn alias(naa: [u8; 8], devices: &[&str], lun: &str, changed: bool) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -121,8 +117,8 @@ mod tests {
         assert_eq!(alias("2:0:0:1", false), None);
         assert_eq!(alias("2:0:0:16385", false).as_deref(), Some("2:0:0:1"));
         assert_eq!(alias("2:0:0:16385", true).as_deref(), Some("2:0:0:1"));
-        // The disk at LUN 1 has the lower number, but another attach may have returned the
-        // other disk before this one was visible.
+        // LUN 1 has the lower number, but another attach may have returned the other disk
+        // before this one was visible.
         assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
     }
 

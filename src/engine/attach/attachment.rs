@@ -58,8 +58,8 @@ pub enum Unit {
         missing: Vec<MissingPath>,
         /// The name of the multipath map, where the attached device is one.
         map: Option<String>,
-        /// Why there is no map where one was wanted, that is, where several paths were named
-        /// without [`Multipath::Off`](crate::engine::Multipath::Off).
+        /// Why there is no map, where several paths were named without
+        /// [`Multipath::Off`](crate::engine::Multipath::Off).
         no_map: Option<String>,
     },
     /// An export of an NBD server.
@@ -93,13 +93,12 @@ pub struct UnitPath {
     pub devno: DevNo,
     /// The disk's sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// The ALUA access state in which the target serves the unit over this path. `None`
-    /// where the unit does not report it, and where there is a map, since the unit is not
-    /// asked then.
+    /// The ALUA access state of the unit over this path. `None` where the unit does not
+    /// report it, and where there is a map, since the unit is not asked then.
     pub access_state: Option<AccessState>,
     /// The settings of [`AttachRequest::log_in`](crate::AttachRequest::log_in) that the
-    /// session or the disk does not have, no matter which program logged in. Empty for a
-    /// path without a session.
+    /// session or the disk does not have, no matter which program logged in. Empty without a
+    /// session.
     pub unmet_settings: Vec<UnmetSetting>,
     /// Whether this call brought the path.
     pub changed: bool,
@@ -135,7 +134,7 @@ impl fmt::Display for MissingPath {
 }
 
 impl Attachment {
-    /// The SCSI address of the first path; `None` where the device is no SCSI disk.
+    /// The SCSI address of the first path of a SCSI disk.
     #[must_use]
     pub fn hctl(&self) -> Option<Hctl> {
         self.paths().first().map(|path| path.hctl)
@@ -150,7 +149,7 @@ impl Attachment {
         }
     }
 
-    /// The names that the unit reported; `None` where the device is no SCSI disk.
+    /// The names that the unit of a SCSI disk reported.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         match &self.unit {
@@ -159,8 +158,7 @@ impl Attachment {
         }
     }
 
-    /// The names of the content of an NBD device; `None` for any other device, and where the
-    /// content could not be read.
+    /// The names of the content of an NBD device, where they could be read.
     #[must_use]
     pub fn content(&self) -> Option<&[ContentName]> {
         match &self.unit {
@@ -169,7 +167,7 @@ impl Attachment {
         }
     }
 
-    /// The index of an NBD device; `None` for any other device.
+    /// The index of an NBD device.
     #[must_use]
     pub fn nbd_index(&self) -> Option<NbdIndex> {
         match &self.unit {

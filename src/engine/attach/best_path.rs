@@ -76,8 +76,8 @@ impl Engine {
 
     /// # Errors
     /// `NotReady`, naming the state of each path, where no path serves I/O by its ALUA
-    /// access state and a read fails as well. The read matters since `scsi_debug` reports
-    /// standby and serves I/O.
+    /// access state and a read fails as well (`scsi_debug` reports standby and serves
+    /// I/O).
     pub(super) fn require_one_that_serves_io(
         &self,
         unit: &PathSet,

@@ -40,8 +40,7 @@ pub(super) struct UnitMap {
     pub(in crate::engine) map: Option<(Map, Proof)>,
     /// Why there is no map where one was wanted.
     pub(in crate::engine) why_none: Option<String>,
-    /// The paths that multipathd refused and that are not in the map, by the name of the
-    /// disk.
+    /// The refused paths that are not in the map, by the name of the disk.
     refused: BTreeMap<String, Error>,
 }
 
@@ -55,7 +54,7 @@ impl UnitMap {
 
 impl Engine {
     /// Returns `None` where the request turns multipath off. `named` is the number of
-    /// paths that the attach names.
+    /// paths in the attach.
     ///
     /// # Errors
     /// `NotPermitted` or `Io` where it is unknown whether multipathd runs.
@@ -77,13 +76,12 @@ impl Engine {
         }))
     }
 
-    /// Waits for the map of these paths, which udev has handled, and for udev to settle on
-    /// it. Returns no map where none is required.
+    /// Waits for the map of these paths, which udev has handled, and for udev to handle
+    /// the map. Returns no map where none is required.
     ///
-    /// The call tells multipathd of each path, even where multipathd may know it from udev
-    /// already: multipathd answers when it has made the map or decided not to. Where it
-    /// decided not to and a map is wanted, the call tells it to make the map, unless a
-    /// path is in use.
+    /// The call tells multipathd of each path, even one known from udev: multipathd
+    /// answers when it has made the map or decided not to. Where it decided not to and a
+    /// map is wanted, the call tells it to make the map, unless a path is in use.
     ///
     /// # Errors
     /// `NotSupported` where a map is required and there is no multipathd; `Unreachable`
@@ -176,10 +174,10 @@ impl Engine {
         })
     }
 
-    /// The reason why no map may be made over these paths, where one of them is in use.
-    /// The disk and the map have separate caches: data written to one is not visible
-    /// through the other. device-mapper refuses a mounted disk, but accepts one that a
-    /// process has open for writing.
+    /// Why no map may be made over these paths, where one of them is in use. The disk and
+    /// the map have separate caches: data written to one is not visible through the other.
+    /// device-mapper refuses a mounted disk, but accepts one that a process has open for
+    /// writing.
     fn users_of_paths(
         &self,
         paths: &[ProbedPath],
@@ -235,8 +233,8 @@ impl Engine {
             }
             whole = Some(map);
         }
-        // multipathd makes one map of all disks for which it has the same name, also where
-        // that name is not unique or where a setting takes it from another property.
+        // multipathd makes one map of all disks with the same name, even one that is not
+        // unique or that a setting takes from another property.
         if let Some(map) = &whole
             && (identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name)))
         {
@@ -256,8 +254,7 @@ impl Engine {
     /// Refuses a map that holds a disk of another unit.
     ///
     /// # Errors
-    /// `IdentityMismatch`, naming a disk for which no unique name proves that it is a path
-    /// of this unit.
+    /// `IdentityMismatch`, naming a disk that no unique name proves to be this unit's.
     fn refuse_strangers_below(
         &self,
         map: &Map,
@@ -286,9 +283,8 @@ impl Engine {
     }
 }
 
-/// Returns the result of `tell`, called a second time where multipathd closed the first
-/// connection: systemd keeps the socket of a multipathd that restarts, so the next
-/// connection waits for the new process.
+/// Calls `tell`, and again where multipathd closed the connection: systemd keeps the
+/// socket of a multipathd that restarts, so the next connection waits for the new process.
 fn told_again<T>(mut tell: impl FnMut() -> Result<T>) -> Result<T> {
     tell().or_else(|error| match error.kind() {
         ErrorKind::Unreachable => tell(),

@@ -7,7 +7,6 @@ use crate::engine::attach::scsi_path::ProbedPath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Answer, Daemon};
 
-/// multipathd's answers about the paths of one unit.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Answers {
     /// The paths that multipathd puts into no map, by the name of the disk.

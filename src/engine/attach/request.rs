@@ -115,8 +115,8 @@ impl AttachRequest {
     }
 }
 
-/// Called with the names of a SCSI unit as soon as the attach has read them, before the attach
-/// returns the unit. A refusal makes the attach remove again what it brought.
+/// Called with the names of a SCSI unit before the attach returns it. A refusal makes the attach
+/// remove what it brought.
 #[derive(Clone)]
 pub(in crate::engine) struct UnitClaim(pub(in crate::engine) Arc<ClaimUnit>);
 

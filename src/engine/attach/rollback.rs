@@ -34,9 +34,8 @@ pub(in crate::engine) fn device(
     }
 }
 
-/// Removes the device. multipathd learns of a path from udev and takes it into a map at
-/// once, so it is told to drop the path, again in each turn. A map that has no path left
-/// is removed too.
+/// Removes the device. multipathd takes a new path into a map at once, so each turn tells
+/// it to drop the path. A map without a path is removed too.
 fn remove(
     engine: &Engine,
     device: &ScsiDevice,

@@ -44,8 +44,8 @@ impl Engine {
         let (routes, sessions) = self.routes_with_sessions(request, timer, deadline)?;
         let attached = self.attach_over(routes, request, timer, deadline);
         match attached {
-            // After a timeout the kernel still works on the sessions' devices, which a
-            // logout would remove.
+            // After a timeout the kernel still works on devices that a logout would
+            // remove.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 sessions.give_up(self.roots(), deadline.for_rollback());
                 Err(error)
@@ -141,8 +141,7 @@ impl Engine {
         Ok(routes)
     }
 
-    /// Locks these addresses in ascending order, so that two callers that want the same
-    /// ones cannot deadlock.
+    /// Locks the addresses in ascending order, so that callers cannot deadlock.
     pub(in crate::engine) fn lock_addresses(
         &self,
         addresses: BTreeSet<Hctl>,
@@ -153,7 +152,7 @@ impl Engine {
     }
 
     /// Whether the kernel scans one of these addresses for a lunbd process, even a killed
-    /// one: the devices that such a scan finds appear at its end.
+    /// one: its devices appear at the scan's end.
     pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
         for &hctl in addresses {
             if DeviceLock::is_held(self.roots(), &DeviceLock::of_scan(hctl))? {
@@ -176,7 +175,6 @@ impl Engine {
         addresses.iter().try_for_each(wait)
     }
 
-    /// Takes the probed paths to an attached unit.
     fn prove(
         &self,
         unit: &mut PathSet,
@@ -202,7 +200,7 @@ impl Engine {
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
         timer.enter(Stage::Settle);
-        // The map waiter is prepared here, while udev works, so that less is left to do
+        // The map waiter is prepared while udev works, which leaves less to do
         // afterwards.
         let named = unit.paths.len() + unit.missing.len();
         let map_waiter = self.map_waiter(request, named)?;
@@ -232,8 +230,8 @@ impl Engine {
         }
         let changed = unit.paths.iter().any(|path| path.changed);
         if changed {
-            // A new user of the unit starts from the data that is on it, so earlier
-            // failed flushes no longer count.
+            // A new user of the unit starts from the data on it, so earlier failed
+            // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
@@ -258,10 +256,10 @@ impl Engine {
         })
     }
 
-    /// Replaces each path by an older alias: where the unit is also there at another LUN
-    /// of the same target (an array may present LUN 1 as 16385), the older disk is used,
-    /// since two disks of one unit on one path would have separate page caches. The call
-    /// removes the device that this attach scanned beside it, and no other.
+    /// Replaces each path by an older alias: where the unit is also at another LUN of the
+    /// same target (an array may present LUN 1 as 16385), the older disk is used, since
+    /// two disks of one unit on one path would have separate page caches. The call
+    /// removes only devices that this attach scanned.
     fn adopt_aliases(
         &self,
         unit: &mut PathSet,
@@ -304,7 +302,7 @@ impl Engine {
     }
 
     /// Waits until udev has handled each path. One of several gets half of the remaining
-    /// time, which leaves the rest to the others and the map.
+    /// time, to leave time for the others and the map.
     fn settle_paths(
         &self,
         unit: &mut PathSet,
@@ -341,7 +339,7 @@ impl PathSet {
         self.paths.iter().map(facts).collect()
     }
 
-    /// Merges paths that share a device: two addresses of one device are one path.
+    /// Two addresses of one device are one path.
     fn have_each_once(&mut self) {
         let mut once: Vec<ProbedPath> = Vec::new();
         for path in std::mem::take(&mut self.paths) {
@@ -353,8 +351,8 @@ impl PathSet {
         self.paths = once;
     }
 
-    /// Keeps the paths that pass. A path that fails, since it vanished or udev does not
-    /// handle it, counts as missing as long as enough paths are left.
+    /// Keeps the paths that pass. A path that vanished, or that udev does not handle,
+    /// counts as missing as long as enough are left.
     pub(in crate::engine) fn keep(
         &mut self,
         request: &AttachRequest,
@@ -374,7 +372,7 @@ impl PathSet {
                 let missing = MissingPath::of_error(path.via.clone(), &error);
                 self.missing.push(missing);
             } else {
-                // The rollback removes this path with the others.
+                // The rollback removes it with the others.
                 self.paths.push(path);
                 first = first.and(Err(error));
             }
@@ -451,9 +449,8 @@ fn worse(earlier: Option<Error>, later: Error) -> Error {
 }
 
 /// # Errors
-/// `TooFewPaths`, naming the missing paths. A path that leads to another unit is an
-/// error, no matter how many others there are.
-/// unit is an error however many others there are.
+/// `TooFewPaths`, naming the missing paths. A path to another unit is an error, however
+/// many others there are.
 fn require_paths(
     request: &AttachRequest,
     found: usize,

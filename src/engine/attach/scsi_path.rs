@@ -74,7 +74,7 @@ pub(in crate::engine) struct PathFailure {
 
 impl Engine {
     /// Probes all of `ways` at once. Several ways run on a thread each, so that no host
-    /// waits for another. `timer` adopts the stages of the slowest path.
+    /// waits for another; the slowest path's stages count.
     pub(super) fn probe_paths(
         &self,
         ways: Vec<(RouteKind, Hctl)>,
@@ -141,8 +141,8 @@ impl Engine {
                         return Ok(found.probed(via, device, false, watch));
                     }
                 }
-                // No unit was connected at the last scan, and the kernel does not probe an
-                // existing device again.
+                // No unit was connected at the last scan, and the kernel does not probe
+                // the device again.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     tracing::info!(%hctl, %error, "deleting the stale device");
                     timer.enter(Stage::Delete);
@@ -189,9 +189,8 @@ impl Engine {
 
     /// Explains why a scan brought no device. The kernel scans nothing and reports nothing
     /// where the session is not logged in or the port is not online
-    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`). So an empty scan, and the reason
-    /// why nothing answered it, describe the LUN only where the path is still up after the
-    /// scan.
+    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`). So an empty scan describes the LUN
+    /// only where the path is still up after it.
     fn why_nothing_came(
         &self,
         error: Error,
@@ -241,9 +240,9 @@ impl Engine {
     }
 
     /// Waits for the end of a transition between ALUA access states. During it the unit
-    /// serves no I/O, so that udev's probe of the disk would take the caller's time. Where
-    /// a map is possible, multipathd reads the states, and this call asks the unit only
-    /// where the kernel has seen it in transition.
+    /// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
+    /// map is possible, multipathd reads the states, and this call asks only a unit that
+    /// the kernel has seen in transition.
     fn wait_for_transition(
         &self,
         device: &ScsiDevice,
@@ -299,10 +298,10 @@ impl Engine {
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
     }
 
-    /// The name under which the kernel scanned an older device, where another unit answers
-    /// now: an array gave the address to another volume. The kernel's cache shows that
-    /// name or, where some process made the kernel read the names again, udev's record of
-    /// the disk's first event does.
+    /// The name of the unit that the kernel scanned, where another one answers now: an
+    /// array gave the address to another volume. It is in the kernel's cache or, where
+    /// some process made the kernel read the names again, in udev's record of the disk's
+    /// first event.
     fn scanned_as_another(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
         let is_another =
@@ -328,9 +327,8 @@ impl Engine {
     }
 }
 
-/// Returns the device's state as the error where the device is unusable: the kernel
-/// refuses to open an offline device with the same `ENXIO` as a device that is gone
-/// (`drivers/scsi/sd.c`, `sd_open`).
+/// The device's state where it is unusable: the kernel refuses to open an offline device
+/// with the same `ENXIO` as one that is gone (`drivers/scsi/sd.c`, `sd_open`).
 fn state_behind(error: Error, device: &ScsiDevice) -> Error {
     if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
         return error;
@@ -360,7 +358,7 @@ fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> 
     }
 }
 
-/// The error for a stale device that could not be removed.
+/// The error for a stale device that was not removed.
 fn stale(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(

@@ -29,9 +29,8 @@ impl DetachRun<'_> {
         }
     }
 
-    /// Refuses a map with a disk below it that the kernel scanned as another unit, or that
-    /// shares only names which are not unique with this unit, and that is therefore not in
-    /// `paths`.
+    /// Refuses a map over a disk that the kernel scanned as another unit, or that shares
+    /// only names which are not unique, and that is therefore not in `paths`.
     ///
     /// # Errors
     /// `IdentityMismatch`, naming the disk to which the map's data would be written.
@@ -280,8 +279,7 @@ mod tests {
             assert!(error.to_string().contains(said), "{error}");
         }
         assert!(run.receipt.map.is_none() && map.is_there());
-        // A name that contradicts nothing, and a path that the map does not hold, are no
-        // reasons to refuse.
+        // A name that contradicts nothing, and a path outside the map, are accepted.
         let mut one = path(roots, "3:0:0:4", "sdd");
         let below = [one.disk.clone().unwrap()];
         one.identity_now = PathIdentity::Live(unit("t10.VENDOR_x"));

@@ -37,7 +37,7 @@ impl Engine {
     }
 
     /// Refuses where the kernel stores no backend ids and an NBD device is connected:
-    /// there a missing id does not prove that the source is disconnected.
+    /// there a missing id proves nothing.
     fn require_ids(&self) -> Result<()> {
         if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
             return Ok(());
@@ -101,8 +101,8 @@ impl Engine {
             flush,
             not_looked_at,
         } = self.claim_and_flush(disk, request.abandon, &mut watch, timer, deadline)?;
-        // Under the claim no other process can start to use the device, but another
-        // client can have connected the index anew before it.
+        // Under the claim no other process can start to use the device, but a client may
+        // have connected the index anew before.
         let now = device.backend()?;
         if backend.is_some() && now.as_deref() != backend.map(BackendId::as_str) {
             let now = now.unwrap_or_default();
@@ -146,7 +146,7 @@ impl Engine {
         // The link is removed first, so that its end is not reported as a death.
         let link = self.links().remove(&index);
         // The kernel first sends a disconnect request on each connection, which blocks
-        // where the peer is dead or hangs and the socket's buffer is full.
+        // where the peer is dead or hangs and the buffer is full.
         if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
             link.shut_down();
         }
@@ -175,7 +175,7 @@ mod tests {
         Deadline::after(Duration::from_secs(10))
     }
 
-    /// A machine with this kernel and one connected device that shows no backend id.
+    /// A machine with this kernel and one connected device without a backend id.
     fn machine(release: &str) -> (tempfile::TempDir, Engine) {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_link_that_the_kernel_was_not_brought_to_end_is_not_forgotten() {
         let (_root, engine) = machine("6.1.0\n");
-        // The nbd module, where it is loaded, assigns no index as high as this.
+        // The nbd module assigns no index as high as this.
         let index = NbdIndex::new(1 << 20).unwrap();
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);

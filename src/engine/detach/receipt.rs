@@ -146,8 +146,7 @@ impl Receipt {
         self.safe_to_unmap &= next.safe_to_unmap;
     }
 
-    /// Marks everything as gone after a search that found nothing of the unit, including
-    /// what other processes removed meanwhile.
+    /// Marks everything as gone, after a search that found nothing of the unit.
     pub(super) fn nothing_is_there(&mut self) {
         for path in &mut self.paths {
             path.gone = true;
@@ -205,8 +204,7 @@ pub struct DetachFailure {
 }
 
 impl DetachFailure {
-    /// Marks the receipt as incomplete, since more may be there that the detach did not
-    /// look for.
+    /// Marks the receipt as incomplete: the detach did not look for more.
     pub(in crate::engine) fn new(error: Error, mut receipt: Receipt) -> Self {
         receipt.conclude(vec!["the detach is incomplete".to_owned()]);
         Self::after(error, Some(receipt))

@@ -63,7 +63,7 @@ impl Engine {
         let removed = self.delete_map(map, daemon, watch, deadline);
         if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
             let told = self.free_lookers(map, daemon, deadline);
-            // The error of the removal says more than the error of the unblocking.
+            // The removal's error says more than that of the unblocking.
             receipt.told_to_fail |= told.unwrap_or_else(|error| {
                 tracing::debug!(%error, "cannot unblock the processes that probe the map");
                 false
@@ -140,9 +140,9 @@ impl Engine {
     }
 
     /// Flushes under the claim. Where the map queues and no path is left, waits half of
-    /// the time for a path; then tells the map to fail its I/O, since the flush would
-    /// never end. It does not do so while another process has the map open, since that
-    /// process would lose its queued writes.
+    /// the time for a path and then tells the map to fail its I/O, since the flush would
+    /// never end; not while another process has the map open, which would lose its queued
+    /// writes.
     fn write_map_back(
         &self,
         map: &Map,
@@ -182,8 +182,8 @@ impl Engine {
                     beside_own_flush: true,
                 };
                 users.refuse_busy(self.roots(), map.disk(), act)?;
-                // Where not all users are visible, the kernel's open count shows whether
-                // this claim is the only one.
+                // Where users may be hidden, the kernel's open count shows whether this
+                // claim is the only one.
                 let is_ours = users.not_looked_at.is_empty()
                     || multipath::open_count(self.roots(), map, deadline)? <= 1;
                 if is_ours {
@@ -202,7 +202,7 @@ impl Engine {
             "it queues with no path left: telling it to fail I/O"
         );
         // A daemon that hangs, or has no such map at the moment, gets half of the time;
-        // the kernel does it without the daemon.
+        // the kernel needs no daemon.
         let limit = deadline.half();
         if let Some(daemon) = daemon
             && let Err(error) = daemon.disable_queueing(map.name(), limit)
@@ -210,8 +210,8 @@ impl Engine {
             tracing::debug!(%error, "multipathd does not disable queueing");
         }
         match multipath::fail_if_no_path(self.roots(), map, deadline) {
-            // The map is suspended for a moment, or another process made it queue again:
-            // the next turn retries.
+            // The map is suspended, or another process made it queue again: the next turn
+            // retries.
             Err(error) if error.kind() == ErrorKind::NotReady => {
                 tracing::debug!(%error, "not told yet");
                 Ok(false)
@@ -220,12 +220,11 @@ impl Engine {
         }
     }
 
-    /// Frees the processes that probe a map which queues with no path left: such a
-    /// process blocks in its read and holds the map open until a path comes. The map may
-    /// queue again because a multipathd that hung when it was told to fail made it do so.
-    /// Returns whether the map was told to fail, after which they release it. Only for a
-    /// caller that abandons unwritten data, since a process that /proc does not show may
-    /// write to the map.
+    /// Tells a map that queues with no path left to fail its I/O: a process that probes
+    /// it blocks in its read and holds the map open until a path comes. A multipathd that
+    /// hung when it was told may have made the map queue again. Returns whether the map
+    /// was told. Only for a caller that abandons unwritten data, since a process that
+    /// /proc does not show may write to the map.
     fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
         if !self.will_be_let_go(map, deadline)? {
             return Ok(false);
@@ -238,8 +237,8 @@ impl Engine {
     }
 
     /// Removes a map whose last path is gone. multipathd leaves such a map where udev
-    /// probes it at that moment, so this call retries for as long as only transient users
-    /// have it open. A map with a path stays.
+    /// probes it, so this call retries while only transient users have it open. A map
+    /// with a path stays.
     ///
     /// # Errors
     /// `InUse`, which names the users; `TimedOut`.
@@ -293,8 +292,8 @@ impl Engine {
         let disk = map.disk();
         let lost = FailedFlush::of(roots, disk)?;
         let leaving = uevent::Leaving::of(roots, disk)?;
-        // multipathd is told so that it does not make the map again on a path's event. A
-        // daemon that hangs gets half of the time; the kernel removes the map without it.
+        // This keeps multipathd from making the map again on a path's event. A daemon
+        // that hangs gets half of the time; the kernel needs no daemon.
         let limit = deadline.half();
         if let Some(daemon) = daemon
             && let Err(error) = daemon.delete_map(map.name(), limit)

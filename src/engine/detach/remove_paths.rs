@@ -165,9 +165,9 @@ impl DetachRun<'_> {
         done
     }
 
-    /// Refuses where a path has a failed flush of its own, which the flush of its map
-    /// does not repair: the error comes before the map is removed, while everything is
-    /// still in place.
+    /// Refuses where a path has a failed flush, which the flush of its map does not
+    /// repair. The check comes before the map is removed, while everything is still in
+    /// place.
     fn refuse_lost_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
         if self.request.abandon {
             return Ok(());
@@ -268,8 +268,7 @@ impl DetachRun<'_> {
     }
 
     /// Whether the unit's disks are held only by its map, even one that is being removed,
-    /// or by a process that probes disks and releases them; `None` where no holder is
-    /// visible.
+    /// or by a process that probes disks; `None` where no holder is visible.
     fn may_be_let_go(&self, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
@@ -342,9 +341,9 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// Waits briefly for devices that another process is removing at the moment: each may
-    /// be a path of the unit whose last write is still to come. Returns a doubt for each
-    /// that is not gone.
+    /// Waits briefly for devices that another process is removing: each may be a path of
+    /// the unit whose last write is still to come. Returns a doubt for each that is not
+    /// gone.
     pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));

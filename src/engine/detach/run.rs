@@ -9,7 +9,6 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
 
-/// A SCSI detach that is under way.
 pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) engine: &'a Engine,
     pub(in crate::engine) request: &'a DetachRequest,

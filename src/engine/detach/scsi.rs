@@ -19,8 +19,8 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 
 impl Engine {
-    /// Detaches the unit with all its paths, and then the devices of scans that outlived
-    /// their callers: a path that hangs holds up no other.
+    /// Detaches the unit with all its paths, and then what outlived scans bring: a path
+    /// that hangs holds up no other.
     pub(super) fn detach_scsi(
         &self,
         resolved: &ResolvedUnit,
@@ -30,8 +30,7 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         timer.enter(Stage::Lock);
         let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
-        // This looks before the detach: the devices of a scan that has ended by then are
-        // found below.
+        // This looks first: the devices of a scan that has ended by then are found below.
         let may_come = self.are_scanned(&resolved.addresses)?;
         let done = self.detach_what_is_there(resolved, request, timer, deadline)?;
         if !may_come {
@@ -83,8 +82,8 @@ impl Engine {
             holder_vanished: false,
             replaced: Vec::new(),
         };
-        // All known paths enter the receipt: a path that another process removes is not
-        // flushed by this call.
+        // All known paths enter the receipt: this call does not flush a path that another
+        // process removes.
         for path in &known {
             run.enter_into_receipt(path)?;
         }
@@ -142,9 +141,9 @@ impl Engine {
         Ok(named_devices)
     }
 
-    /// Refuses where the same unit may be at another LUN of the same target (1 and
-    /// 16385). Where nothing is at the address and no device reports the unit's name, the
-    /// answer "it is gone" would be a guess.
+    /// Refuses where the unit may be at another LUN of the same target (1 and 16385).
+    /// Where nothing is at the address and the unit's name is unknown, "it is gone" would
+    /// be a guess.
     fn refuse_unproven_alias(
         &self,
         resolved: &ResolvedUnit,
@@ -258,8 +257,7 @@ fn retry_until_gone(
     run.wait_until_forgotten(timer, deadline)
 }
 
-/// Whether this detach flushed the path, rather than another process having removed it
-/// before.
+/// Whether this detach flushed the path.
 fn was_taken_down(path: &PathReceipt) -> bool {
     path.flush.is_some()
 }

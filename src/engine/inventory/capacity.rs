@@ -18,8 +18,7 @@ use crate::kernel::mounts::{self, Mount};
 pub struct Capacity {
     /// The size of the device in bytes; the map's size where there is a map.
     pub bytes: u64,
-    /// The mounted file systems of the volume, each listed once; empty where it is used
-    /// as a block device.
+    /// The mounted file systems of the volume, each listed once.
     pub file_systems: Vec<FileSystem>,
 }
 
@@ -32,7 +31,7 @@ pub struct FileSystem {
     pub device: DevNo,
     /// The mount point; see [`Mount::path`].
     pub path: PathBuf,
-    /// The process in whose namespace the mount point is; see [`Mount::pid`].
+    /// The process whose namespace has it; see [`Mount::pid`].
     pub pid: Option<u32>,
     /// The space that the file system reports; `None` where it does not answer.
     pub usage: Option<Usage>,
@@ -41,13 +40,12 @@ pub struct FileSystem {
 }
 
 impl Engine {
-    /// The data for CSI's `NodeGetVolumeStats` of an attached volume. `node` is the node
-    /// of a disk, of a partition of it or of its multipath map, or a link to one of
-    /// these.
+    /// The data for CSI's `NodeGetVolumeStats`. `node` is the node of a disk, of a
+    /// partition of it or of its multipath map, or a link to one of these.
     ///
     /// A file system that does not answer by `deadline` is reported with that error, and
-    /// everything else is reported as usual. The thread that asks it stays until it
-    /// answers; no second thread asks meanwhile.
+    /// the rest as usual. The thread that asks it stays until it answers; no second one
+    /// asks meanwhile.
     ///
     /// # Errors
     /// `NotFound` where nothing is at the path; `InvalidInput` where it is no block
@@ -112,7 +110,7 @@ impl Engine {
     }
 
     /// Checks that the requested file system answered: after an unmount the directory
-    /// below it answers instead.
+    /// below it does.
     fn check(
         &self,
         mount: &Mount,

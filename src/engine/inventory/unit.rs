@@ -15,7 +15,7 @@ use crate::transport::TransportInfo;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Inventory {
-    /// SCSI units in the order of their first path's address, then NBD devices by index.
+    /// SCSI units by their first path's address, then NBD devices by index.
     pub units: Vec<InventoryUnit>,
     /// The mounts and swap areas whose device is unknown: each may be on any of the units.
     pub not_looked_at: Vec<NotLookedAt>,
@@ -43,8 +43,7 @@ pub struct InventoryUnit {
 }
 
 impl InventoryUnit {
-    /// Whether `node` is the node of the unit's map, of one of its paths, or of its NBD
-    /// device.
+    /// Whether `node` is that of the unit's map, of a path, or of its NBD device.
     #[must_use]
     pub fn has_node(&self, node: &Path) -> bool {
         match &self.kind {
@@ -57,8 +56,7 @@ impl InventoryUnit {
         }
     }
 
-    /// Whether `devno` belongs to the unit's map, to one of its paths, or to its NBD
-    /// device.
+    /// Whether `devno` is that of the unit's map, of a path, or of its NBD device.
     pub(super) fn is(&self, devno: DevNo) -> bool {
         match &self.kind {
             UnitKind::Scsi(unit) => {
@@ -103,8 +101,8 @@ pub struct ScsiUnit {
     pub map: Option<InventoryMap>,
     /// Whether the state of a path is not running, or cannot be read.
     pub degraded: bool,
-    /// Whether the sizes of the paths and the map differ: the unit was resized and some of
-    /// them still have the old size.
+    /// Whether the sizes of the paths and the map differ: some still have the size before a
+    /// resize.
     pub sizes_differ: bool,
 }
 
@@ -163,7 +161,7 @@ pub struct NbdUnit {
     pub node: PathBuf,
     /// Its device number.
     pub devno: DevNo,
-    /// The disk's sequence number, which stays the same after a disconnect (Linux 5.15).
+    /// The disk's sequence number, which outlives a connection (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
     /// Its state.
     pub state: nbd::State,

@@ -22,8 +22,8 @@ use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
 /// How long I/O waits for a lost session with other paths, and without:
-/// `node.session.timeo.replacement_timeout` as open-iscsi's README recommends it with
-/// multipath, and its default.
+/// `node.session.timeo.replacement_timeout` as open-iscsi's README has it for multipath,
+/// and its default.
 const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
 const RECOVERY_ALONE: Duration = Duration::from_secs(120);
 /// The least time that the remaining portals get once enough of them have logged in.
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Sessions {
     shares: Vec<DeviceLock>,
-    /// The sessions of lunbd that the attach shares, no matter which process made them.
+    /// lunbd's sessions that the attach shares, no matter which process made them.
     used: Vec<IscsiSession>,
     fresh: Vec<NewSession>,
     /// Why there is no session of this name.
@@ -66,16 +66,15 @@ impl Sessions {
         }
     }
 
-    /// Keeps the sessions after a successful attach.
     pub(in crate::engine) fn keep(self) {
         for fresh in self.fresh {
             fresh.keep();
         }
     }
 
-    /// Ends the sessions of a failed attach, unless another process uses them by now. It
-    /// also ends the sessions that another attach made and left to this one while it
-    /// shared them: of several attaches that fail, the last one ends the session.
+    /// Ends the sessions of a failed attach, unless another process uses them by now, and
+    /// those that another attach left to this one while it shared them: of several
+    /// attaches that fail, the last one ends the session.
     pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
         let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
@@ -95,7 +94,7 @@ impl Sessions {
     }
 }
 
-/// A session that was just made. The attach that wanted it may have ended by now.
+/// A session that was just made; its attach may have ended by now.
 #[derive(Debug)]
 struct NewSession {
     roots: Roots,
@@ -126,8 +125,8 @@ impl Drop for NewSession {
     }
 }
 
-/// Runs `end` on a detached thread and passes it its time limit. Where no thread can be
-/// started, the calling thread runs it with a short limit.
+/// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
+/// with a short limit, where no thread can be started.
 fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
     const BESIDE: Duration = Duration::from_secs(30);
     const HERE: Duration = Duration::from_secs(3);
@@ -149,7 +148,7 @@ fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + '
 
 impl Engine {
     /// The routes of the sources after the requested logins. lunbd's sessions among them
-    /// are not ended before the returned `Sessions` are dropped.
+    /// do not end before the returned `Sessions` are dropped.
     pub(in crate::engine) fn routes_with_sessions(
         &self,
         request: &AttachRequest,
@@ -175,7 +174,7 @@ impl Engine {
     ) -> Result<Vec<RouteAttempt>> {
         loop {
             let candidates = self.candidates(request)?;
-            // A session may be gone: another process ended it, just now or some time ago.
+            // Another process may have ended a session.
             let all_stand = self.share_all(&candidates, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
                 Some(options) if all_stand => wanted(&candidates, request, options),
@@ -264,9 +263,9 @@ impl Engine {
     }
 
     /// Shares the lock of each session of lunbd. Returns `false` where the routes must be
-    /// read again: a session was ended before this call had its lock, has just been
-    /// started, or blocked a login and was ended by this call (an unfinished logout or,
-    /// where a login is requested, a lost session without devices).
+    /// read again: a session was ended before the lock was taken, was just started, or
+    /// was in the way and ended by this call (an unfinished logout or, before a login, a
+    /// lost session without devices).
     fn share_all(
         &self,
         candidates: &[TargetRoute<'_>],
@@ -314,8 +313,8 @@ impl Engine {
         Ok(all_stand)
     }
 
-    /// Logs in through all portals at once. Waits for `enough` of them, and then the same
-    /// time again for the others.
+    /// Logs in through all portals at once. Waits for `enough` of them, and the same time
+    /// again for the others.
     fn log_in_all(
         &self,
         names: Vec<SessionName>,
@@ -369,8 +368,8 @@ impl Engine {
                     waited_for.insert(name, Some(error));
                 }
                 Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
-                // Each login ends by itself now. The sessions that they made must be
-                // collected and given up.
+                // Each login ends by itself now, and its session must be collected and
+                // given up.
                 Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
                     patience = limit.for_rollback();
                 }
@@ -385,8 +384,7 @@ impl Engine {
         }
     }
 
-    /// Logs in on a thread of its own, for which no caller has to wait: it ends a session
-    /// that comes too late.
+    /// Logs in on a detached thread, which ends a session that comes too late.
     fn log_in_beside(
         &self,
         name: SessionName,
@@ -399,7 +397,7 @@ impl Engine {
         let run = move || {
             let _entered = span.entered();
             let made = log_in(&roots, &name, &options, deadline);
-            // Where the receiver is gone, the new session is dropped and so ended.
+            // Without a receiver the new session is dropped and so ended.
             let _ = told.send((name, made));
         };
         let thread = thread::Builder::new().name("lunbd-login".to_owned());
@@ -466,7 +464,7 @@ fn log_in(
     }
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
-        // The kernel still works on it, and no process may be there to see it end.
+        // The kernel still works on it, maybe with no process left to see it end.
         Err(error) if error.kind().is_out_of_time() => {
             alone.abandon();
             return Err(error);

@@ -343,9 +343,9 @@ impl SessionRecovery {
         Ok(None)
     }
 
-    /// Reports on an attempt that hangs where no deadline ends it, such as in a file system
-    /// that does not answer for the credentials. No second attempt starts meanwhile; the call
-    /// reports the state of the session.
+    /// Reports on an attempt that no deadline ends, such as in a file system that does not
+    /// answer for the credentials, and on the session's state. No second attempt starts
+    /// meanwhile.
     fn check_overdue(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);

@@ -185,10 +185,10 @@ impl Engine {
         Ok(hosts)
     }
 
-    /// Logs out lunbd's sessions that were made for these sources and have no devices: the
-    /// process that made one may have died before the first device appeared or after the
-    /// last one went. It also ends the sessions of logins that died before they set the
-    /// names. Returns the ended sessions.
+    /// Logs out lunbd's sessions for these sources that have no devices: the process that
+    /// made one may have died before the first device appeared or after the last one went.
+    /// Also ends the sessions of logins that died before they set the names. Returns the
+    /// ended sessions.
     ///
     /// # Errors
     /// The first failure, at stage `logout`.

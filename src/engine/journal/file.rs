@@ -25,10 +25,10 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.'
 
 /// The name of a volume's file. Letters, digits, `-`, `_` and `.` stay and other bytes
 /// are percent-encoded, so that no id leads out of the directory and no two ids share a
-/// file. A long name keeps its beginning, followed by a `~`, which no encoded text
-/// contains, and the SHA-256 of the whole.
+/// file. A long name keeps its beginning and the SHA-256 of the whole, after a `~`, which
+/// no encoded text contains.
 pub(super) fn name_of(volume: &VolumeId) -> String {
-    /// A file's name has at most 255 bytes, and the endings need some of them.
+    /// A file's name has at most 255 bytes, including the endings.
     const LONGEST: usize = 160;
     const BEGINNING: usize = 80;
     let mut name = utf8_percent_encode(volume.as_str(), PLAIN).to_string();
@@ -44,9 +44,9 @@ pub(super) fn name_of(volume: &VolumeId) -> String {
 }
 
 /// Replaces the file `name` by `bytes`, whole or not at all even where the machine stops:
-/// it writes another file beside it, syncs that to the disk, and renames it. A [`sync`]
-/// must follow before the new file is sure to be there after the machine stops.
-/// **Blocks** for as long as the file system does.
+/// it writes another file beside it, syncs that to the disk, and renames it. Only a
+/// [`sync`] makes the rename survive a stop. **Blocks** for as long as the file system
+/// does.
 pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
@@ -65,7 +65,7 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
         fs::rename(&beside, &path)
     };
     write().map_err(|error| {
-        // The incomplete file has no use, and takes room on a disk that may be full.
+        // The incomplete file has no use, and the disk may be full.
         let _ = fs::remove_file(&beside);
         Error::io("cannot write the intent", &path, &error)
     })?;
@@ -73,8 +73,8 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     Ok(())
 }
 
-/// Removes the file `name`. A [`sync`] must follow before it is sure to be gone after the
-/// machine stops. **Blocks** for as long as the file system does.
+/// Removes the file `name`. Only a [`sync`] makes the removal survive a stop of the
+/// machine. **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
     point!(JournalToRemove);

@@ -19,7 +19,7 @@ pub(in crate::engine) enum Locked {
     /// Another process has the lock.
     Anothers,
     /// The file was removed before it was locked, and another process may lock the next
-    /// one at the path: this process has no lock and must try again.
+    /// one at the path: try again.
     Removed,
 }
 

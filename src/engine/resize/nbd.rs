@@ -199,8 +199,7 @@ impl Engine {
             let message = format!("a connection of nbd{index} is dead: heal the device first");
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Probe));
         }
-        // Where requests do not wait for new connections, they would fail when the old
-        // ones end.
+        // Without that timeout requests would fail when the old connections end.
         let waits = link.timeouts.dead_connection;
         let can_be_replaced = state.is_whole() && waits.is_some_and(|limit| !limit.is_zero());
         Ok(Connections {
@@ -239,7 +238,6 @@ impl Engine {
     }
 }
 
-/// The connections of a device.
 struct Connections {
     are_several: bool,
     /// The device's timeouts, where this process made all connections and can replace
@@ -257,9 +255,8 @@ fn several_of_another(index: NbdIndex) -> Error {
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
 
-/// The error where old connections keep the old size. A server may fix a connection's size
-/// when the connection is made, as nbdkit does, and one process cannot end another's
-/// connections.
+/// The error where old connections keep the old size: a server may fix it when the
+/// connection is made, as nbdkit does, and no process can end another's connections.
 fn serves_others_only(index: NbdIndex, before: u64) -> Error {
     let message = format!(
         "the server of nbd{index} serves the new size only on new connections, and this process \

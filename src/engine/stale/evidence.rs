@@ -35,9 +35,9 @@ pub enum Evidence {
         /// The peripheral device type.
         device_type: u8,
     },
-    /// The target's list of LUNs has other LUNs and not this one, under neither of its
-    /// addresses. The list comes through another device of the target. It counts only
-    /// where that device is in it and all its entries are plain LUNs.
+    /// The target's list of LUNs, read through another device of the target, has other
+    /// LUNs and not this one, under neither of its addresses. The list counts only where
+    /// that device is in it and all its entries are plain LUNs.
     NotListed {
         /// The device that returned the list.
         through: Hctl,
@@ -188,9 +188,9 @@ impl Engine {
         })))
     }
 
-    /// The unit that the kernel scanned, where `now` is certainly another one. It is
-    /// known from the kernel's copy or, where some process made the kernel read the names
-    /// again, from udev's record of the disk's first event.
+    /// The unit that the kernel scanned, where `now` is certainly another one: from the
+    /// kernel's copy or, where some process made the kernel read that again, from udev's
+    /// record of the disk's first event.
     fn scanned_as_other(
         &self,
         cached: &Identity,

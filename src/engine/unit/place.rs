@@ -154,9 +154,9 @@ impl Engine {
         }
     }
 
-    /// Describes what may be left of a unit where names do not prove to which unit a
-    /// device belongs: devices with these names and, for a unit with only weak names,
-    /// maps, except those at other targets than the unit's paths. None is touched.
+    /// Describes what may be left of a unit where names prove nothing: devices with these
+    /// names and, for a unit with only weak names, maps, except those at other targets
+    /// than the unit's paths. None is touched.
     pub(in crate::engine) fn lookalikes(
         &self,
         unit: &Identity,

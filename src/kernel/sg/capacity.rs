@@ -11,7 +11,7 @@ const SERVICE_ACTION_IN_16: u8 = 0x9e;
 const READ_CAPACITY_16: u8 = 0x10;
 
 /// The size in bytes, from READ CAPACITY(16), or from (10) if the device does
-/// not know that. **Blocks** for up to `timeout` for each command, plus the
+/// not know that. **Blocks** for up to `timeout` per command and the
 /// kernel's error recovery: call it on a worker.
 ///
 /// # Errors

@@ -12,13 +12,12 @@ const SHORT: u16 = 255;
 /// The length of the standard data, up to and including the product's revision.
 /// Every device answers as much.
 pub(super) const STANDARD: u8 = 36;
-/// The command for the standard data.
 pub(super) const STANDARD_CDB: [u8; 6] = [INQUIRY, 0, 0, 0, STANDARD, 0];
 /// A VPD page's header: type, page code, length.
 const HEADER: usize = 4;
 
 /// Reads a page of vital product data, with its header; `None` if the device
-/// does not have the page. **Blocks** for up to `timeout`, plus the kernel's
+/// does not have the page. **Blocks** for up to `timeout` and the kernel's
 /// error recovery: call it on a worker.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ pub(crate) struct PortGroup {
 }
 
 /// The target port groups of the unit; `None` if the device does not know the command.
-/// **Blocks** for up to `timeout` for each try, plus the kernel's error recovery: call it on
+/// **Blocks** for up to `timeout` per try and the kernel's error recovery: call it on
 /// a worker.
 ///
 /// # Errors

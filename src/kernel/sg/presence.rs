@@ -1,4 +1,4 @@
-//! Whether a logical unit exists: asks its target.
+//! Asks a target whether a logical unit exists.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) enum Presence {
 }
 
 /// Sends INQUIRY, which a target also answers for LUNs that it does not have,
-/// and then TEST UNIT READY. **Blocks** for up to `timeout` for each try, plus
+/// and then TEST UNIT READY. **Blocks** for up to `timeout` per try and
 /// the kernel's error recovery: call it on a worker.
 ///
 /// # Errors

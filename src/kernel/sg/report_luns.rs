@@ -16,7 +16,7 @@ const HEADER: usize = 8;
 const LENGTHS: [u32; 2] = [4096, 16_384 * 8 + 8];
 
 /// All LUNs that the device's target has for this initiator port. **Blocks** for
-/// up to `timeout` for each try, plus the kernel's error recovery: call it on a
+/// up to `timeout` per try and the kernel's error recovery: call it on a
 /// worker.
 ///
 /// # Errors

@@ -13,7 +13,6 @@ use std::time::Duration;
 use nix::sys::prctl;
 use nix::sys::signal::SigSet;
 
-/// The work of a thread.
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
 /// Which open files a thread has.

@@ -19,7 +19,6 @@ impl<'a, S: Read + Write> Server<'a, S> {
         ))
     }
 
-    /// Reads exactly `N` bytes.
     pub(super) fn read<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.0.fill(what, &mut bytes)?;

@@ -132,7 +132,6 @@ impl ReplyHeader {
     }
 }
 
-/// Checks that an ACK has no payload.
 pub(super) fn empty_ack(payload: &[u8]) -> Result<()> {
     if payload.is_empty() {
         return Ok(());

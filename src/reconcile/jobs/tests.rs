@@ -112,7 +112,7 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     state.merge(vec![there(0)], &Scope::All, 0, true);
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
-    // The attach was planned before the look, since the volume is wanted.
+    // The attach was planned before the first look.
     assert_eq!(job.step.kind, StepKind::Attach);
     state.settle(&mut job, attached(0), &impatient());
     assert!(state.plan().is_empty());
@@ -146,7 +146,7 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
-    // The death may come after the answer, and the kernel reports it only once.
+    // The death may follow the answer, and the kernel reports it only once.
     state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.settle(&mut job, Done::Serves, &impatient());
     state.plan_now();

@@ -6,8 +6,8 @@ use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
 use crate::iscsi::IscsiSession;
 
-/// How often to look again, over about two seconds, at a session that the kernel reports
-/// as lost and sysfs does not yet show as lost.
+/// How often to look again, over about two seconds, at a session that is lost by the
+/// kernel's notice and not yet by sysfs.
 const LOOKS: u32 = 14;
 
 #[derive(Debug)]
@@ -114,8 +114,8 @@ impl RecoveryState {
         }
     }
 
-    /// Whether to look again though sysfs shows the session as logged in: sysfs may not
-    /// show the loss yet.
+    /// Whether to look again though sysfs shows the session as logged in: it may not show
+    /// the loss yet.
     pub(super) fn look_once_more(&mut self, now: Instant) -> bool {
         if self.lost || self.looks_left == 0 {
             return false;
@@ -153,7 +153,6 @@ impl RecoveryState {
         self.overdue
     }
 
-    /// Sets the time of the next check.
     pub(super) fn check_again_at(&mut self, next: Instant) {
         self.overdue = Some(next);
     }
@@ -177,8 +176,8 @@ impl RecoveryState {
         !std::mem::replace(&mut self.said_spent, true)
     }
 
-    /// Slows down where the target refuses the login or fails to prove itself: it takes
-    /// another secret, and a quick retry does not help.
+    /// Slows down where the target refuses the login or fails to prove itself, which
+    /// takes another secret.
     pub(in crate::engine) fn is_refused(&mut self) {
         self.between_tries.slow_down();
     }
@@ -247,8 +246,7 @@ mod tests {
         recovery.not_before(Some(now));
         recovery.not_before(None);
         assert_eq!(recovery.due(), Some(later));
-        // Neither a further notice of the same loss nor a failed attempt shortens the
-        // wait.
+        // Neither a further notice nor a failed attempt shortens the wait.
         recovery.look_again_at(now);
         assert_eq!(recovery.due(), Some(later));
         recovery.begin(now);

@@ -12,17 +12,17 @@ use crate::id::Wwid;
 pub enum Condition {
     /// The volume is attached as the device that the attach returned, and answers.
     Complete,
-    /// Its attach or its resize was begun and not completed, and a device of it is there.
+    /// Its attach or its resize is unfinished, and a device of it is there.
     HalfAttached,
-    /// Its detach was begun and not completed, and a device of it is there.
+    /// Its detach is unfinished, and a device of it is there.
     HalfDetached,
     /// No device of it is there.
     Gone,
-    /// Another device is there: another unit answers at its place, or the volume is
-    /// attached as another device than the attach returned.
+    /// Another unit answers at its place, or it is attached as another device than the
+    /// attach returned.
     Changed,
-    /// A device of it is there and does not answer: an NBD device whose server went away,
-    /// or a SCSI unit without a working path.
+    /// It does not answer: an NBD device whose server went away, or a SCSI unit without a
+    /// working path.
     LinkDead,
 }
 
@@ -37,11 +37,9 @@ pub enum Action {
     Finished,
     /// Its attach had left nothing, which was proven, and its record was removed.
     Undone,
-    /// The device is connected to its server again, or has the size again that the kernel
-    /// had lost.
+    /// The device has its server again, or the size that the kernel had lost.
     Healed,
-    /// The action failed, and the volume is as the error says. A later recovery tries
-    /// again.
+    /// The action failed, and the volume is as the error says. A later recovery retries.
     Failed(Error),
 }
 
