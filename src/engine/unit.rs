@@ -95,7 +95,7 @@ impl Engine {
             // The path is dead, or the array has unmapped the unit.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let timed_out = error.kind().is_out_of_time();
+                let timed_out = error.kind().is_timeout_or_cancel();
                 Ok(known(PathIdentity::Silent(was), timed_out))
             }
         }
@@ -114,7 +114,7 @@ impl Engine {
             });
             failure.map_or(Ok(devices), Err)
         };
-        let known = self.units().among_which_named(self.roots(), name)?;
+        let known = self.units().candidates_with_name(self.roots(), name)?;
         let found = named(known)?;
         if found.is_empty() {
             // Only the devices themselves prove that there is none: see `paths_of`.
@@ -139,12 +139,12 @@ impl Engine {
             .collect();
         if !unit.names.is_empty() {
             let is_wanted = |name: &Wwid| unit.is(name);
-            let mut there = self.units().that_may_be(self.roots(), is_wanted)?;
+            let mut there = self.units().candidates(self.roots(), is_wanted)?;
             if found.is_empty() && there.is_empty() {
                 // Only the devices themselves prove that none is left. The index misses a
                 // write to `state`, which makes the kernel read the pages again, and a driver
                 // or a process elsewhere that causes such a read.
-                there = ScsiDevice::all_that_may_be(self.roots(), is_wanted)?;
+                there = ScsiDevice::candidates(self.roots(), is_wanted)?;
             }
             for device in there {
                 if found.contains(&device) {

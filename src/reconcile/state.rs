@@ -216,7 +216,7 @@ impl State {
                 self.transports.change();
                 self.look_for_lost_paths();
             }
-            ChangeEvent::LookAgain => {
+            ChangeEvent::Resync => {
                 self.refresh.all = true;
                 self.refresh.soon();
             }

@@ -72,26 +72,26 @@ impl Units {
 
     /// The devices whose units may have a wanted name, by the strongest name in the
     /// kernel's copies, in the order of their addresses.
-    pub(crate) fn that_may_be(
+    pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return ScsiDevice::all_that_may_be(roots, is_wanted);
+            return ScsiDevice::candidates(roots, is_wanted);
         };
         known.with(|names| names.first().is_some_and(&is_wanted))
     }
 
     /// The same for the other devices on the device's own target.
-    pub(crate) fn siblings_that_may_be(
+    pub(crate) fn sibling_candidates(
         &mut self,
         roots: &Roots,
         device: &ScsiDevice,
         wanted: &Wwid,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return device.siblings_that_may_be(wanted);
+            return device.sibling_candidates(wanted);
         };
         let mut found = known.with(|names| names.first() == Some(wanted))?;
         let target = device.dir().parent();
@@ -101,7 +101,7 @@ impl Units {
 
     /// A superset of the devices whose unit has this name in the kernel's copies, whether
     /// it is the strongest or not.
-    pub(crate) fn among_which_named(
+    pub(crate) fn candidates_with_name(
         &mut self,
         roots: &Roots,
         name: &Wwid,

@@ -22,7 +22,7 @@ impl ProbedPath {
         let mut earlier = None;
         let device = &self.device;
         let mut units = engine.units();
-        let siblings = units.siblings_that_may_be(engine.roots(), device, name);
+        let siblings = units.sibling_candidates(engine.roots(), device, name);
         drop(units);
         for other in siblings? {
             match self.is_alias_since(&other) {

@@ -95,7 +95,7 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.scheduler.on_device(
+        let read = self.scheduler.run_on_device(
             best.device.hctl(),
             Stage::Identify,
             &what,

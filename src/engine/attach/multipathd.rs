@@ -29,7 +29,7 @@ impl Answers {
         for path in paths {
             let name = path.disk.name();
             match daemon.add_path(name, deadline) {
-                Ok(Answer::NotWanted) => {
+                Ok(Answer::Excluded) => {
                     let message = format!("multipathd's configuration excludes {name}");
                     answers.refuse(name, Error::new(ErrorKind::Refused, message));
                 }
@@ -79,7 +79,7 @@ impl Answers {
             )));
         }
         match daemon.add_map(wwid, deadline) {
-            Ok(Answer::NotWanted) => Ok(Some(format!(
+            Ok(Answer::Excluded) => Ok(Some(format!(
                 "multipathd's configuration excludes the unit {wwid}"
             ))),
             Ok(Answer::Delayed) => {

@@ -68,7 +68,14 @@ impl Engine {
         let mut missing = Vec::new();
         let mut cause = None;
         let alone = routes.len() == 1;
-        for (Route { via, place }, why_no_session) in routes {
+        for (
+            Route {
+                via,
+                address: place,
+            },
+            why_no_session,
+        ) in routes
+        {
             match (place, why_no_session) {
                 (Ok(hctl), _) => ways.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
@@ -491,7 +498,7 @@ mod tests {
         let source: Source = "scsi:1:0:0:1".parse().unwrap();
         let request = AttachRequest::new(source).min_paths(3);
         let waited = std::time::Duration::from_secs(9);
-        let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
+        let slow = Error::wait_expired(Stage::Identify, waited, "sdb to answer");
         let slow = slow.with_last_seen("state=running, disk sdb");
         let none = Error::new(ErrorKind::NotFound, "no such unit");
         let via = |hctl: &str| RouteKind::Address {

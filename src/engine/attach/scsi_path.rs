@@ -207,7 +207,7 @@ impl Engine {
         };
         let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
-            match route.place {
+            match route.address {
                 Ok(place) if place == hctl => return error,
                 Err(missing) if route.via == *via => why = missing.to_string(),
                 _ => {}
@@ -288,7 +288,8 @@ impl Engine {
         let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
             Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
-                if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
+                if error.kind().is_timeout_or_cancel()
+                    || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
@@ -330,7 +331,7 @@ impl Engine {
 /// The device's state where it is unusable: the kernel refuses to open an offline device
 /// with the same `ENXIO` as one that is gone (`drivers/scsi/sd.c`, `sd_open`).
 fn state_behind(error: Error, device: &ScsiDevice) -> Error {
-    if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
+    if error.kind().is_timeout_or_cancel() || error.kind() == ErrorKind::Quarantined {
         return error;
     }
     match device.require_usable(Stage::Identify) {

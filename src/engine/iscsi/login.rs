@@ -186,7 +186,7 @@ impl Engine {
                     timer.enter(Stage::Login);
                     let there = candidates
                         .iter()
-                        .filter(|candidate| candidate.route.place.is_ok())
+                        .filter(|candidate| candidate.route.address.is_ok())
                         .count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
                     self.log_in_all(wanted, options, request, enough, sessions, deadline);
@@ -243,7 +243,7 @@ impl Engine {
                 if let RouteKind::Iscsi { session, .. } = &mut route.via {
                     *session = None;
                 }
-                route.place = Err(RouteUnavailable {
+                route.address = Err(RouteUnavailable {
                     reason: MissingReason::NoSession,
                     text: format!("session {id} is that of {}", other.initiator),
                     hctl: None,
@@ -281,7 +281,7 @@ impl Engine {
             let Some((_, session)) = self.session_of(route) else {
                 continue;
             };
-            match &route.place {
+            match &route.address {
                 Ok(_) => {
                     let right = share(roots, &session, deadline)?;
                     if right.is_some() && request.log_in.is_some() {
@@ -465,7 +465,7 @@ fn log_in(
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
         // The kernel still works on it, maybe with no process left to see it end.
-        Err(error) if error.kind().is_out_of_time() => {
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             alone.abandon();
             return Err(error);
         }

@@ -232,7 +232,7 @@ impl SessionRecovery {
                     self.track_known(&session, true);
                 }
             }
-            SessionNotice::Said(id, message) => {
+            SessionNotice::AsyncMessage(id, message) => {
                 let session = IscsiSession::new(&self.roots, id);
                 if session.is_lunbd_owned()? {
                     self.take_async_message(&session, message);
@@ -241,7 +241,7 @@ impl SessionRecovery {
             SessionNotice::Created(_) => {
                 self.look_at = self.look_at.min(Instant::now() + LOOK_SOON);
             }
-            SessionNotice::LookAgain => self.look_at = Instant::now(),
+            SessionNotice::Resync => self.look_at = Instant::now(),
         }
         Ok(())
     }
@@ -363,7 +363,7 @@ impl SessionRecovery {
             }
             _ if recovery.is_news(ErrorKind::TimedOut) => {
                 let what = "the current re-login attempt; no other starts meanwhile";
-                let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
+                let error = Error::wait_expired(Stage::Session, attempt::LONGEST, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
                 SessionRecoveryOutcome::Failed(

@@ -130,7 +130,7 @@ fn end_unless(
     }
     let _alone = match DeviceLock::take(roots, &lock_name(session.id()), patience) {
         // An attach keeps using the session.
-        Err(error) if error.kind().is_out_of_time() => {
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             tracing::info!(session = %session.id(), %error, "it stays");
             return Ok(false);
         }

@@ -177,7 +177,7 @@ impl VolumeGuard {
         let Err(error) = self.write(intent, deadline) else {
             return Ok(());
         };
-        if !error.kind().is_out_of_time() && self.record() != before {
+        if !error.kind().is_timeout_or_cancel() && self.record() != before {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),

@@ -324,7 +324,7 @@ impl Healer<'_> {
                     self.add_device(index, reconnect);
                 }
             }
-            LinkNotice::LookAgain => {
+            LinkNotice::Resync => {
                 for (index, reconnect) in self.engine.reconnects()? {
                     self.add_device(index, reconnect);
                 }

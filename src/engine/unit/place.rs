@@ -175,7 +175,7 @@ impl Engine {
         let mut doubts = Vec::new();
         for device in self
             .units()
-            .that_may_be(self.roots(), |name| unit.is(name))?
+            .candidates(self.roots(), |name| unit.is(name))?
         {
             let identity = match device.cached_identity() {
                 Err(error) if goes(&device, &error) => continue,

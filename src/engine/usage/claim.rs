@@ -288,7 +288,7 @@ fn run<T: Send + 'static>(
 ) -> Result<T> {
     match lane {
         Some((scheduler, hctl)) => {
-            scheduler.on_device(hctl, stage, what, deadline, last_seen, call)
+            scheduler.run_on_device(hctl, stage, what, deadline, last_seen, call)
         }
         None => worker::run(stage, what, deadline, last_seen, call),
     }

@@ -14,7 +14,7 @@ fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
         target: Some(uri.target()),
         route: Route {
             via: RouteKind::Iscsi { portal, session },
-            place,
+            address: place,
         },
     }
 }
@@ -55,7 +55,7 @@ fn a_session_that_another_has_ended_since_is_looked_for_again() {
         let mut gone = candidate(&source, Some(SessionId(3)));
         let text = "at its logout when it was looked at".to_owned();
         let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
-        gone.route.place = Err(RouteUnavailable { reason, text, hctl });
+        gone.route.address = Err(RouteUnavailable { reason, text, hctl });
         let mut sessions = Sessions::default();
         let all_stand = engine.share_all(&[gone], &request, &mut sessions, deadline);
         assert_eq!(all_stand.unwrap(), !is_down);

@@ -142,7 +142,7 @@ impl RecoveryAttempt {
     fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
         let patience = deadline.at_most(TO_SHARE);
         match share(&self.roots, &self.session, patience) {
-            Err(error) if error.kind().is_out_of_time() => Ok(None),
+            Err(error) if error.kind().is_timeout_or_cancel() => Ok(None),
             shared => shared,
         }
     }

@@ -49,7 +49,7 @@ impl SessionRecoveryOptions {
 
 impl fmt::Debug for SessionRecoveryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepOptions")
+        f.debug_struct("SessionRecoveryOptions")
             .field("asks_for_credentials", &self.ask.is_some())
             .field("digests", &self.digests)
             .finish()

@@ -147,7 +147,9 @@ impl NbdReconnect {
         }
         // What is stacked on LUKS or LVM never writes its header. Of another the names are
         // within reach of whoever writes to what is stacked.
-        if !disk.holders()?.is_empty() && !names.iter().any(ContentName::is_below_maps) {
+        if !disk.holders()?.is_empty()
+            && !names.iter().any(ContentName::is_hidden_by_stacked_device)
+        {
             return Ok(false);
         }
         let claims = |user: &Holder| {
