@@ -20,7 +20,7 @@ impl Answers {
     ///
     /// # Errors
     /// Those of [`Daemon::add_path`] that concern more than one path.
-    pub(in crate::engine) fn about(
+    pub(in crate::engine) fn add_paths(
         daemon: &Daemon,
         paths: &[ProbedPath],
         deadline: Deadline,
@@ -51,7 +51,7 @@ impl Answers {
     ///
     /// # Errors
     /// Those of [`Daemon::wwids`] and [`Daemon::add_map`], except `Refused`.
-    pub(super) fn have_map_made(
+    pub(super) fn request_map(
         &mut self,
         daemon: &Daemon,
         paths: &[ProbedPath],

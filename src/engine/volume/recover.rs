@@ -306,7 +306,7 @@ impl Engine {
 
     fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
         for device in paths {
-            if !scsi::have_size_read(device, &self.scheduler, deadline)? {
+            if !scsi::reread_size(device, &self.scheduler, deadline)? {
                 let hctl = device.hctl();
                 let message =
                     format!("the kernel still shows {hctl} without a size after a rescan");
