@@ -1,4 +1,4 @@
-//! A machine without open-iscsi and without a process that keeps sessions.
+//! A machine without open-iscsi and without a process that recovers sessions.
 
 use std::fs;
 use std::process::Output;

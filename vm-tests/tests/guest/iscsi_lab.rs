@@ -1,5 +1,4 @@
-//! The lab's iSCSI proves itself: LIO, iscsid and multipathd are what the other
-//! tests take them for.
+//! The lab's iSCSI tests itself: LIO, iscsid and multipathd behave as the other tests assume.
 
 use std::fs;
 use std::io::Write;
@@ -158,13 +157,13 @@ fn the_script_that_others_rescan_with_finds_the_lun() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let host = format!("--hosts={}", session.host);
-    // Without `-a` it looks only at targets that have a device already; without
-    // the LUN it takes half a minute.
+    // Without `-a` the script looks only at targets that already have a device. Without the LUN
+    // it takes half a minute.
     let address = ["-a", "--channels=0", "--ids=0", "--luns=5"];
     let said = guest::run(&[&["rescan-scsi-bus.sh", &host], &address[..]].concat());
     assert!(said.contains("1 new or changed device(s) found"), "{said}");
-    // What it calls when it is to see to multipath maps.
+    // The programs that the script calls for multipath maps.
     guest::run(&["which", "multipath", "dmsetup", "sg_inq"]);
-    // The script looks at the unit, and not at its disk, which comes by itself.
+    // The script looks at the unit, not at its disk, which appears later.
     guest::wait_until("the disk", LIMIT, || session.disk(5));
 }

@@ -1,5 +1,5 @@
-//! Sessions of ours whose target speaks by itself, is misheard or falls silent, and
-//! those that are had by another way than the plain one.
+//! Sessions of ours whose target sends asynchronous messages, is misheard or falls silent, and
+//! sessions over unusual addresses.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use vm_tests::guest::writer::{Writer, first_block};
 const IQN: &str = "iqn.2026-01.example:proxied";
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where a proxy listens, for the target at the first of [`PORTALS`].
+/// The proxy's address, for the target at the first of [`PORTALS`].
 const PROXY: &str = "127.0.0.9:3260";
 
-/// LUN 1 over a proxy or a portal.
+/// The source of LUN 1 over a proxy or a portal.
 fn source(portal: &str) -> Source {
     format!("iscsi://{portal}/{IQN}/1").parse().unwrap()
 }
@@ -50,7 +50,7 @@ fn a_link_local_portal_is_logged_in_to_and_found_again_by_its_interface() {
     let engine = engine();
     let _target = IscsiTarget::serve(IQN, &[1], 16 * MIB);
     guest::run(&["ip", "address", "add", "fe80::9/64", "dev", "lo", "nodad"]);
-    // The loopback interface is the first of each machine.
+    // The loopback interface has index 1 on each machine.
     let proxy = IscsiProxy::start("[fe80::9%1]:3260", PORTALS[0]);
     let portal = "[fe80::9%lo]";
     let attachment = attach(&engine, portal, options());
@@ -84,7 +84,7 @@ fn speaks_by_itself<T: Served>() {
     let session = session_of(&attachment);
     let keeping = Keeping::start(&engine);
     let writer = Writer::start(&attachment.node);
-    // A logout within 5 s, and new parameters within 5 s.
+    // The target requests a logout within 5 s, and new parameters within 5 s.
     for event in [1, 4] {
         writer.goes_on();
         let (before, logouts) = (keeping.recovered(), proxy.logouts());
@@ -93,8 +93,8 @@ fn speaks_by_itself<T: Served>() {
         assert_eq!(proxy.logouts(), logouts + 1, "event {event}");
         writer.goes_on();
     }
-    // The one connection is dropped, or all of them are, and it is not to be dialled
-    // for 3 s.
+    // The target announces that it drops the connection, or all of them, and that nobody may
+    // dial it for 3 s.
     for event in [2, 3] {
         let (before, logouts) = (keeping.recovered(), proxy.logouts());
         let start = Instant::now();
@@ -159,7 +159,7 @@ fn silent<T: Served>() {
     let keeping = Keeping::start(&engine);
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
-    // With I/O under way, and with none.
+    // The proxy falls silent with I/O in flight, and then without.
     proxy.fall_silent();
     keeping.wait_until_recovered(1);
     writer.goes_on();

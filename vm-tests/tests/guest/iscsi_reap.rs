@@ -1,5 +1,4 @@
-//! Phantoms of an iSCSI target: what LIO answers for a LUN that it presents no
-//! more.
+//! Stale LUNs of an iSCSI target: LIO's answers for a LUN that it no longer presents.
 
 use std::time::Duration;
 
@@ -69,7 +68,7 @@ fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_pr
     };
     assert!(now.is(&other.wwid().parse().unwrap()), "{now}");
 
-    // LIO has a unit of its own at LUN 0, to answer REPORT LUNS.
+    // LIO has a unit of its own at LUN 0, which answers REPORT LUNS.
     target.unmap(0);
     let placeholder = Evidence::NoUnit {
         qualifier: 1,
