@@ -12,7 +12,7 @@ const SOCK_DESTROY: u16 = 21;
 const REQUEST_AND_ACK: u16 = 1 | 4;
 const NO_COOKIE: u32 = !0;
 const HEADER: usize = 16;
-/// States in `/proc/net/tcp`: a listener, and TIME_WAIT. 5.10 refuses to destroy the latter
+/// States in `/proc/net/tcp`: a listener, and `TIME_WAIT`. 5.10 refuses to destroy the latter
 /// (`tcp_abort`: `EOPNOTSUPP`), and no process has it open.
 const NO_ENDS: [&str; 2] = ["0A", "06"];
 
