@@ -1,5 +1,5 @@
-//! Sessions of ours whose target sends asynchronous messages, is misheard or falls silent, and
-//! sessions over unusual addresses.
+//! Sessions of lunbd whose target sends asynchronous messages, sends corrupt data or falls
+//! silent, and sessions over unusual addresses.
 
 use std::fs;
 use std::time::{Duration, Instant};

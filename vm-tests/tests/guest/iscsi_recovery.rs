@@ -1,4 +1,4 @@
-//! Sessions of ours that lose their connection, with the kernel's own target and tgt.
+//! Sessions of lunbd that lose their connection, with the kernel's own target and tgt.
 
 use std::fs;
 use std::path::Path;
