@@ -200,7 +200,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
 }
 
 #[test]
-fn on_a_terminal_the_plan_is_a_table_and_the_work_is_seen_to_move() {
+fn apply_draws_the_plan_as_a_table_and_shows_progress_on_a_terminal() {
     const VOLUMES: u64 = 24;
     let target = ScsiDebug::options().luns(25).size_mib(16).load();
     let place = Place::new();
@@ -260,7 +260,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
+fn apply_watch_follows_the_file_and_reports_a_broken_version_without_applying_it() {
     let target = ScsiDebug::options().luns(4).size_mib(16).load();
     let place = Place::new();
     let lun = |number| unit(&target, number).to_string();

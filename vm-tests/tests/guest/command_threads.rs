@@ -23,7 +23,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_command_that_can_start_no_more_threads_fails_in_words_and_changes_nothing_by_halves() {
+fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done() {
     guest::time_limit(IN_ALL);
     let limit = ThreadLimit::none();
     let target = ScsiDebug::with_luns(4);

@@ -92,7 +92,7 @@ fn until_nothing_is_stuck(engine: &Engine) {
 }
 
 #[test]
-fn only_the_lun_that_was_asked_for_comes_and_a_detach_leaves_nothing_of_it() {
+fn an_attach_adds_only_the_requested_lun_and_a_detach_leaves_nothing() {
     let engine = engine();
     let stores = ["a0", "b1", "c2"].map(|serial| Store::file(serial, 8 * MIB));
     let mut fabric = FcFabric::up();
@@ -428,7 +428,7 @@ fn a_blocked_disk_with_nothing_to_write_is_detached_while_the_link_is_down() {
 }
 
 #[test]
-fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_again() {
+fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_lost() {
     let engine = engine();
     let store = Store::file("d9", 8 * MIB);
     let mut fabric = FcFabric::up();

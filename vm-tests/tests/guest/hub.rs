@@ -203,7 +203,7 @@ fn next(news: &mut UnitAttentionWatch) -> (UnitAttention, String) {
 }
 
 #[test]
-fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
+fn an_arrays_reports_arrive_as_events_with_their_unit_and_cause_no_scan() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(4));
     let mut news = engine.hub().watch_unit_attentions();
     let attachment = attach(&engine, &target, 1);

@@ -123,7 +123,7 @@ fn marks_of_failed_flushes() -> Vec<String> {
 }
 
 #[test]
-fn the_path_that_is_handed_out_is_an_active_one_and_not_the_first_which_is_standby() {
+fn an_attach_returns_an_active_path_and_not_the_first_one_in_standby() {
     let array = Array::with("a5501", [STANDBY, ACTIVE]);
     let attached = array.attach(&[0, 1]).unwrap();
     let expected = [AccessState::Standby, AccessState::ActiveOptimized].map(Some);
@@ -274,7 +274,7 @@ fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quaranti
 
 /// The pages cannot be written, and no other path has them.
 #[test]
-fn what_is_written_to_a_path_that_has_gone_standby_is_lost_and_said_to_be() {
+fn data_written_to_a_path_that_went_standby_is_lost_and_the_detach_reports_it() {
     let array = Array::with("a5505", [ACTIVE, NON_OPTIMIZED]);
     let attached = array.attach(&[0, 1]).unwrap();
     array.groups[0].set_access_state(STANDBY);

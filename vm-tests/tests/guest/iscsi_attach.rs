@@ -36,7 +36,7 @@ fn missing(attachment: &Attachment) -> Vec<String> {
 }
 
 #[test]
-fn one_dead_portal_does_not_make_an_attach_fail_and_its_path_comes_with_the_next_one() {
+fn an_attach_succeeds_with_one_dead_portal_and_the_next_attach_adds_its_path() {
     let engine = engine();
     let store = Store::ramdisk("a1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -178,11 +178,11 @@ fn two_units_for_one(multipathd: bool) {
 }
 
 #[test]
-fn paths_to_two_units_are_refused_and_what_was_brought_is_taken_down() {
+fn paths_to_two_units_are_refused_and_their_new_devices_are_removed() {
     two_units_for_one(false);
 }
 
 #[test]
-fn paths_to_two_units_are_refused_and_what_multipathd_made_of_them_is_taken_down() {
+fn paths_to_two_units_are_refused_and_multipathds_maps_of_them_are_removed() {
     two_units_for_one(true);
 }

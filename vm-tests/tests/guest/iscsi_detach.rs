@@ -188,17 +188,17 @@ fn with_a_path_that_is(state: &str) {
 }
 
 #[test]
-fn a_path_whose_io_waits_goes_with_the_others() {
+fn a_detach_removes_a_path_whose_io_is_blocked_with_the_others() {
     with_a_path_that_is("blocked");
 }
 
 #[test]
-fn a_path_whose_time_is_over_goes_with_the_others() {
+fn a_detach_removes_a_path_whose_recovery_timeout_passed_with_the_others() {
     with_a_path_that_is("transport-offline");
 }
 
 #[test]
-fn a_path_whose_session_may_stay_away_for_two_minutes_holds_the_detach_up_for_seconds() {
+fn a_lost_path_with_a_recovery_timeout_of_two_minutes_delays_the_detach_only_for_seconds() {
     let engine = engine();
     let store = Store::file("a2", 16 * MIB);
     store.set_write_cache(true);

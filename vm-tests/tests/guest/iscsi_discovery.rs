@@ -83,7 +83,7 @@ fn without_a_daemon_each_portal_names_the_target_and_all_its_portals() {
 }
 
 #[test]
-fn what_is_listening_is_seen_by_the_count_of_connections() {
+fn the_count_of_connections_includes_an_open_one() {
     let _target = IscsiTarget::new(IQN);
     let _open = std::net::TcpStream::connect(PORTALS[0]).unwrap();
     assert!(!connections().is_empty());
@@ -104,7 +104,7 @@ fn a_list_that_takes_several_pdus_is_whole() {
 }
 
 #[test]
-fn a_list_behind_chap_is_shown_to_who_knows_the_secret_alone() {
+fn a_target_list_behind_chap_requires_the_right_secret() {
     let _target = IscsiTarget::new(IQN);
     let _auth = DiscoveryAuth::chap(USER.0, USER.1, None);
     assert_is_the_target(&ask(PORTALS[0], Some(one_way(USER.1))).unwrap());
@@ -133,7 +133,7 @@ fn a_target_must_know_its_own_secret_where_that_is_asked_for() {
 }
 
 #[test]
-fn who_wants_proof_does_not_go_without_on_a_list_that_is_open_to_all() {
+fn a_discovery_that_requires_proof_refuses_a_target_list_without_authentication() {
     let _target = IscsiTarget::new(IQN);
     refused(Some(mutual(TARGET.1)));
     no_connection_is_left();
@@ -150,7 +150,7 @@ fn login(target: &str) -> LoginOptions {
 }
 
 #[test]
-fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of_it() {
+fn a_login_in_user_space_agrees_on_every_parameter_without_a_session_in_the_kernel() {
     let _target = IscsiTarget::new(IQN);
     let deadline = Deadline::after(LIMIT);
     let portal = PORTALS[2].parse().unwrap();

@@ -132,7 +132,7 @@ fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> 
 }
 
 #[test]
-fn the_try_after_a_step_of_a_login_again_that_fails_or_hangs_succeeds() {
+fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
     /// One try takes 10 seconds, and begins when the program does.
     const HUNG: Duration = Duration::from_secs(20);
     const LIMIT: Duration = Duration::from_secs(120);

@@ -103,7 +103,7 @@ fn a_detach_leaves_the_volume_of_another_target_that_has_the_same_local_names() 
 }
 
 #[test]
-fn two_volumes_of_a_journal_with_the_same_local_names_are_attached_kept_and_detached_apart() {
+fn a_journal_keeps_two_volumes_with_equal_local_names_apart() {
     let _daemons = two_daemons();
     let place = format!("/tmp/identity-{}", std::process::id());
     let engine = engine();
@@ -177,7 +177,7 @@ fn a_map_holds_the_paths_of_one_target_and_a_path_of_another_with_the_same_names
 }
 
 #[test]
-fn a_map_whose_wwid_is_spelt_by_another_property_of_udevs_is_the_units() {
+fn a_map_belongs_to_its_unit_also_if_its_wwid_comes_from_another_udev_property() {
     iscsi_tcp::prepare();
     // 0x6001405..., as the settings of some vendors have it.
     let _multipathd = Multipathd::naming_by("ID_WWN_WITH_EXTENSION");

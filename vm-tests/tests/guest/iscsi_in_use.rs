@@ -125,7 +125,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_map_is_refused_by_whoever_uses_it_and_goes_when_nobody_does() {
+fn each_user_of_a_map_prevents_its_detach_and_an_unused_map_is_removed() {
     let unit = Unit::attach();
     let mounted = Mounted::make(unit.node(), "/tmp/in use");
     unit.is_refused("mounted on /tmp/in use");
@@ -177,7 +177,7 @@ fn partitioned(unit: &Unit) -> Vec<String> {
 }
 
 #[test]
-fn partition_maps_go_with_their_map_and_all_stand_while_one_of_them_is_mounted() {
+fn partition_maps_are_removed_with_their_map_and_all_stay_while_one_is_mounted() {
     let unit = Unit::attach();
     let parts = partitioned(&unit);
     for (mounted, part) in parts.iter().enumerate() {

@@ -79,7 +79,7 @@ fn a_portal_that_goes_down_fails_its_session_alone_and_it_comes_back() {
 }
 
 #[test]
-fn a_second_session_on_one_portal_and_a_stopped_target_are_to_be_had() {
+fn the_lab_makes_a_second_session_on_one_portal_and_stops_a_target() {
     let target = IscsiTarget::new(IQN);
     let iscsid = Iscsid::start();
     let timeouts = Timeouts {
@@ -100,7 +100,7 @@ fn a_second_session_on_one_portal_and_a_stopped_target_are_to_be_had() {
 }
 
 #[test]
-fn a_lun_grows_and_becomes_another_volume_under_its_number() {
+fn the_lab_grows_a_lun_and_puts_another_volume_at_its_number() {
     let [growable, other] = [
         Store::growable("3c", 8 * MIB),
         Store::ramdisk("4d", 8 * MIB),
@@ -149,7 +149,7 @@ fn what_is_written_is_in_the_stores_file() {
 }
 
 #[test]
-fn the_script_that_others_rescan_with_finds_the_lun() {
+fn rescan_scsi_bus_finds_the_lun() {
     let store = Store::ramdisk("6f", MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(0, &store);

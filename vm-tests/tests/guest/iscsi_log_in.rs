@@ -53,7 +53,7 @@ fn detach(engine: &Engine, source: Source) -> Vec<u32> {
 }
 
 #[test]
-fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out_of() {
+fn an_attach_logs_in_and_the_detach_logs_out_without_a_daemon() {
     iscsi_tcp::prepare();
     assert!(!iscsi_tcp::iscsid_runs());
     let engine = engine();
@@ -92,7 +92,7 @@ fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out
 }
 
 #[test]
-fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
+fn login_attach_detach_and_logout_start_no_process() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -114,7 +114,7 @@ fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
 }
 
 #[test]
-fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
+fn a_session_keeps_its_portals_host_name_and_another_name_makes_another_session() {
     const HOSTS: &str = "/etc/hosts";
     iscsi_tcp::prepare();
     let engine = engine();
@@ -149,7 +149,7 @@ fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
 }
 
 #[test]
-fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
+fn a_failed_login_and_a_failed_attach_after_a_login_leave_nothing() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c2", 8 * MIB);
@@ -183,7 +183,7 @@ fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
 }
 
 #[test]
-fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() {
+fn chap_admits_only_the_right_secret_and_mutual_chap_refuses_a_target_without_it() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c3", 8 * MIB);
@@ -247,12 +247,12 @@ fn with_digests_data_is_written_and_read_and_both_sides_have_them() {
 }
 
 #[test]
-fn of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+fn a_dead_or_silent_portal_is_a_missing_path_and_does_not_delay_the_others() {
     one_of_two_portals::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+fn a_dead_or_silent_portal_of_tgt_is_a_missing_path_and_does_not_delay_the_others() {
     one_of_two_portals::<Tgt>();
 }
 
@@ -298,7 +298,7 @@ fn one_of_two_portals<T: Served>() {
 }
 
 #[test]
-fn io_waits_for_a_lost_session_for_seconds_where_a_map_has_another_path_and_minutes_without() {
+fn the_recovery_timeout_is_5_s_below_a_map_and_120_s_without_one() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c9", 8 * MIB);

@@ -256,7 +256,7 @@ fn a_lun_that_was_given_to_another_volume_and_rescanned_since_is_the_expected_on
 }
 
 #[test]
-fn a_stale_disk_that_somebody_has_open_is_neither_handed_out_nor_taken_away_nor_written_to() {
+fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_written_to() {
     let engine = engine();
     let (old, new) = (Store::file("d1", 8 * MIB), Store::file("e2", 8 * MIB));
     let mut target = IscsiTarget::new(IQN);
@@ -392,11 +392,11 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
 }
 
 #[test]
-fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
+fn a_detach_tells_a_queueing_map_without_a_path_to_fail_and_reports_it() {
     detach_where_the_map_queues_for_ever(false);
 }
 
 #[test]
-fn a_map_that_queues_is_told_to_fail_by_the_kernel_alone_where_multipathd_hangs() {
+fn a_queueing_map_is_told_to_fail_by_ioctl_if_multipathd_hangs() {
     detach_where_the_map_queues_for_ever(true);
 }

@@ -27,7 +27,7 @@ fn credentials() -> Credentials {
 }
 
 #[test]
-fn a_session_that_requires_digests_is_marked_so_and_is_resumed_with_them() {
+fn a_session_with_required_digests_is_marked_and_recovers_with_digests() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 16 << 20);

@@ -125,7 +125,7 @@ fn volume() -> VolumeId {
 }
 
 #[test]
-fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_logs_out() {
+fn a_volume_with_a_login_outlives_its_agent_and_the_next_agent_detaches_it_and_logs_out() {
     let place = Place::new();
     let store = Store::ramdisk("d1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -162,7 +162,7 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
 }
 
 #[test]
-fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_take_it_down() {
+fn the_agent_recovers_a_cut_session_and_so_does_the_next_agent_before_it_detaches() {
     let place = Place::new();
     let store = Store::ramdisk("d4", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -264,7 +264,7 @@ fn a_session_that_a_killed_process_left_without_a_device_is_logged_out_by_recove
 }
 
 #[test]
-fn a_volume_whose_device_went_away_is_logged_out_of_by_its_detach() {
+fn the_detach_of_a_volume_without_a_device_logs_out_of_its_session() {
     let place = Place::new();
     let store = Store::ramdisk("d3", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);

@@ -46,12 +46,12 @@ fn detach(engine: &Engine, target: &impl Served, lun: u64) -> Vec<u32> {
 }
 
 #[test]
-fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+fn ten_cut_connections_under_a_writer_cause_no_error_and_no_data_loss() {
     cut_ten_times::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+fn ten_cut_connections_to_tgt_under_a_writer_cause_no_error_and_no_data_loss() {
     cut_ten_times::<Tgt>();
 }
 
@@ -81,12 +81,12 @@ fn cut_ten_times<T: Served>() {
 }
 
 #[test]
-fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+fn sessions_recover_with_their_agreed_parameters_after_a_target_restart() {
     restarted::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+fn sessions_recover_with_their_agreed_parameters_after_a_restart_of_tgt() {
     restarted::<Tgt>();
 }
 
@@ -124,12 +124,12 @@ fn restarted<T: Served>() {
 }
 
 #[test]
-fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+fn devices_run_again_when_their_target_returns_after_the_recovery_timeout() {
     gone_for_long::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+fn devices_of_tgt_run_again_when_it_returns_after_the_recovery_timeout() {
     gone_for_long::<Tgt>();
 }
 
@@ -181,12 +181,12 @@ fn gone_for_long<T: Served>() {
 }
 
 #[test]
-fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+fn a_map_survives_the_loss_of_one_portal_and_serves_again_when_one_of_two_lost_ones_returns() {
     two_portals_below_a_map::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+fn a_map_over_tgt_survives_the_loss_of_one_portal_and_serves_when_one_of_two_returns() {
     two_portals_below_a_map::<Tgt>();
 }
 
@@ -248,13 +248,12 @@ fn two_portals_below_a_map<T: Served>() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between() {
+fn the_next_process_recovers_the_sessions_of_a_killed_one_also_if_they_were_lost_meanwhile() {
     killed_and_taken_over::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between()
- {
+fn the_next_process_recovers_a_killed_ones_tgt_sessions_also_if_they_were_lost_meanwhile() {
     killed_and_taken_over::<Tgt>();
 }
 
@@ -298,7 +297,7 @@ fn killed_and_taken_over<T: Served>() {
 }
 
 #[test]
-fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
+fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -356,7 +355,7 @@ fn make_a_session_without_names() -> Socket {
 }
 
 #[test]
-fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_one() {
+fn a_session_without_names_is_ended_if_a_login_of_lunbd_died_and_no_login_is_running() {
     iscsi_tcp::prepare();
     let engine = engine();
     let place = Place::new();

@@ -184,7 +184,7 @@ fn without_multipathd_a_map_keeps_its_size_while_a_path_is_dead_and_grows_with_b
 }
 
 #[test]
-fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
+fn a_resize_reports_a_smaller_size_and_refuses_an_absent_or_unexpected_unit() {
     let engine = engine();
     let store = Store::growable("d1", 32 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -221,7 +221,7 @@ fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
 }
 
 #[test]
-fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_until_multipathd_takes_theirs() {
+fn a_map_keeps_its_size_after_its_paths_shrink_until_multipathd_applies_the_new_size() {
     let engine = engine();
     let store = Store::growable("e1", 32 * MIB);
     let mut target = IscsiTarget::new(IQN);

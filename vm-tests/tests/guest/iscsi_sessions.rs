@@ -173,7 +173,7 @@ fn shown_by_iscsiadm(session: u32) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
+fn every_session_value_that_iscsiadm_shows_is_read_back_for_sessions_of_both_creators() {
     const SAME: [(&str, &str); 15] = [
         ("Iface Name", "ifacename"),
         ("Iface IPaddress", "ipaddress"),
@@ -234,7 +234,7 @@ fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
 }
 
 #[test]
-fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undone() {
+fn a_login_without_a_hand_over_leaves_nothing_and_an_unfinished_hand_over_is_rolled_back() {
     iscsi_tcp::prepare();
     let target = IscsiTarget::new(IQN);
     let name = name(0);
@@ -263,7 +263,7 @@ fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undon
 }
 
 #[test]
-fn a_session_whose_target_is_gone_is_ended_all_the_same() {
+fn a_logout_ends_a_session_whose_target_is_gone() {
     iscsi_tcp::prepare();
     // The kernel writes a cache back when it removes the disk, and waits for the session for
     // that.
@@ -285,7 +285,7 @@ fn a_session_whose_target_is_gone_is_ended_all_the_same() {
 }
 
 #[test]
-fn a_living_target_hears_the_last_flush_and_then_goodbye_and_a_dead_one_is_not_waited_for() {
+fn a_live_target_receives_the_last_flush_then_the_logout_and_a_dead_one_causes_no_wait() {
     iscsi_tcp::prepare();
     // With a write cache the kernel flushes a disk that it removes.
     let store = Store::file("e3", 8 * MIB);

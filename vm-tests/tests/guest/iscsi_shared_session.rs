@@ -42,13 +42,13 @@ fn detach(engine: &Engine, source: Source) -> Vec<u32> {
 }
 
 #[test]
-fn many_luns_of_one_target_beside_each_other_are_one_login_and_one_logout() {
+fn many_concurrent_luns_of_one_target_share_one_login_and_one_logout() {
     many_luns::<IscsiTarget>();
 }
 
 /// LUN 0 of tgt is not a disk.
 #[test]
-fn of_tgt_many_luns_beside_each_other_are_one_login_and_one_logout() {
+fn many_concurrent_luns_of_tgt_share_one_login_and_one_logout() {
     many_luns::<Tgt>();
 }
 
@@ -99,7 +99,7 @@ fn many_luns<T: Served>() {
 }
 
 #[test]
-fn attaches_and_detaches_that_meet_never_lose_the_session_under_each_other() {
+fn concurrent_attaches_and_detaches_never_end_a_session_that_another_uses() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -172,12 +172,12 @@ fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_sess
 }
 
 #[test]
-fn an_iscsid_that_starts_leaves_our_session_alone_and_its_own_is_never_logged_out_here() {
+fn a_starting_iscsid_leaves_lunbds_session_alone_and_lunbd_never_ends_iscsids_session() {
     beside_an_iscsid::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_an_iscsid_that_starts_leaves_our_session_alone_and_its_own_is_never_logged_out_here() {
+fn a_starting_iscsid_leaves_lunbds_tgt_session_alone_and_lunbd_never_ends_iscsids() {
     beside_an_iscsid::<Tgt>();
 }
 
@@ -279,7 +279,7 @@ fn two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
 }
 
 #[test]
-fn of_tgt_two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
+fn two_concurrent_processes_make_one_session_with_tgt_and_the_last_one_ends_it() {
     two_processes::<Tgt>();
 }
 

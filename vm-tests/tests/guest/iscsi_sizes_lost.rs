@@ -41,7 +41,7 @@ fn size_of(device: &Path) -> u64 {
 }
 
 #[test]
-fn a_session_that_comes_back_has_the_size_again_that_a_rescan_over_the_lost_one_has_cost() {
+fn a_recovery_reads_the_size_again_that_a_rescan_over_the_lost_session_cleared() {
     let rig = Rig::new();
     let engine = engine();
     let request = AttachRequest::new(rig.source.clone());
@@ -111,7 +111,7 @@ impl Rig {
 }
 
 #[test]
-fn an_attach_again_and_a_heal_of_the_session_have_a_lost_size_read() {
+fn a_repeated_attach_and_a_heal_of_the_session_read_a_lost_size_again() {
     let rig = Rig::new();
     let engine = engine();
     engine.attach(&rig.request(), soon()).unwrap();
@@ -128,7 +128,7 @@ fn an_attach_again_and_a_heal_of_the_session_have_a_lost_size_read() {
 }
 
 #[test]
-fn a_recovery_has_the_lost_size_of_a_volume_read_and_says_so_where_the_unit_does_not_answer() {
+fn a_recovery_reads_a_volumes_lost_size_and_reports_a_unit_that_does_not_answer() {
     let rig = Rig::new();
     let place = Place::new();
     let (first, next) = (engine(), engine());

@@ -50,7 +50,7 @@ fn leaves_nothing(engine: &Engine, portal: &str, target: &Tgt) {
 }
 
 #[test]
-fn a_unit_is_found_logged_in_to_used_and_left_with_digests_and_without() {
+fn a_unit_is_discovered_attached_written_and_detached_with_and_without_digests() {
     iscsi_tcp::prepare();
     let engine = engine();
     for portal in ["127.0.0.1:3260", "[::1]:3260"] {
@@ -77,7 +77,7 @@ fn a_unit_is_found_logged_in_to_used_and_left_with_digests_and_without() {
 }
 
 #[test]
-fn a_login_that_is_sent_on_is_a_session_there_and_is_left_there() {
+fn a_redirected_login_makes_a_session_at_the_new_portal_and_the_detach_ends_it_there() {
     iscsi_tcp::prepare();
     let engine = engine();
     let (first, second) = ("127.0.0.1:3260", "127.0.0.2:3260");
@@ -94,7 +94,7 @@ fn a_login_that_is_sent_on_is_a_session_there_and_is_left_there() {
 }
 
 #[test]
-fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() {
+fn chap_admits_only_the_right_secret_and_mutual_chap_refuses_a_target_without_one() {
     iscsi_tcp::prepare();
     let engine = engine();
     let portal = "127.0.0.1:3260";
@@ -133,7 +133,7 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
 /// two targets that redirect to each other are a loop, unless one of them is at the initiator's
 /// address: over the loopback interface that address is 127.0.0.1.
 #[test]
-fn two_that_send_on_to_each_other_are_refused_unless_one_takes_who_is_at_home_there() {
+fn a_redirect_loop_of_two_targets_is_refused_unless_one_target_is_at_the_initiators_address() {
     iscsi_tcp::prepare();
     let engine = engine();
     for (addresses, goes_round) in [

@@ -80,7 +80,7 @@ fn assert_is_as_tuned(session: &Session) {
 }
 
 #[test]
-fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
+fn the_kernel_has_each_setting_and_keeps_it_over_a_recovery() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
@@ -126,7 +126,7 @@ fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
 }
 
 #[test]
-fn an_attach_over_a_session_that_stands_with_other_settings_says_which_differ() {
+fn an_attach_over_an_existing_session_names_the_settings_that_differ() {
     iscsi_tcp::prepare();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
     let uri = target.uri(&[0], 1);

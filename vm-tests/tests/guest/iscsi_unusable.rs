@@ -45,7 +45,7 @@ fn is_not_found(engine: &Engine, lun: u64) {
 
 /// The kernel gives a netlink port to any user who asks for it first.
 #[test]
-fn a_process_that_has_the_netlink_port_of_those_that_make_sessions_is_named() {
+fn the_error_names_the_process_that_holds_the_netlink_port_for_session_creation() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
@@ -67,7 +67,7 @@ fn a_process_that_has_the_netlink_port_of_those_that_make_sessions_is_named() {
 }
 
 #[test]
-fn a_lun_at_which_no_unit_is_connected_is_not_found_and_is_attached_once_it_is() {
+fn a_lun_without_a_connected_unit_is_not_found_and_is_attached_once_the_unit_is_connected() {
     iscsi_tcp::prepare();
     let engine = engine();
     let stores = ["4c01", "4c02"].map(|serial| Store::ramdisk(serial, 8 << 20));

@@ -119,7 +119,7 @@ fn two_paths_are_a_map(multipathd: &Multipathd, maps_one_path: bool) {
 }
 
 #[test]
-fn as_the_package_comes_two_paths_are_a_map_and_one_that_requires_it_is_one_too() {
+fn the_packaged_multipathd_maps_two_paths_and_one_path_that_requires_a_map() {
     let multipathd = Multipathd::start_as_packaged();
     two_paths_are_a_map(&multipathd, false);
     let rig = Rig::new("d2");
@@ -177,7 +177,7 @@ fn a_map_named_by_a_vendors_attribute_is_the_units_own() {
 }
 
 #[test]
-fn where_the_configuration_leaves_the_unit_out_a_path_is_handed_out_with_the_reason() {
+fn an_attach_of_a_blacklisted_unit_returns_a_path_and_the_reason() {
     let _multipathd = Multipathd::start_configured("blacklist {\n wwid \"3600.*\"\n}\n");
     let rig = Rig::new("d5");
     let start = Instant::now();
@@ -197,7 +197,8 @@ fn where_the_configuration_leaves_the_unit_out_a_path_is_handed_out_with_the_rea
 
 /// Another claim of a path prevents device-mapper from taking it.
 #[test]
-fn a_map_that_multipathd_cannot_make_is_refused_at_once_and_no_map_is_said_why() {
+fn a_required_map_that_multipathd_cannot_make_is_refused_at_once_and_a_preferred_one_is_explained()
+{
     let _multipathd = Multipathd::start_as_packaged();
     let rig = Rig::new("d6");
     let alone = rig.attach(&[0]);

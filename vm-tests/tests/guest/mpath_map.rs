@@ -324,7 +324,7 @@ fn a_map_that_is_open_is_in_use_and_stays_and_a_closed_one_is_removed() {
 
 /// The kernel answers `EINVAL` to a reader of a map that is being removed.
 #[test]
-fn a_map_that_is_being_removed_is_there_or_not_and_never_an_error() {
+fn a_read_during_a_maps_removal_finds_the_map_or_none_and_never_fails() {
     let (engine, target) = (engine(), two_hosts());
     let paths = scan(&target);
     let _held = udevd::stopped();
@@ -351,7 +351,7 @@ fn a_map_that_is_being_removed_is_there_or_not_and_never_an_error() {
 }
 
 #[test]
-fn another_map_of_the_same_uuid_is_not_removed_for_the_one_that_is_gone() {
+fn the_removal_of_a_map_that_is_gone_leaves_another_map_with_the_same_uuid() {
     let (engine, target) = (engine(), two_hosts());
     let paths = scan(&target);
     let _held = udevd::stopped();

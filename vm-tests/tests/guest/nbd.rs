@@ -122,7 +122,7 @@ fn comes_and_goes(server: &NbdServer) {
 }
 
 #[test]
-fn an_export_comes_by_its_source_and_goes_by_its_node_on_every_kernel() {
+fn an_export_is_attached_by_source_and_detached_by_node_on_every_kernel() {
     let _module = NbdModule::load(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let engine = engine();
@@ -164,7 +164,7 @@ fn an_export_of_nbd_server_comes_and_goes() {
 }
 
 #[test]
-fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
+fn a_repeated_attach_returns_the_attached_device_unchanged_only_under_its_id() {
     let _module = module(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
@@ -255,7 +255,7 @@ fn with_every_device_taken_one_more_is_made() {
 }
 
 #[test]
-fn sixteen_at_once_get_a_device_each_though_but_one_was_there() {
+fn sixteen_concurrent_attaches_get_one_device_each_although_only_one_existed() {
     let _module = module(1);
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let engine = engine();
@@ -362,7 +362,7 @@ fn several_connections_carry_io_where_the_server_allows_them() {
 }
 
 #[test]
-fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() {
+fn exports_that_are_slow_have_an_overlay_or_fail_reads_attach_and_detach() {
     let _module = module(4);
     let store = Store::filled(8 << 20, 3);
     let file = format!("file={}", store.path().display());
@@ -580,7 +580,7 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
 }
 
 #[test]
-fn where_no_server_is_nothing_is_configured() {
+fn a_failed_dial_configures_no_device() {
     let _module = module(2);
     let engine = engine();
     let fds = || guest::entries("/proc/self/fd").len();

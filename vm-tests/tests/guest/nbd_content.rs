@@ -231,7 +231,7 @@ fn a_volume_that_is_formatted_after_the_attach_is_healed_when_qemu_nbd_restarts(
 }
 
 #[test]
-fn a_volume_that_nobody_uses_or_has_written_is_known_again_and_another_is_taken_when_accepted() {
+fn a_heal_of_an_unused_device_refuses_another_volume_unless_it_is_accepted() {
     let _module = module();
     let ((right, name), (other, others_name)) = (formatted(), formatted());
     let (at, engine) = (At::tcp(), engine());
@@ -332,7 +332,7 @@ fn a_journals_volume_that_was_formatted_is_attached_again_from_qemu_nbd_and_anot
 }
 
 #[test]
-fn a_reconciler_writes_down_what_a_volume_is_formatted_with_and_attaches_no_other() {
+fn a_reconciler_records_the_new_names_of_a_formatted_volume_and_attaches_no_other_volume() {
     let _module = module();
     let (blank, (other, others_name)) = (Store::sparse(SIZE), formatted());
     let (at, place) = (At::tcp(), Directory::new("content"));

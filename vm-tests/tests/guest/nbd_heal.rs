@@ -209,7 +209,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
+fn the_next_agent_heals_a_device_after_its_agent_and_server_were_killed_together() {
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -346,7 +346,7 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 }
 
 #[test]
-fn an_export_that_has_grown_is_healed_and_said_to_have() {
+fn a_heal_takes_a_grown_export_and_reports_its_growth() {
     let _module = module(2);
     let (healing, _server, engine, attachment, uri) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
@@ -362,7 +362,7 @@ fn an_export_that_has_grown_is_healed_and_said_to_have() {
 }
 
 #[test]
-fn an_export_that_is_gone_from_its_server_is_said_to_be() {
+fn a_heal_reports_an_export_that_its_server_no_longer_has() {
     let _module = module(2);
     let (one, other) = (Store::sparse(MIB), Store::sparse(MIB));
     let at = At::tcp();
@@ -413,7 +413,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 }
 
 #[test]
-fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
+fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));

@@ -216,7 +216,7 @@ fn every_server_is_read_and_written_over_tcp_and_unix_sockets() {
 }
 
 #[test]
-fn who_merely_opens_a_free_device_makes_a_connect_busy_and_is_named() {
+fn an_opener_of_a_free_device_makes_a_connect_fail_as_busy_and_the_error_names_it() {
     let _module = NbdModule::load(1);
     wait_for(index(0), State::Free);
     let opener = File::open("/dev/nbd0").unwrap();
@@ -340,7 +340,7 @@ fn a_device_without_a_backend_id_ignores_the_one_that_is_given() {
 }
 
 #[test]
-fn an_index_that_does_not_exist_or_is_not_connected_is_told_apart() {
+fn commands_distinguish_an_absent_index_from_an_unconnected_one() {
     let _module = NbdModule::load(1);
     wait_for(index(0), State::Free);
     let (rule, error) = refusal(disconnect(&roots(), index(9), soon()));
@@ -396,7 +396,7 @@ fn read_aside(device: &Device) -> mpsc::Receiver<std::io::Result<u8>> {
 }
 
 #[test]
-fn a_hung_server_is_found_out_by_the_request_timeout_and_healed_without_an_error() {
+fn the_request_timeout_detects_a_hung_server_and_a_heal_causes_no_error() {
     let _module = NbdModule::load(1);
     let store = Store::filled(64 << 10, 7);
     let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
@@ -503,7 +503,7 @@ fn a_disconnect_while_the_device_is_open_leaves_its_pid_until_the_last_close() {
 }
 
 #[test]
-fn no_death_of_32_links_at_once_is_lost() {
+fn the_deaths_of_32_simultaneous_links_are_all_reported() {
     let _module = NbdModule::load(32);
     let store = Store::sparse(MIB);
     let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
@@ -548,7 +548,7 @@ fn a_diskseq_does_not_tell_one_connection_from_the_next() {
 }
 
 #[test]
-fn a_module_that_is_loaded_anew_is_spoken_to_and_heard() {
+fn commands_and_events_work_after_the_module_is_loaded_again() {
     guest::enter();
     // A newer kernel loads the module when a process asks for the family.
     let is_loaded = || std::path::Path::new("/sys/module/nbd").exists();

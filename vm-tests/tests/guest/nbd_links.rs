@@ -188,7 +188,7 @@ fn no_read_is_wrong_when_qemu_nbd_restarts_under_readers_of_four_connections() {
 }
 
 #[test]
-fn of_four_links_the_dead_one_alone_is_replaced() {
+fn a_heal_replaces_only_the_dead_one_of_four_connections() {
     let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
@@ -267,7 +267,7 @@ fn assert_is_left_to_go(healing: &HealReport) {
 }
 
 #[test]
-fn a_device_that_is_being_disconnected_is_left_to_go() {
+fn a_heal_leaves_a_device_alone_that_is_being_disconnected() {
     let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
@@ -301,7 +301,7 @@ fn a_device_that_is_being_disconnected_is_left_to_go() {
 }
 
 #[test]
-fn the_right_server_is_taken_in_after_one_of_another_size_was_there() {
+fn a_heal_takes_the_right_server_after_it_refused_one_of_another_size() {
     let _module = NbdModule::with_backend_ids(2);
     let mut right = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (agent, watcher, uri) = (engine(), engine(), right.uri(""));
@@ -373,7 +373,7 @@ fn without_an_io_timeout_a_connection_that_the_kernel_did_not_take_is_closed() {
 }
 
 #[test]
-fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
+fn a_repeated_attach_returns_an_attached_device_only_if_it_answers() {
     let _module = NbdModule::with_backend_ids(2);
     // Without udevd only the kernel's events settle the device, and nothing reads it.
     let _absent = guest::udevd::absent();
@@ -410,7 +410,7 @@ fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
 }
 
 #[test]
-fn a_uri_that_is_too_long_for_the_kernel_is_attached_under_an_id_alone() {
+fn a_uri_that_is_too_long_for_the_kernel_needs_a_backend_id() {
     let _module = NbdModule::with_backend_ids(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(&"x".repeat(300)));

@@ -140,7 +140,7 @@ fn a_dead_connection_is_replaced_by_none_to_another_volume(
 }
 
 #[test]
-fn a_dead_connection_to_nbdkit_is_replaced_by_none_to_another_volume() {
+fn a_heal_never_replaces_a_dead_nbdkit_connection_by_one_to_another_volume() {
     let _module = NbdModule::with_backend_ids(1);
     let (right, wrong) = (formatted(SMALL), formatted(SMALL));
     a_dead_connection_is_replaced_by_none_to_another_volume(nbdkit, &right, &wrong);
@@ -149,7 +149,7 @@ fn a_dead_connection_to_nbdkit_is_replaced_by_none_to_another_volume() {
 }
 
 #[test]
-fn a_dead_connection_to_qemu_nbd_is_replaced_by_none_to_another_volume() {
+fn a_heal_never_replaces_a_dead_qemu_nbd_connection_by_one_to_another_volume() {
     let _module = NbdModule::with_backend_ids(1);
     let (right, wrong) = (formatted(SMALL), formatted(SMALL));
     a_dead_connection_is_replaced_by_none_to_another_volume(qemu_nbd, &right, &wrong);

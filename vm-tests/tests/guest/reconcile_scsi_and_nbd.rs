@@ -72,7 +72,7 @@ fn next(events: &mut Events, what: &str, is: impl Fn(&Event) -> bool) -> Event {
 }
 
 #[test]
-fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
+fn the_reconciler_heals_a_returned_server_and_a_hung_one_delays_no_other_volume() {
     const HUNG: u32 = 12;
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(1 << 20);
@@ -146,7 +146,7 @@ fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
 }
 
 #[test]
-fn a_device_that_another_tool_disconnects_is_had_back_also_while_somebody_reads_of_it() {
+fn the_reconciler_attaches_a_device_again_that_another_tool_disconnected_also_under_a_reader() {
     let _module = NbdModule::with_backend_ids(2);
     let exports = Exports::new(1);
     let place = Directory::new("disconnected");

@@ -302,7 +302,7 @@ fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_it
 const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
 
 #[test]
-fn an_agent_that_is_killed_in_its_scan_lets_go_of_its_journal_and_what_comes_of_it_is_undone() {
+fn an_agent_killed_in_its_scan_releases_its_journal_and_the_recovery_rolls_its_device_back() {
     let target = ScsiDebug::with_luns(2);
     let place = Place::new();
     let limit = fs::read_to_string(INQUIRY_LIMIT).unwrap();

@@ -42,7 +42,7 @@ fn is_kept(engine: &Engine, by: &str) {
 }
 
 #[test]
-fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_on_or_opens_it() {
+fn a_lun_that_its_target_no_longer_lists_is_reaped_only_without_a_mount_holder_swap_or_opener() {
     let engine = engine();
     let target = ScsiDebug::options().luns(4).size_mib(16).load();
     let kept = attach(&engine, &target, 0);

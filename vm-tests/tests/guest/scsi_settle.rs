@@ -117,7 +117,7 @@ fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() 
 }
 
 #[test]
-fn udevs_late_word_on_the_last_life_of_a_disk_does_not_end_the_attach_of_the_next() {
+fn a_late_udev_event_of_a_removed_disk_does_not_end_the_attach_of_the_next_one() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     let first = attach(&engine, &target, 1);
     // A udevd that has the disk open when it stops would keep its name from the next disk.

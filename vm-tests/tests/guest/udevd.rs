@@ -21,7 +21,7 @@ fn in_seconds(seconds: u64) -> Deadline {
 }
 
 #[test]
-fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
+fn an_attach_with_a_stopped_udevd_times_out_at_settle_and_a_repeated_attach_completes() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
@@ -56,7 +56,7 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
 }
 
 #[test]
-fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_done() {
+fn a_detach_with_a_stopped_udevd_reports_a_removed_device_and_unfinished_udev_work() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
@@ -155,7 +155,7 @@ fn a_container_with_udevs_socket_hears_udev_in_the_hosts_network_namespace_alone
 
 /// Like a systemd service with `ProcSubset=pid`.
 #[test]
-fn a_proc_that_shows_processes_alone_is_enough() {
+fn an_attach_works_with_a_proc_that_shows_only_processes() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let source = unit(&target, 3).to_string();

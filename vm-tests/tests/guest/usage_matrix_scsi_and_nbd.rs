@@ -279,7 +279,7 @@ fn table(heads: &[&str], columns: &[Column]) -> String {
 }
 
 #[test]
-fn each_user_is_refused_by_name_by_each_way_to_take_a_device_away_or_loses_nothing() {
+fn each_way_to_remove_a_device_refuses_each_user_by_name_or_loses_nothing() {
     guest::time_limit(Duration::from_secs(240));
     let ways: [Way; 5] = [
         ("detach SCSI", detach_scsi),

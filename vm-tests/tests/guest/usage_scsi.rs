@@ -125,7 +125,7 @@ fn what_a_partition_cannot_write_back_ends_the_detach() {
 }
 
 #[test]
-fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_queues_on() {
+fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
     let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
     let sources = sources.iter().map(|source| source.parse().unwrap());
@@ -170,7 +170,7 @@ fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_
 }
 
 #[test]
-fn a_file_server_that_answers_nothing_holds_up_no_detach() {
+fn a_silent_file_server_delays_no_detach() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
     let node = attach(&engine, &target, 1).node;
     udevd::settle();
@@ -216,7 +216,7 @@ fn a_file_server_that_answers_nothing_holds_up_no_detach() {
 
 /// The source of a mount is any text, and a link below it may lead anywhere.
 #[test]
-fn a_mount_from_a_link_into_a_file_server_that_hangs_is_named_and_holds_up_nobody() {
+fn a_mount_from_a_link_into_a_hung_file_server_is_named_and_delays_no_call() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
     let node = attach(&engine, &target, 1).node;
     udevd::settle();
