@@ -127,7 +127,7 @@ impl LinkWatch {
         }
         // The sender lives as long as this subscription.
         loop {
-            match self.notices.recv_timeout(deadline.turn()) {
+            match self.notices.recv_timeout(deadline.max_sleep()) {
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 notice => return notice.ok(),
             }

@@ -11,13 +11,13 @@ use crate::id::Source;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Priority {
     /// First attempts to detach. No attach goes before them.
-    Leaving,
+    Detach,
     /// Steps that failed before, and whose obstacle may be gone.
     Unblocked,
     /// Steps that have not failed.
     Fresh,
     /// Detaches that failed before.
-    LeavingAgain,
+    DetachAgain,
     /// Steps that failed before and are due for a retry.
     Again,
 }

@@ -69,8 +69,8 @@ impl State {
             let is_unblocked = failed.is_some_and(|failure| failure.is_unblocked);
             let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
             let priority = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
-                (true, false) => Priority::Leaving,
-                (true, true) => Priority::LeavingAgain,
+                (true, false) => Priority::Detach,
+                (true, true) => Priority::DetachAgain,
                 (false, false) => Priority::Fresh,
                 (false, true) if is_unblocked => Priority::Unblocked,
                 (false, true) => Priority::Again,

@@ -180,7 +180,10 @@ impl Reconciler {
                     None => error,
                 });
             }
-            let woken = self.shared.changed.wait_timeout(state, deadline.turn());
+            let woken = self
+                .shared
+                .changed
+                .wait_timeout(state, deadline.max_sleep());
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -359,7 +362,7 @@ impl Reconciler {
                 drop(state);
                 let started = start_keeper();
                 if started.is_ok() {
-                    self.shared.state().workers.recovery_started();
+                    self.shared.state().workers.mark_recovery_started();
                 }
                 self.started(started, false)?;
                 state = self.shared.state();

@@ -37,7 +37,7 @@ struct At {
 
 impl At {
     fn slow_from(&self) -> Instant {
-        let is_first = matches!(self.priority, Priority::Leaving | Priority::Fresh);
+        let is_first = matches!(self.priority, Priority::Detach | Priority::Fresh);
         self.began + if is_first { SLOW } else { SLOW_AGAIN }
     }
 }
@@ -77,15 +77,13 @@ impl Room {
         };
         let attaches = all + MOST_BESIDE;
         let has_thread = match priority {
-            Priority::Leaving => true,
-            Priority::LeavingAgain | Priority::Unblocked => {
-                self.under_way < attaches + RESERVED - 1
-            }
+            Priority::Detach => true,
+            Priority::DetachAgain | Priority::Unblocked => self.under_way < attaches + RESERVED - 1,
             Priority::Fresh | Priority::Again => self.under_way < attaches,
         };
         let is_full = match priority {
-            Priority::Leaving => quick(&[Priority::Leaving]) >= all,
-            Priority::LeavingAgain => quick(&[Priority::LeavingAgain]) >= half,
+            Priority::Detach => quick(&[Priority::Detach]) >= all,
+            Priority::DetachAgain => quick(&[Priority::DetachAgain]) >= half,
             Priority::Unblocked => coming > all,
             Priority::Fresh => coming >= all,
             Priority::Again => coming >= all || quick(&[Priority::Again]) >= half,
@@ -114,7 +112,7 @@ impl Workers {
         self.lacks_recovery = true;
     }
 
-    pub(super) fn recovery_started(&mut self) {
+    pub(super) fn mark_recovery_started(&mut self) {
         self.lacks_recovery = false;
     }
 
@@ -247,7 +245,7 @@ mod tests {
             .next_recovery_start()
             .expect("the loop sleeps for ever");
         assert!(workers.must_start_recovery(again));
-        workers.recovery_started();
+        workers.mark_recovery_started();
         assert!(!workers.must_start_recovery(again) && workers.next_recovery_start().is_none());
     }
 
@@ -270,7 +268,7 @@ mod tests {
         let unblocked = begin_those_of(Priority::Unblocked);
         assert_eq!(unblocked, attaches + 1);
         let room = workers.room(given, later);
-        assert!(room.is_for(Priority::Leaving, None));
+        assert!(room.is_for(Priority::Detach, None));
         // A thread can be started for it.
         for _ in 0..unblocked {
             workers.start_one();

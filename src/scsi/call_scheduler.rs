@@ -101,7 +101,7 @@ impl CallScheduler {
             (register, _) = self
                 .0
                 .changed
-                .wait_timeout(register, deadline.turn())
+                .wait_timeout(register, deadline.max_sleep())
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(register);
@@ -298,7 +298,7 @@ impl CallSlot {
     ) -> Result<T> {
         let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
-            worker::apart(stage, move || {
+            worker::run_with_own_fd_table(stage, move || {
                 // This is the thread that enters the kernel.
                 scheduler.begin(ticket);
                 call()

@@ -22,7 +22,7 @@ use super::state::State;
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::written::{Listened, Written};
+use crate::kernel::written::{WatchedFile, WriteWatcher};
 use crate::kernel::{Roots, sysfs};
 use crate::uevent::{Changed, Changes, Hub};
 
@@ -42,15 +42,15 @@ pub(crate) struct Units {
 #[derive(Debug)]
 struct Known {
     bus: PathBuf,
-    written: Written,
+    written: WriteWatcher,
     devices: BTreeMap<Hctl, Seen>,
-    listened: HashMap<Listened, Hctl>,
+    listened: HashMap<WatchedFile, Hctl>,
 }
 
 #[derive(Debug)]
 struct Seen {
     dir: PathBuf,
-    listened: Option<Listened>,
+    listened: Option<WatchedFile>,
     /// The names in the kernel's copies. `None` if they are unreliable until the next
     /// event, because the device could not be read, or is being added or removed.
     names: Option<Vec<Wwid>>,
@@ -155,7 +155,7 @@ impl Known {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let mut known = Self {
             bus,
-            written: Written::new()?,
+            written: WriteWatcher::new()?,
             devices: BTreeMap::new(),
             listened: HashMap::new(),
         };
@@ -193,7 +193,7 @@ impl Known {
         let name = hctl.to_string();
         if let Some(dir) = sysfs::follow(&self.bus.join(&name))? {
             // The watch begins before the read, so that it covers every later write.
-            let listened = match self.written.listen(&dir.join("rescan")) {
+            let listened = match self.written.watch(&dir.join("rescan")) {
                 Err(error) if error.kind() == ErrorKind::Vanished => None,
                 listened => Some(listened?),
             };
@@ -216,7 +216,7 @@ impl Known {
         &mut self,
         hctl: Hctl,
         dir: PathBuf,
-        listened: Option<Listened>,
+        listened: Option<WatchedFile>,
         names: Option<Vec<Wwid>>,
     ) {
         let seen = Seen {
@@ -237,7 +237,7 @@ impl Known {
     fn unlisten(&mut self, before: Option<Seen>) {
         if let Some(file) = before.and_then(|before| before.listened) {
             self.listened.remove(&file);
-            self.written.drop(file);
+            self.written.unwatch(file);
         }
     }
 

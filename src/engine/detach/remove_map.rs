@@ -301,7 +301,7 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
         let lost = FailedFlush::of(roots, disk)?;
-        let leaving = uevent::Leaving::of(roots, disk)?;
+        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         // This keeps multipathd from making the map again on a path's event. A daemon
         // that hangs gets half of the time; the kernel needs no daemon.
         let limit = deadline.half();
@@ -317,7 +317,7 @@ impl Engine {
             })?;
         }
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 
     fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {

@@ -361,7 +361,7 @@ impl Engine {
                 patience = limit.at_most(as_long_again);
                 enough = usize::MAX;
             }
-            match came.recv_timeout(patience.turn()) {
+            match came.recv_timeout(patience.max_sleep()) {
                 Ok((name, Ok(fresh))) => {
                     waited_for.remove(&name);
                     sessions.fresh.extend(fresh);

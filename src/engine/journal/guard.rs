@@ -39,7 +39,7 @@ impl Journal {
                 let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
-            let woken = self.shared.freed.wait_timeout(table, deadline.turn());
+            let woken = self.shared.freed.wait_timeout(table, deadline.max_sleep());
             table = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         if let Some(wanted) = wanted {

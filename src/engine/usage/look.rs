@@ -121,7 +121,7 @@ impl Look {
         for device in swaps.found {
             self.add(device, &Holder::Swap { device });
         }
-        let unseen = NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat());
+        let unseen = NotLookedAt::of_paths([mounts.unknown, swaps.unknown].concat());
         NotLookedAt::note(&mut self.not_looked_at, &unseen);
         Ok(())
     }
@@ -205,17 +205,17 @@ impl Look {
         for (device, backing) in loops.found {
             self.add(backing, &Holder::Loop { device });
         }
-        let unseen = loops.unseen.into_iter();
+        let unseen = loops.unknown.into_iter();
         let unseen = unseen.map(|device| NotLookedAt::LoopDevice { device });
         self.not_looked_at.extend(unseen);
         let exports = exports::read_exports(roots, &self.numbers, &servers, deadline)?;
         for (volume, device) in exports.found {
             self.add(device, &Holder::Export { volume });
         }
-        let unseen = exports.unseen.into_iter();
+        let unseen = exports.unknown.into_iter();
         let unseen = unseen.map(|module| NotLookedAt::Target { module });
         self.not_looked_at.extend(unseen);
-        let unseen = exports.unseen_volumes.into_iter();
+        let unseen = exports.unknown_volumes.into_iter();
         let unseen = unseen.map(|volume| NotLookedAt::TargetVolume { volume });
         self.not_looked_at.extend(unseen);
         Ok(())

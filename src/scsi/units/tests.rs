@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
 use super::*;
-use crate::uevent::Noted;
+use crate::uevent::ChangedNames;
 
 const ONE: u8 = 0xd1;
 const OTHER: u8 = 0xd2;
@@ -11,7 +11,7 @@ const OTHER: u8 = 0xd2;
 struct Machine {
     _root: tempfile::TempDir,
     roots: Roots,
-    noted: Arc<Noted>,
+    noted: Arc<ChangedNames>,
     units: Units,
 }
 
@@ -24,7 +24,7 @@ impl Machine {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         fs::create_dir_all(roots.sysfs.join("bus/scsi/devices")).unwrap();
-        let (changes, noted) = Changes::by_hand(device_in);
+        let (changes, noted) = Changes::for_test(device_in);
         let mut units = Units::of(Some(changes));
         units.asked = WALKS;
         Self {
@@ -140,7 +140,7 @@ fn lost_events_have_each_device_read_again() {
     assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     machine.show("3:0:0:1", ONE);
     assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
-    machine.noted.lose();
+    machine.noted.mark_lost();
     assert_eq!(machine.candidates(ONE), ["2:0:0:1", "3:0:0:1"]);
 }
 
