@@ -61,7 +61,7 @@ impl Mappings {
                 *known
             } else {
                 let link = process.join("map_files").join(addresses);
-                let Some(found) = device(roots, &link, is_whole) else {
+                let Some(found) = unless_denied(device(roots, &link), is_whole) else {
                     continue;
                 };
                 self.known.insert(file.to_owned(), found);
@@ -73,14 +73,14 @@ impl Mappings {
     }
 }
 
-/// The device that is mapped there; `None` where that cannot be said.
-fn device(roots: &Roots, link: &Path, is_whole: &mut bool) -> Option<Option<NumberedDevice>> {
+/// The device that is mapped there; `None` if something else is.
+fn device(roots: &Roots, link: &Path) -> io::Result<Option<NumberedDevice>> {
     let is_denied = |error: &io::Error| error.raw_os_error() == Some(Errno::EPERM as i32);
     match roots.devices.device_at(link) {
         // The file's own file system denies the look, as that of a user may. It has no
         // disk of this machine.
-        Err(error) if !is_denied(&error) && fs::read_link(link).is_ok() => Some(None),
-        found => unless_denied(found, is_whole),
+        Err(error) if !is_denied(&error) && fs::read_link(link).is_ok() => Ok(None),
+        found => found,
     }
 }
 
