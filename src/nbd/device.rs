@@ -289,6 +289,7 @@ impl NbdDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::process::Means;
 
     fn connected() -> Facts {
         Facts {
@@ -309,6 +310,7 @@ mod tests {
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,
+            means: Means::Descriptor,
         });
         assert_eq!(facts.state(&hints), State::OpenedByOther);
         for left in [

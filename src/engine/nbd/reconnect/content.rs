@@ -139,7 +139,11 @@ impl NbdReconnect {
             (witness == Witness::Udev && user.is_udevs())
                 || matches!(
                     user,
-                    Holder::Open { writes: true, .. } | Holder::Loop { .. } | Holder::Export { .. }
+                    Holder::Open { writes: true, .. }
+                        | Holder::Mapped { .. }
+                        | Holder::Registered { .. }
+                        | Holder::Loop { .. }
+                        | Holder::Export { .. }
                 )
         };
         if users.found.iter().any(may_write) {
