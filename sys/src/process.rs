@@ -47,7 +47,7 @@ mod tests {
             let name = link.file_name().unwrap().to_str().unwrap().to_owned();
             told.send(name.parse::<u32>().unwrap()).unwrap();
             left.recv().unwrap();
-            crate::files::leave_those_of_the_process().unwrap();
+            crate::files::unshare_fd_table().unwrap();
             told.send(0).unwrap();
             let _ended = left.recv();
         });

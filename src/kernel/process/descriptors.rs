@@ -163,7 +163,7 @@ mod tests {
         let (told, is_open) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let apart = thread::spawn(move || {
-            lunbd_sys::files::leave_those_of_the_process().unwrap();
+            lunbd_sys::files::unshare_fd_table().unwrap();
             let file = File::open("/dev/full").unwrap();
             told.send(()).unwrap();
             let _ended = ended.recv();

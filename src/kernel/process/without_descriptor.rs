@@ -124,7 +124,7 @@ fn start(
 ) -> crate::error::Result<Begun> {
     let (roots, wanted, processes) = (roots.clone(), wanted.to_vec(), processes.clone());
     let (done, results) = mpsc::channel();
-    let pending = worker::start_apart(Stage::Claim, move || {
+    let pending = worker::start_with_own_fd_table(Stage::Claim, move || {
         let mut mappings = Mappings::default();
         for process in &processes {
             if done
@@ -141,7 +141,7 @@ fn start(
 
 fn next(results: &Receiver<Found>, until: Deadline) -> Result<Found, RecvTimeoutError> {
     loop {
-        match results.recv_timeout(until.turn()) {
+        match results.recv_timeout(until.max_sleep()) {
             Err(RecvTimeoutError::Timeout) if !until.has_passed() => {}
             found => return found,
         }
