@@ -1,6 +1,7 @@
 //! Our ends of a connected device's connections, and which of them are dead.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -8,9 +9,10 @@ use nix::sys::socket::{Shutdown, shutdown};
 use super::command::NewTimeouts;
 use super::known_content::KnownContent;
 use super::served::Slots;
+use super::unread::Unread;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, NbdUri};
+use crate::id::{BackendId, NbdServer, NbdUri};
 
 /// The sockets that this process has handed over for a connected device. They are kept
 /// to see which have ended, and to be able to shut them down. The kernel keeps each in
@@ -24,10 +26,35 @@ pub(crate) struct Link {
     /// What was read of the volume before the kernel had a connection to it.
     pub(crate) content: Option<KnownContent>,
     slots: Slots,
-    sockets: Vec<OwnedFd>,
+    ends: Vec<End>,
     /// The thread that connected the device, which no reconnect changes; `None` where it
     /// could not be read.
     connected_by: Option<u32>,
+}
+
+/// Our end of a connection.
+#[derive(Debug)]
+struct End {
+    socket: OwnedFd,
+    unread: Unread,
+}
+
+impl From<OwnedFd> for End {
+    fn from(socket: OwnedFd) -> Self {
+        let unread = Unread::default();
+        Self { socket, unread }
+    }
+}
+
+impl End {
+    fn has_hung_up(&self) -> bool {
+        has_hung_up(&self.socket)
+    }
+
+    fn shut_down(&self) {
+        // ENOTCONN: it is dead already.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
 }
 
 /// What is known of the connections in the kernel's slots.
@@ -84,7 +111,7 @@ impl Link {
             exact: true,
         };
         Self {
-            sockets,
+            ends: sockets.into_iter().map(End::from).collect(),
             ..Self::of_another(uri, backend, slots, timeouts, connected_by)
         }
     }
@@ -103,7 +130,7 @@ impl Link {
             timeouts,
             content: None,
             slots,
-            sockets: Vec::new(),
+            ends: Vec::new(),
             connected_by,
         }
     }
@@ -115,11 +142,11 @@ impl Link {
     }
 
     pub(crate) fn state(&self) -> LinkState {
-        let dead = self.sockets.iter().filter(|end| has_hung_up(end)).count();
+        let dead = self.ends.iter().filter(|end| end.has_hung_up()).count();
         LinkState {
-            live: self.sockets.len() - dead,
+            live: self.ends.len() - dead,
             dead,
-            unknown: self.slots.count.saturating_sub(self.sockets.len()),
+            unknown: self.slots.count.saturating_sub(self.ends.len()),
             more: !self.slots.exact,
         }
     }
@@ -127,11 +154,35 @@ impl Link {
     /// Ends the connections. What is in flight waits for new ones.
     pub(crate) fn shut_down(&self) {
         point!(NbdToEndLink);
-        for socket in &self.sockets {
-            // ENOTCONN: it is dead already.
-            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-        }
+        self.ends.iter().for_each(End::shut_down);
         point!(NbdLinkEnded);
+    }
+
+    /// Looks at each connection, and returns for how long one has brought what the kernel
+    /// does not read: the longest. What a connection of TLS has brought is not seen.
+    pub(crate) fn unread_for(&mut self) -> Duration {
+        if matches!(self.uri.server(), NbdServer::Tls { .. }) {
+            return Duration::ZERO;
+        }
+        let live = self.ends.iter_mut().filter(|end| !end.has_hung_up());
+        let since = live.filter_map(|end| end.unread.look(&end.socket)).min();
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Ends the connections of which the last look has shown nothing that is unread, where
+    /// it has shown that of another.
+    pub(crate) fn shut_down_those_that_are_read(&mut self) {
+        let (read, unread): (Vec<&End>, Vec<&End>) = self
+            .ends
+            .iter()
+            .partition(|end| end.unread.since().is_none());
+        if unread.is_empty() {
+            return;
+        }
+        read.into_iter().for_each(End::shut_down);
+        for end in &mut self.ends {
+            end.unread = Unread::default();
+        }
     }
 
     /// Whether every connection of the device has ended; not so where another process
@@ -142,11 +193,11 @@ impl Link {
 
     /// The kernel has put a new connection into the slot of a dead one.
     pub(crate) fn replace_a_dead_one(&mut self, new: OwnedFd) {
-        if let Some(dead) = self.sockets.iter().position(has_hung_up) {
-            self.sockets.remove(dead);
+        if let Some(dead) = self.ends.iter().position(End::has_hung_up) {
+            self.ends.remove(dead);
         }
-        self.sockets.push(new);
-        self.slots.count = self.slots.count.max(self.sockets.len());
+        self.ends.push(new.into());
+        self.slots.count = self.slots.count.max(self.ends.len());
     }
 
     /// The kernel has no more slots than were counted.
@@ -156,7 +207,7 @@ impl Link {
 
     /// Another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
-        self.sockets.retain(|socket| !has_hung_up(socket));
+        self.ends.retain(|end| !end.has_hung_up());
     }
 }
 
@@ -182,6 +233,7 @@ pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -226,6 +278,25 @@ mod tests {
             more: false,
         };
         assert_eq!(link.state(), whole);
+    }
+
+    #[test]
+    fn of_connections_one_of_which_nobody_reads_the_others_end() {
+        let (one, mut peer_of_one) = UnixStream::pair().unwrap();
+        let (two, _peer_of_two) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into(), two.into()]);
+        assert_eq!(link.unread_for(), Duration::ZERO);
+        link.shut_down_those_that_are_read();
+        assert!(link.state().is_whole());
+        peer_of_one.write_all(b"reply").unwrap();
+        link.unread_for();
+        assert!(link.unread_for() > Duration::ZERO);
+        link.shut_down_those_that_are_read();
+        let state = link.state();
+        assert_eq!((state.live, state.dead), (1, 1));
+        // A new connection is given time to be read.
+        link.shut_down_those_that_are_read();
+        assert_eq!(link.state().live, 1);
     }
 
     #[test]
