@@ -16,9 +16,15 @@ const SIZE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The kind of each name, the command that makes the content, and blkid's value for it.
-const MADE: [(&str, &str, &str); 5] = [
+const MADE: [(&str, &str, &str); 7] = [
     ("fs", "mkfs.ext4 -q", "UUID"),
     ("fs", "mkfs.xfs -q", "UUID"),
+    ("fs", "mkfs.btrfs -q", "UUID"),
+    (
+        "luks",
+        "echo passphrase | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000",
+        "UUID",
+    ),
     ("gpt", "echo 'label: gpt' | sfdisk --quiet", "PTUUID"),
     (
         "mbr",
