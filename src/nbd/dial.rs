@@ -48,14 +48,18 @@ pub struct Connection {
 /// client, `NotSupported` where both have no cipher in common or the kernel has no TLS,
 /// and `InvalidInput` for files that hold no certificates.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
-    let stream = connect(uri.server(), deadline)?;
-    let export = if let NbdServer::Tls { .. } = uri.server() {
-        tls::negotiate(&stream, uri, deadline)?
+    dial_export(uri.server(), uri.export(), deadline)
+}
+
+fn dial_export(server: &NbdServer, name: &str, deadline: Deadline) -> Result<Connection> {
+    let stream = connect(server, deadline)?;
+    let export = if let NbdServer::Tls { .. } = server {
+        tls::negotiate(&stream, server, name, deadline)?
     } else {
         let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
-        handshake::negotiate(&mut talk, uri.export(), deadline)?
+        handshake::negotiate(&mut talk, name, deadline)?
     };
-    tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
+    tracing::debug!(%server, name, size = export.size, flags = ?export.flags, "shook hands");
     Ok(Connection { stream, export })
 }
 
@@ -89,15 +93,34 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 /// Connects to `server` and asks for its exports, each with its size and flags: all within
 /// `deadline`. The kernel's NBD driver takes no part in it, and no privilege is needed.
 ///
+/// Some servers say the size of an export only to a client that opens it: nbd-server, and
+/// those that do not know `OPT_INFO`. Such an export is opened over a connection of its own,
+/// one after the other, and nothing is read of it. TLS needs the kernel's part there, as in
+/// [`dial`].
+///
 /// # Errors
 /// As of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
-/// failure, no socket is left.
+/// failure, no socket is left. What goes wrong with one export that is opened is its
+/// [`error`](DiscoveredExport::error), also a timeout.
 pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
     let stream = connect(server, deadline)?;
-    if let NbdServer::Tls { .. } = server {
-        return tls::discover(&stream, server, deadline);
+    let mut found = if let NbdServer::Tls { .. } = server {
+        tls::discover(&stream, server, deadline)?
+    } else {
+        let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
+        handshake::discover(&mut talk, deadline)?
+    };
+    drop(stream);
+    for export in found.iter_mut().filter(|export| export.may_say_more()) {
+        match dial_export(server, &export.name, deadline) {
+            Ok(opened) => {
+                export.export = Some(opened.export);
+                export.error = None;
+            }
+            Err(error) => export.error = Some(error),
+        }
     }
-    handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
+    Ok(found)
 }
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {
