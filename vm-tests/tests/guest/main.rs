@@ -69,6 +69,7 @@ mod nbd_kernel;
 mod nbd_links;
 mod nbd_receivers;
 mod nbd_reformat;
+mod nbd_replaced;
 mod nbd_rounds;
 mod nbd_tls;
 mod nbd_two_volumes;
