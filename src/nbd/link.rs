@@ -1,4 +1,5 @@
-//! Our ends of a connected device's connections, and which of them are dead.
+//! The sockets of a connected device that this process holds, and which of them are
+//! dead.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -14,25 +15,26 @@ use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdServer, NbdUri};
 
-/// The sockets that this process has handed over for a connected device. They are kept
-/// to see which have ended, and to be able to shut them down. The kernel keeps each in
-/// a slot of its own (`drivers/block/nbd.c`, `struct nbd_sock`).
+/// The sockets that this process has handed over for a connected device. It keeps them
+/// to see which connections have ended, and to shut them down. The kernel keeps each
+/// socket in a slot of its own (`drivers/block/nbd.c`, `struct nbd_sock`).
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) uri: NbdUri,
     pub(crate) backend: BackendId,
-    /// What is known of them: another process may have connected the device.
+    /// The known timeouts. Another process may have connected the device with unknown
+    /// ones.
     pub(crate) timeouts: NewTimeouts,
-    /// What was read of the volume before the kernel had a connection to it.
+    /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
     slots: Slots,
     ends: Vec<End>,
-    /// The thread that connected the device, which no reconnect changes; `None` where it
-    /// could not be read.
+    /// The thread that connected the device; a reconnect does not change it. `None` if
+    /// it could not be read.
     connected_by: Option<u32>,
 }
 
-/// Our end of a connection.
+/// The socket of a connection that this process holds.
 #[derive(Debug)]
 struct End {
     socket: OwnedFd,
@@ -52,26 +54,26 @@ impl End {
     }
 
     fn shut_down(&self) {
-        // ENOTCONN: it is dead already.
+        // ENOTCONN: the connection is dead already.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 }
 
-/// What is known of the connections in the kernel's slots.
+/// What is known about the connections in the kernel's slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkState {
-    /// Connections of this process that stand.
+    /// Live connections of this process.
     pub(crate) live: usize,
-    /// Connections of this process that have ended.
+    /// Dead connections of this process.
     pub(crate) dead: usize,
-    /// Connections that another process has made: nobody here sees whether they stand.
+    /// Connections of another process. This process cannot see whether they live.
     pub(crate) unknown: usize,
-    /// There may be more of those than are counted.
+    /// Whether other processes may have more connections than `unknown` counts.
     pub(crate) more: bool,
 }
 
 impl LinkState {
-    /// Of a device that another process has connected.
+    /// The state of a device that another process has connected.
     pub(crate) fn of_another(slots: Slots) -> Self {
         Self {
             live: 0,
@@ -81,24 +83,24 @@ impl LinkState {
         }
     }
 
-    /// Every slot has a connection of this process, and all of them stand.
+    /// Whether every slot has a live connection of this process.
     pub(crate) fn is_whole(self) -> bool {
         self.dead == 0 && self.unknown == 0 && !self.more
     }
 
-    /// Every slot has a connection of this process, and none of them stands.
+    /// Whether every slot has a connection of this process, and all of them are dead.
     pub(crate) fn is_dead(self) -> bool {
         self.live == 0 && self.unknown == 0 && self.dead > 0
     }
 
-    /// I/O may go on although one connection is dead.
+    /// Whether I/O may continue although one connection is dead.
     pub(crate) fn is_redundant(self) -> bool {
         self.live + self.dead + self.unknown > 1
     }
 }
 
 impl Link {
-    /// Of a device that this process has connected.
+    /// The connections of a device that this process has connected.
     pub(crate) fn new(
         uri: NbdUri,
         backend: BackendId,
@@ -116,7 +118,7 @@ impl Link {
         }
     }
 
-    /// Of a device that another process has connected.
+    /// The connections of a device that another process has connected.
     pub(crate) fn of_another(
         uri: NbdUri,
         backend: BackendId,
@@ -135,7 +137,7 @@ impl Link {
         }
     }
 
-    /// Whether the device of this number was connected anew since, by the thread `now`.
+    /// Whether the device at this index was connected anew since, by the thread `now`.
     pub(crate) fn is_of_an_earlier_device(&self, now: Option<u32>) -> bool {
         let both = self.connected_by.zip(now);
         both.is_some_and(|(then, now)| then != now)
@@ -151,15 +153,15 @@ impl Link {
         }
     }
 
-    /// Ends the connections. What is in flight waits for new ones.
+    /// Ends the connections. Requests in flight wait for new ones.
     pub(crate) fn shut_down(&self) {
         point!(NbdToEndLink);
         self.ends.iter().for_each(End::shut_down);
         point!(NbdLinkEnded);
     }
 
-    /// Looks at each connection, and returns for how long one has brought what the kernel
-    /// does not read: the longest. What a connection of TLS has brought is not seen.
+    /// Looks at each live connection, and returns how long a reply has stayed unread in one:
+    /// the longest time. Unread replies of TLS connections are not visible.
     pub(crate) fn unread_for(&mut self) -> Duration {
         if matches!(self.uri.server(), NbdServer::Tls { .. }) {
             return Duration::ZERO;
@@ -169,8 +171,8 @@ impl Link {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Ends the connections of which the last look has shown nothing that is unread, where
-    /// it has shown that of another.
+    /// Ends the connections without an unread reply, if the last look has found one in
+    /// another connection.
     pub(crate) fn shut_down_those_that_are_read(&mut self) {
         let (read, unread): (Vec<&End>, Vec<&End>) = self
             .ends
@@ -185,13 +187,13 @@ impl Link {
         }
     }
 
-    /// Whether every connection of the device has ended; not so where another process
-    /// has made some.
+    /// Whether every connection of the device has ended. It is false if another process
+    /// has made some of them.
     pub(crate) fn is_dead(&self) -> bool {
         self.state().is_dead()
     }
 
-    /// The kernel has put a new connection into the slot of a dead one.
+    /// Records that the kernel has put a new connection into the slot of a dead one.
     pub(crate) fn replace_a_dead_one(&mut self, new: OwnedFd) {
         if let Some(dead) = self.ends.iter().position(End::has_hung_up) {
             self.ends.remove(dead);
@@ -200,26 +202,26 @@ impl Link {
         self.slots.count = self.slots.count.max(self.ends.len());
     }
 
-    /// The kernel has no more slots than were counted.
+    /// Records that the kernel has no more slots than were counted.
     pub(crate) fn has_no_more_slots(&mut self) {
         self.slots.exact = true;
     }
 
-    /// Another process has put connections into the slots of the dead ones.
+    /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
         self.ends.retain(|end| !end.has_hung_up());
     }
 }
 
 fn has_hung_up(socket: &OwnedFd) -> bool {
-    // nix does not name POLLRDHUP. Beside it only hang-ups and errors are ever
-    // reported, so that any answer is a yes.
+    // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
+    // here, so any event means that the connection has ended.
     let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
     let mut polled = [PollFd::new(socket.as_fd(), peer_closed)];
     matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..))
 }
 
-/// Duplicates, for the kernel to take over.
+/// Duplicates the sockets for the kernel to take over.
 pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     sockets
         .iter()

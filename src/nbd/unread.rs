@@ -1,9 +1,9 @@
-//! Whether somebody reads what a socket has brought.
+//! Whether the bytes that a socket has received are read.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-/// What the looks at a socket have shown.
+/// The result of repeated looks at one socket.
 #[derive(Debug, Default)]
 pub(super) struct Unread(Option<(Instant, Count)>);
 
@@ -11,7 +11,7 @@ pub(super) struct Unread(Option<(Instant, Count)>);
 #[derive(Debug, Clone, Copy)]
 struct Count {
     unread: u64,
-    /// All that the socket has brought; only TCP counts them.
+    /// All bytes that the socket has received; only TCP counts them.
     received: Option<u64>,
 }
 
@@ -22,8 +22,8 @@ impl Count {
         Some(Self { unread, received })
     }
 
-    /// Somebody has read since `before`, as far as the counts show it. Of a socket that is
-    /// not TCP they show it where more was read than came.
+    /// Whether the counts show that a process or the kernel has read since `before`. Those of
+    /// a socket other than TCP show it only if it read more than has arrived meanwhile.
     fn shows_a_read_since(self, before: Self) -> bool {
         match self.received.zip(before.received) {
             Some((now, then)) => {
@@ -35,8 +35,8 @@ impl Count {
 }
 
 impl Unread {
-    /// Looks, and returns since when there is something that nobody reads; `None` where
-    /// there is nothing.
+    /// Looks at the socket, and returns since when it has had bytes of which none was read;
+    /// `None` if it has no bytes.
     pub(super) fn look(&mut self, socket: &OwnedFd) -> Option<Instant> {
         let count = Count::of(socket).filter(|count| count.unread > 0);
         self.0 = count.map(|count| match self.0 {
@@ -46,7 +46,7 @@ impl Unread {
         self.since()
     }
 
-    /// What the last look has shown.
+    /// The answer of the last look.
     pub(super) fn since(&self) -> Option<Instant> {
         self.0.map(|(since, _)| since)
     }

@@ -51,9 +51,9 @@ impl Receives {
 }
 
 /// Reads a block over each connection, past the page cache. The kernel chooses the
-/// connection by the processor that a request comes from, so one that no processor of
-/// this process has is not looked at. `unread_for` says for how long a reply has stayed in a
-/// socket.
+/// connection by the processor that a request comes from, so this does not read over one that
+/// no processor of this process has. `unread_for` returns how long a reply has stayed unread
+/// in a socket.
 ///
 /// # Errors
 /// `TimedOut` where a read has not returned by `deadline`.
@@ -70,7 +70,7 @@ pub(in crate::engine) fn look(
         let (queues, is_awaited) = (queues.clone(), Arc::downgrade(&is_awaited));
         let read = move |disk: &BlockDevice, roots: &Roots| {
             for processors in queues {
-                // After a timeout the next read could be one of another device's life.
+                // Nobody waits any more, and the device may be another one by now.
                 if is_awaited.strong_count() == 0 {
                     break;
                 }

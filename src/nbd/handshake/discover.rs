@@ -32,7 +32,8 @@ pub struct DiscoveredExport {
 }
 
 impl DiscoveredExport {
-    /// The server has not refused to speak of it: it may say more to a client that opens it.
+    /// Whether the server has not refused the export: it may report more to a client that
+    /// opens it.
     pub(in crate::nbd) fn may_say_more(&self) -> bool {
         let error = self.error.as_ref().map(Error::kind);
         matches!(error, Some(ErrorKind::Protocol | ErrorKind::NotSupported))

@@ -1,9 +1,10 @@
-//! A kernel that does not receive over one of the connections that it has.
+//! Connections over which the kernel does not receive, because their receivers wait until
+//! other receivers end.
 //!
-//! Its receiver waits until another ends. The connection itself must not end: a receiver
-//! that begins late reads the socket that is in its slot then, and would share it with the
-//! receiver of that socket (`drivers/block/nbd.c`, `recv_work`, `nbd_reconnect_socket`). So
-//! the others end, the device is served over the one, and they are replaced.
+//! Such a connection itself must not end. A receiver that begins late reads the socket that
+//! its slot has by then, together with the receiver that began with that socket
+//! (`drivers/block/nbd.c`, `recv_work`, `nbd_reconnect_socket`). So this process ends the
+//! other connections, the device is served over the late one, and the others are replaced.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::nbd::Link;
 
 impl NbdReconnect {
-    /// Has the kernel receive over each connection of ours, and returns what stood in the
-    /// way.
+    /// Proves that the kernel receives over each connection of this process, and replaces
+    /// connections until it does. Returns the error that prevented it.
     pub(super) fn receive_over_each(
         &mut self,
         engine: &Engine,
@@ -39,8 +40,8 @@ impl NbdReconnect {
         Ok(None)
     }
 
-    /// Where a reply stays in a socket, ends the connections whose receivers may be what the
-    /// receiver of that one waits for.
+    /// If a reply stays unread in a connection, ends the others: the receiver of that one may
+    /// wait for one of theirs.
     pub(super) fn free_receivers(&self, engine: &Engine) {
         if self.unread_for(engine) < UNREAD {
             return;
