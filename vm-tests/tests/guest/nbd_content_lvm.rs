@@ -69,8 +69,10 @@ fn is_named_as_by_blkid(server: &NbdServer) {
     assert_eq!(blank.content(), Some(&[][..]));
     for (kind, tool, value) in MADE {
         let node = blank.node.to_str().unwrap();
-        guest::run(&["wipefs", "--quiet", "--all", node]);
-        guest::run(&["sh", "-c", &format!("{tool} {node}")]);
+        // udev does not watch a device while it reads it, and misses a close then. It reads no
+        // device that is locked (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
+        let make = format!("wipefs --quiet --all {node} && {tool} {node}");
+        guest::run(&["flock", node, "sh", "-c", &make]);
         let name = by_blkid(kind, &blank.node, value);
         // udev reads it when the tool has closed it.
         guest::wait_until("udev to name it", LIMIT, || {

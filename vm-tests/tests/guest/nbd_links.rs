@@ -169,7 +169,7 @@ fn filled(pattern: &[u8]) -> Store {
 }
 
 #[test]
-fn no_read_is_wrong_when_nbdkit_restarts_under_readers_of_four_connections() {
+fn no_read_is_wrong_when_nbdkit_restarts_four_times_or_twenty_in_a_whole_sweep() {
     let _module = NbdModule::with_backend_ids(2);
     let pattern = pattern(8 * MIB);
     let store = filled(&pattern);
@@ -179,7 +179,7 @@ fn no_read_is_wrong_when_nbdkit_restarts_under_readers_of_four_connections() {
 }
 
 #[test]
-fn no_read_is_wrong_when_qemu_nbd_restarts_under_readers_of_four_connections() {
+fn no_read_is_wrong_when_qemu_nbd_restarts_four_times_or_twenty_in_a_whole_sweep() {
     let _module = NbdModule::with_backend_ids(2);
     let pattern = pattern(8 * MIB);
     let store = filled(&pattern);
