@@ -43,7 +43,8 @@ pub struct Facts {
 }
 
 /// What an NBD device is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -74,21 +75,7 @@ impl State {
     /// The name used in messages and in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Absent => "absent",
-            Self::Free => "free",
-            Self::OpenedByOther => "opened_by_other",
-            Self::Connected => "connected",
-            Self::LinkDead => "link_dead",
-            Self::Draining => "draining",
-            Self::Foreign => "foreign",
-        }
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.into()
     }
 }
 
@@ -263,7 +250,7 @@ impl NbdDevice {
 
     /// Like [`facts`](Self::facts); `None` if the device is being removed, or
     /// is gone.
-    pub(crate) fn facts_if_there(&self) -> Result<Option<Facts>> {
+    pub(crate) fn facts_if_present(&self) -> Result<Option<Facts>> {
         match self.facts() {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
             facts => facts.map(Some),
@@ -302,6 +289,7 @@ impl NbdDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::process::Means;
 
     fn connected() -> Facts {
         Facts {
@@ -322,6 +310,7 @@ mod tests {
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,
+            means: Means::Descriptor,
         });
         assert_eq!(facts.state(&hints), State::OpenedByOther);
         for left in [
@@ -375,9 +364,9 @@ mod tests {
         }
         let index = NbdIndex::new(3).unwrap();
         let device = NbdDevice::find(&roots, index).unwrap().unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), Some(Facts::default()));
+        assert_eq!(device.facts_if_present().unwrap(), Some(Facts::default()));
         std::fs::remove_file(dir.join("size")).unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), None);
+        assert_eq!(device.facts_if_present().unwrap(), None);
         let state = |roots| NbdDevice::state(roots, index, &Hints::default()).unwrap();
         assert_eq!(state(&roots), State::Absent);
     }

@@ -5,12 +5,13 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 
-use super::deaf::why_deaf;
+use super::udev_reachability::udev_unreachable_reason;
 use crate::kernel::Roots;
 
 /// What a wait can rely on here. The [`Hub`](super::Hub) determines it once, at
 /// its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Mode {
@@ -28,11 +29,7 @@ impl Mode {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Udev => "udev",
-            Self::KernelOnly => "kernel_only",
-            Self::SysfsPoll => "sysfs_poll",
-        }
+        self.into()
     }
 
     pub(super) fn find(roots: &Roots) -> Self {
@@ -40,7 +37,7 @@ impl Mode {
         if !is_sysfs || !in_initial_user_namespace() {
             return Self::SysfsPoll;
         }
-        match why_deaf(roots) {
+        match udev_unreachable_reason(roots) {
             None => Self::Udev,
             Some(why) => {
                 tracing::info!(%why, "the kernel's events alone");

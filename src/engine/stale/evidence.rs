@@ -15,7 +15,8 @@ use crate::scsi::{self, Comparison, Identity, ScsiDevice, State};
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The target's own statement that a LUN is not the unit that the kernel scanned there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -56,12 +57,7 @@ impl Evidence {
     /// The name of the kind, as in `--json`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::NotSupported { .. } => "not_supported",
-            Self::NoUnit { .. } => "no_unit",
-            Self::NotListed { .. } => "not_listed",
-            Self::Replaced { .. } => "replaced",
-        }
+        self.into()
     }
 }
 
@@ -153,7 +149,7 @@ impl Engine {
             Ok(Presence::Present) => {
                 let limit = answer_limit(deadline);
                 let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
-                let Some(earlier) = self.scanned_as_other(&was, &disk, &now)? else {
+                let Some(earlier) = self.proven_earlier_identity(&was, &disk, &now)? else {
                     return Ok(match was.compare(&now) {
                         Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
@@ -191,7 +187,7 @@ impl Engine {
     /// The unit that the kernel scanned, where `now` is certainly another one: from the
     /// kernel's copy or, where some process made the kernel read that again, from udev's
     /// record of the disk's first event.
-    fn scanned_as_other(
+    fn proven_earlier_identity(
         &self,
         cached: &Identity,
         disk: &BlockDevice,
@@ -200,7 +196,7 @@ impl Engine {
         if cached.compare(now).is_proven_different() {
             return Ok(Some(cached.clone()));
         }
-        let born = Identity::of(self.born_as(disk)?);
+        let born = Identity::of(self.names_in_udev_record(disk)?);
         Ok(born.compare(now).is_proven_different().then_some(born))
     }
 
