@@ -73,6 +73,7 @@ mod nbd_replaced;
 mod nbd_rounds;
 mod nbd_tls;
 mod nbd_two_volumes;
+mod nbd_vanished;
 mod own_boot_crash_mpath_nbd;
 mod own_boot_faults_mpath;
 mod own_boot_faults_nbd;
