@@ -56,6 +56,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "nbd/tls_missing.rs"]
 mod tls;
+mod unread;
 mod violation;
 mod wait;
 

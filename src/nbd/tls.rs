@@ -34,30 +34,36 @@ use super::export::Export;
 use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{NbdServer, NbdUri};
+use crate::id::NbdServer;
 use crate::kernel::stream::DeadlineStream;
 
-/// Agrees with the server of `uri` on TLS and on the export, and gives the kernel the keys
+/// Agrees with the server on TLS and on the export, and gives the kernel the keys
 /// of the connection.
 ///
 /// # Errors
 /// As [`dial`](super::dial) says.
-pub(super) fn negotiate(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<Export> {
-    let (export, session) = agree(stream, uri, deadline)?;
+pub(super) fn negotiate(
+    stream: &OwnedFd,
+    server: &NbdServer,
+    name: &str,
+    deadline: Deadline,
+) -> Result<Export> {
+    let (export, session) = agree(stream, server, name, deadline)?;
     let session = session.map_err(|error| error.at(Stage::Tls))?;
     let cipher = hand_over::to_kernel(session, stream).map_err(|error| error.at(Stage::Tls))?;
-    tracing::debug!(%uri, cipher, "the kernel has the keys");
+    tracing::debug!(%server, cipher, "the kernel has the keys");
     Ok(export)
 }
 
 /// As far as rustls goes. The inner error is that the server has sent more than was read.
 fn agree(
     stream: &OwnedFd,
-    uri: &NbdUri,
+    server: &NbdServer,
+    name: &str,
     deadline: Deadline,
 ) -> Result<(Export, Result<ClientConnection>)> {
-    talk(stream, uri.server(), deadline, |greeting, secured| {
-        handshake::negotiate_in_tls(greeting, secured, uri.export(), deadline)
+    talk(stream, server, deadline, |greeting, secured| {
+        handshake::negotiate_in_tls(greeting, secured, name, deadline)
     })
 }
 

@@ -6,7 +6,7 @@ use super::export::Export;
 use super::handshake::{DiscoveredExport, ListedExport};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{NbdServer, NbdUri};
+use crate::id::NbdServer;
 
 /// # Errors
 /// `NotSupported`.
@@ -28,7 +28,7 @@ pub(super) fn list(_: &OwnedFd, _: &NbdServer, _: Deadline) -> Result<Vec<Listed
 
 /// # Errors
 /// `NotSupported`.
-pub(super) fn negotiate(_: &OwnedFd, _: &NbdUri, _: Deadline) -> Result<Export> {
+pub(super) fn negotiate(_: &OwnedFd, _: &NbdServer, _: &str, _: Deadline) -> Result<Export> {
     Err(missing())
 }
 

@@ -2,7 +2,6 @@
 
 mod content;
 mod existing;
-mod receivers;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::receivers::{self, Receives};
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -18,7 +18,6 @@ use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
 use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
-use receivers::Receives;
 
 impl Engine {
     pub(super) fn attach_nbd(
@@ -101,7 +100,7 @@ impl Engine {
 
         timer.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);
-        let offer = Offer {
+        let mut offer = Offer {
             request,
             backend,
             export: &export,
@@ -119,24 +118,24 @@ impl Engine {
         let known = content
             .clone()
             .map(|names| Content::Named(names).known(written));
-        let received = device
-            .limit_requests(export.maximum_payload(), deadline)
-            .and_then(|()| receivers::look(&device, roots, uri, &offer.sockets, deadline));
-        let connects_again = matches!(received, Ok(Receives::NotOverEach));
-        let proven = received
-            .and_then(|receives| receives.require(&device))
-            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, timer, deadline))
-            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
         let mut link = Link::new(
             uri.clone(),
             backend.clone(),
-            offer.sockets,
+            std::mem::take(&mut offer.sockets),
             timeouts,
             connected_by,
         );
         link.content = known.flatten();
+        let received = device
+            .limit_requests(export.maximum_payload(), deadline)
+            .and_then(|()| self.receives(&device, &mut link, deadline));
+        let connects_again = matches!(received, Ok(Receives::NotOverEach));
+        let proven = received
+            .and_then(|receives| receives.require(&device))
+            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, timer, deadline))
+            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
                 self.links().insert(device.index(), link);
@@ -160,6 +159,20 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether the kernel receives over each connection. Of one alone the settling proves it.
+    fn receives(
+        &self,
+        device: &NbdDevice,
+        link: &mut Link,
+        deadline: Deadline,
+    ) -> Result<Receives> {
+        if link.state().live < 2 {
+            return Ok(Receives::OverEach);
+        }
+        let (reads, roots) = (&self.nbd_reads, self.roots());
+        receivers::look(reads, device, roots, || link.unread_for(), deadline)
     }
 
     /// The connected device of this id.

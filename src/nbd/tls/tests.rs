@@ -10,6 +10,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use tempfile::TempDir;
 
 use super::*;
+use crate::id::NbdUri;
 
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const SIZE: u64 = 8 << 20;
@@ -140,8 +141,8 @@ fn agreed(config: Option<ServerConfig>, directory: &TempDir, name: &str) -> Resu
     let uri = NbdUri::tls("127.0.0.1", Some(port), "x", directory, Some(name)).unwrap();
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let agreed =
-        agree(&stream, &uri, deadline).and_then(|(export, session)| session.map(|_| export.size));
+    let agreed = agree(&stream, uri.server(), uri.export(), deadline)
+        .and_then(|(export, session)| session.map(|_| export.size));
     drop(stream);
     serving.join().unwrap();
     agreed

@@ -26,6 +26,7 @@ pub mod keeping;
 #[cfg(feature = "guest")]
 pub mod kills;
 pub mod lio;
+pub mod loopback;
 pub mod md;
 pub mod multipathd;
 pub mod nbd_server;
@@ -39,7 +40,6 @@ pub mod rotation;
 mod scsi_debug;
 mod scsi_disk;
 pub mod served;
-pub mod slow_loopback;
 pub mod stuck_fuse;
 pub mod system_calls;
 mod tcp_reset;

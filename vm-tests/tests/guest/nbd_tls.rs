@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Flush, HealOutcome, NbdOptions};
+use lunbd::engine::{Flush, HealOutcome, NbdOptions, ResizeRequest};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
 use vm_tests::guest;
@@ -275,4 +275,57 @@ fn nobody_on_the_wire_reads_what_is_written() {
     assert!(heard.len() > 2 * MIB, "{}", heard.len());
     let plain = &pattern()[..32];
     assert!(!heard.windows(plain.len()).any(|window| window == plain));
+}
+
+fn grows(server: &NbdServer, certificates: &Certificates, store: &Store, connections: u16) {
+    let (small, large) = (8 * MIB as u64, 24 * MIB as u64);
+    let engine = engine();
+    let source = source(address(server.at()), "disk", certificates.path());
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(connections).unwrap())
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(60));
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    let node = engine.attach(&request, soon()).unwrap().node;
+    let stored = File::options()
+        .read(true)
+        .write(true)
+        .open(store.path())
+        .unwrap();
+    stored.set_len(large).unwrap();
+    let resized = engine.resize(&ResizeRequest::new(source.clone()), soon());
+    let resized = resized.unwrap();
+    assert_eq!((resized.old_size, resized.size), (small, large));
+    let (block, last) = ([0xa5; 4096], large - 4096);
+    let disk = File::options().write(true).open(&node).unwrap();
+    disk.write_all_at(&block, last).unwrap();
+    disk.sync_all().unwrap();
+    let mut found = [0; 4096];
+    stored.read_exact_at(&mut found, last).unwrap();
+    assert!(found == block, "the server has other bytes at {last}");
+    drop(disk);
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+/// nbdkit serves an old connection the old size, so the connections are replaced.
+#[test]
+fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
+    let _module = module(1);
+    let certificates = Certificates::new("tls");
+    for connections in [1, 2] {
+        let store = Store::sparse(8 * MIB as u64);
+        let server = nbdkit(&certificates, store.path(), &[]);
+        grows(&server, &certificates, &store, connections);
+    }
+}
+
+#[test]
+fn a_device_of_qemu_nbd_grows_over_tls_with_one_connection_and_with_two() {
+    let _module = module(1);
+    let certificates = Certificates::new("tls");
+    for connections in [1, 2] {
+        let store = Store::sparse(8 * MIB as u64);
+        let server = qemu_nbd(&certificates, store.path());
+        grows(&server, &certificates, &store, connections);
+    }
 }
