@@ -40,6 +40,7 @@ mod iscsi_inventory;
 mod iscsi_lab;
 mod iscsi_log_in;
 mod iscsi_names;
+mod iscsi_netlink_port;
 mod iscsi_paths;
 mod iscsi_proof;
 mod iscsi_proxied;
