@@ -279,7 +279,8 @@ pub(crate) struct Reap {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// The journal's directory; without it /run/lunbd/journal, where there is one.
+    /// The directory of a journal whose volumes are left alone too, besides those of
+    /// /run/lunbd/journal. An agent may hold it.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
