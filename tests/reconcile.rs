@@ -1,5 +1,5 @@
-//! The reconciler on a machine that is a directory: nothing there can be
-//! attached, so what can be seen is what it decides, and when.
+//! The reconciler on a machine that is a directory. Nothing can be attached there, so the tests
+//! see what it decides, and when.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -37,8 +37,8 @@ fn request(source: &str) -> AttachRequest {
     AttachRequest::new(source.parse::<Source>().unwrap())
 }
 
-/// A machine with a host whose scan finds nothing, disks of our own on it, and
-/// their journal.
+/// A machine with a host whose scan finds nothing, attached disks of our own on it, and their
+/// journal.
 struct Node {
     san: San,
     engine: Arc<Engine>,
@@ -78,7 +78,7 @@ impl Node {
         Reconciler::new(Arc::clone(&self.engine), journal, options.trust())
     }
 
-    /// The disk is gone, as after a session's end, past us.
+    /// Removes the disk without the reconciler, as the end of a session does.
     fn lose(&self, lun: u32) {
         let link = format!("sys/bus/scsi/devices/0:0:0:{lun}");
         fs::remove_file(self.san.machine.path(&link)).unwrap();
@@ -104,7 +104,7 @@ fn wanted(luns: std::ops::Range<u32>) -> Desired {
     desired
 }
 
-/// Runs it while `test` goes on, also when that panics.
+/// Runs the reconciler during `test`, and stops it also if `test` panics.
 fn while_running(reconciler: &Reconciler, test: impl FnOnce()) {
     struct Stop<'a>(&'a Reconciler);
     impl Drop for Stop<'_> {
@@ -278,7 +278,7 @@ fn an_event_of_nobodys_wakes_nobody() {
         for _ in 0..100 {
             node.announce(77);
         }
-        // The last is of a volume, so that all have been read when it has woken.
+        // The last event is of a volume: when it has woken the loop, all events have been read.
         node.announce(1);
         while reconciler.counters().looks == before.looks {
             std::thread::yield_now();
@@ -362,7 +362,7 @@ fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_tha
             .duration_since(SystemTime::now())
             .unwrap();
         assert!(wait <= hour && wait > hour / 4, "{wait:?}");
-        // Another process that has it is no reason to set anything aside.
+        // The journal is held by another process, which is no reason to set a file aside.
         assert!(
             node.engine
                 .read_journal_at(&place, soon())

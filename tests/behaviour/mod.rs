@@ -1,10 +1,9 @@
-//! What the engine does with SCSI volumes, as one suite for two machines.
+//! The engine's behaviour with SCSI volumes, as one suite for two machines.
 //!
-//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of
-//! `tests/fake_kernel`; `vm-tests/tests/guest/behaviours.rs` runs the same source on real
-//! kernels with `scsi_debug` and a real udevd. So the fake kernel is held to what the
-//! real ones do. A test here is true on both; what only one of them has belongs
-//! elsewhere.
+//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of `tests/fake_kernel`;
+//! `vm-tests/tests/guest/behaviours.rs` runs the same source on real kernels with `scsi_debug`
+//! and a real udevd. So the fake kernel must behave as the real ones do. A test here holds on
+//! both machines; a test that needs only one of them belongs elsewhere.
 
 pub(crate) mod attach;
 pub(crate) mod detach;
@@ -19,8 +18,8 @@ pub(crate) mod resize;
 pub(crate) mod uevents;
 pub(crate) mod volumes;
 
-/// Makes a `#[test]` of each behaviour, on the machine that is named. A behaviour
-/// that is not listed here is dead code, which the compiler refuses.
+/// Makes a `#[test]` of each behaviour on the named machine. A behaviour that is not listed
+/// here is dead code, which the compiler refuses.
 #[macro_export]
 macro_rules! behaviours {
     ($machine:ident) => {

@@ -1,4 +1,4 @@
-//! Units whose size changes at the array.
+//! Units whose size the array changes.
 
 use lunbd::ErrorKind;
 use lunbd::engine::ResizeRequest;
@@ -12,7 +12,7 @@ pub(crate) fn a_unit_that_grew_is_seen_at_its_new_size_once_it_is_resized<M: Mac
     let attachment = attach(&engine, &source);
     let bytes = machine.grow();
     assert_ne!(bytes, attachment.size);
-    // The kernel does not look by itself.
+    // The kernel does not read the size by itself.
     assert_eq!(shown_size(&engine, &attachment.node), attachment.size);
     let request = ResizeRequest::new(source).at_least(bytes);
     let resized = engine.resize(&request, soon()).unwrap();

@@ -1,5 +1,5 @@
-//! The journal on a machine that is a directory: what is refused, what is set
-//! aside, what is never trusted.
+//! The journal on a machine that is a directory: what it refuses, what it sets aside, and what
+//! it never trusts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -205,7 +205,7 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
     let of = |place: usize| &recovery.volumes[place];
     assert_eq!(of(0).condition, Condition::Gone, "{recovery:?}");
     assert!(matches!(of(0).action, Action::Undone), "{recovery:?}");
-    // A session that is down brings its devices again.
+    // A session that is down brings its devices back later.
     assert_eq!(of(1).condition, Condition::Gone, "{recovery:?}");
     assert!(matches!(of(1).action, Action::Nothing), "{recovery:?}");
     assert_eq!(of(2).condition, Condition::Gone, "{recovery:?}");
