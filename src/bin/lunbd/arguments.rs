@@ -612,8 +612,9 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
-    #[arg(long, value_name = "DIR", requires = "volume")]
+    /// The journal's directory; without it /run/lunbd/journal. A target that it has as a
+    /// volume is detached as that, with its record.
+    #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
     /// Detach only the SCSI unit that has this name.
@@ -632,7 +633,7 @@ pub(crate) struct Detach {
 
     /// Leave the iSCSI sessions that `attach --log-in` made logged in, also where
     /// no device is left on one.
-    #[arg(long, conflicts_with = "volume")]
+    #[arg(long)]
     pub(crate) keep_sessions: bool,
 
     /// How long the whole may take: 500ms, 60s, 2m.
