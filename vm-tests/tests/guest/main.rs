@@ -12,6 +12,7 @@
     reason = "a test panics to fail, and prints what it saw"
 )]
 
+mod apply_followed_file;
 mod apply_scsi_and_nbd;
 mod attach;
 mod behaviours;
