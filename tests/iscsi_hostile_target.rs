@@ -169,7 +169,7 @@ fn floods_end_at_their_limits() {
 }
 
 #[test]
-fn a_target_that_never_goes_on_is_left() {
+fn the_client_leaves_a_target_that_makes_no_progress() {
     for (first, flags) in [(false, STAY_IN_SECURITY), (true, STAY_IN_OPERATIONAL)] {
         let error = refused_with(None, move |talk| {
             if first {
@@ -443,7 +443,7 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
 }
 
 #[test]
-fn who_wants_proof_does_not_go_on_without_it() {
+fn a_login_that_requires_proof_fails_without_it() {
     // The target offers no CHAP at all.
     for text in ["AuthMethod=None\0", "AuthMethod=Reject\0"] {
         let error = refused_with(Some(&mutual()), move |talk| {
@@ -506,7 +506,7 @@ fn our_own_challenge_sent_back_through_another_portal_is_not_answered() {
 }
 
 #[test]
-fn a_challenge_that_is_none_is_refused_by_its_key() {
+fn an_invalid_challenge_is_refused_and_the_error_names_its_key() {
     let long = format!("0x{}", "00".repeat(1025));
     for challenge in ["0x", "0x0", "zz", "0b!", &long] {
         let challenge = challenge.to_owned();

@@ -142,7 +142,7 @@ fn a_disk_that_goes_away_while_it_is_looked_at_keeps_no_other_from_being_seen() 
 }
 
 #[test]
-fn what_stands_as_it_is_wanted_is_left_alone() {
+fn a_volume_that_is_attached_as_wanted_is_left_alone() {
     let node = Node::with_disks(5);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..5));
@@ -154,7 +154,7 @@ fn what_stands_as_it_is_wanted_is_left_alone() {
 }
 
 #[test]
-fn what_goes_without_a_word_is_missed_by_the_next_look_at_everything() {
+fn the_next_full_look_finds_a_device_that_went_without_an_event() {
     let node = Node::with_disks(2);
     let reconciler = node.reconciler(Options::default().resync(Duration::from_millis(50)));
     reconciler.set(wanted(0..2));
@@ -268,7 +268,7 @@ fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
 }
 
 #[test]
-fn an_event_of_nobodys_wakes_nobody() {
+fn an_event_of_an_unwanted_device_does_not_wake_the_reconciler() {
     let node = Node::with_disks(3);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..3));
@@ -289,7 +289,7 @@ fn an_event_of_nobodys_wakes_nobody() {
 }
 
 #[test]
-fn only_one_runs_it() {
+fn only_one_thread_runs_a_reconciler() {
     let node = Node::with_disks(1);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..1));
@@ -325,7 +325,7 @@ fn a_volume_that_wants_anothers_unit_is_refused_with_both_names_and_nothing_is_s
 }
 
 #[test]
-fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_that_is_so() {
+fn another_process_reads_the_failing_volumes_and_their_next_try_only_while_they_fail() {
     let node = Node::with_disks(1);
     let hour = Duration::from_secs(3600);
     let reconciler = node.reconciler(Options::default().retry(hour, hour));
@@ -384,7 +384,7 @@ fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_tha
 }
 
 #[test]
-fn what_a_dead_process_said_of_failures_counts_for_nothing_and_goes() {
+fn failures_published_by_a_dead_process_are_ignored_and_removed() {
     let node = Node::with_disks(1);
     let place = node.san.machine.path("run/lunbd/journal");
     let file = place.join("journal.failing");

@@ -119,7 +119,7 @@ fn news(keeper: &mut SessionRecovery, enough: usize) -> Vec<SessionRecoveryRepor
 }
 
 #[test]
-fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
+fn only_lost_sessions_of_lunbd_are_tried_and_each_failure_is_reported_once() {
     let machine = Machine::new();
     for id in 1..=6 {
         machine.add(id);
@@ -160,7 +160,7 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
 }
 
 #[test]
-fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on() {
+fn missing_credentials_are_reported_and_delay_no_other_session() {
     let machine = Machine::new();
     for id in [1, 2, 3] {
         machine.add(id);
@@ -264,7 +264,7 @@ fn credentials_whose_source_panics_are_asked_for_again() {
 /// The process that recovered the session may have been killed before it set the devices
 /// running.
 #[test]
-fn devices_of_a_session_that_stands_run_again_at_the_first_look_and_where_another_had_it_back() {
+fn devices_run_again_at_the_first_look_and_after_another_process_recovered_their_session() {
     let machine = Machine::new();
     machine.add(1);
     machine.add(2);
@@ -330,7 +330,7 @@ fn what_becomes_of_a_lost_session_is_counted() {
 
 /// The kernel sends no event here: it may have no memory for one.
 #[test]
-fn a_loss_of_which_no_word_comes_is_found_by_looking() {
+fn a_loss_without_a_kernel_event_is_found_in_sysfs() {
     let machine = Machine::new();
     machine.add(1);
     let mut keeper = machine.keeper();

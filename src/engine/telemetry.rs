@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, Stage};
 
 /// A call of the engine, as a metric's label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Call {
     Attach,
     Detach,
@@ -82,15 +83,7 @@ mod record {
 
     impl Call {
         fn as_str(self) -> &'static str {
-            match self {
-                Self::Attach => "attach",
-                Self::Detach => "detach",
-                Self::Resize => "resize",
-                Self::Heal => "heal",
-                #[cfg(feature = "journal")]
-                Self::Recover => "recover",
-                Self::Reap => "reap",
-            }
+            self.into()
         }
     }
 

@@ -3,7 +3,8 @@
 use nix::errno::Errno;
 
 /// The kind of a failure. It alone decides [`Retry`] and the command's exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -54,25 +55,7 @@ impl ErrorKind {
     /// The name used in `--json` and in logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidInput => "invalid_input",
-            Self::NoSuchHost => "no_such_host",
-            Self::NotFound => "not_found",
-            Self::IdentityMismatch => "identity_mismatch",
-            Self::InUse => "in_use",
-            Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
-            Self::NotPermitted => "not_permitted",
-            Self::Refused => "refused",
-            Self::NotSupported => "not_supported",
-            Self::NotReady => "not_ready",
-            Self::Vanished => "vanished",
-            Self::TooFewPaths => "too_few_paths",
-            Self::Quarantined => "quarantined",
-            Self::Unreachable => "unreachable",
-            Self::Protocol => "protocol",
-            Self::Io => "io",
-        }
+        self.into()
     }
 
     /// Whether repeating the call can help.
@@ -116,7 +99,8 @@ impl ErrorKind {
 }
 
 /// Whether repeating the failed call unchanged can help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Retry {
@@ -133,10 +117,6 @@ impl Retry {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::AfterChange => "after_change",
-            Self::Again => "again",
-        }
+        self.into()
     }
 }

@@ -1,9 +1,10 @@
 //! The stages of an attach and a detach.
 
-use std::fmt;
-
 /// A stage of an attach or a detach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -72,42 +73,6 @@ impl Stage {
     /// The name used in messages, in `--json` and in logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Resolve => "resolve",
-            Self::Lock => "lock",
-            Self::Queue => "queue",
-            Self::Scan => "scan",
-            Self::Probe => "probe",
-            Self::Identify => "identify",
-            Self::Dial => "dial",
-            Self::Handshake => "handshake",
-            Self::Tls => "tls",
-            Self::Login => "login",
-            Self::Discover => "discover",
-            Self::Session => "session",
-            Self::Connect => "connect",
-            Self::Reconfigure => "reconfigure",
-            Self::Map => "map",
-            Self::Settle => "settle",
-            Self::Claim => "claim",
-            Self::Flush => "flush",
-            Self::RemoveMap => "remove_map",
-            Self::Delete => "delete",
-            Self::Disconnect => "disconnect",
-            Self::Confirm => "confirm",
-            Self::Forget => "forget",
-            Self::Logout => "logout",
-            Self::Rescan => "rescan",
-            Self::Resize => "resize",
-            Self::Measure => "measure",
-            Self::Journal => "journal",
-            Self::Converge => "converge",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.into()
     }
 }

@@ -1,7 +1,6 @@
 //! The settings of a session that array vendors prescribe.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -22,7 +21,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// | `max_burst` | `node.session.iscsi.MaxBurstLength` | 16773120 | 512 to 16777215 bytes |
 /// | `receive_segment` | `node.conn[0].iscsi.MaxRecvDataSegmentLength` | 262144 | 512 to 16777215 bytes |
 /// | `send_segment` | `node.conn[0].iscsi.MaxXmitDataSegmentLength` | what the target takes | 512 to 16777215 bytes |
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -76,19 +78,7 @@ impl Tunable {
     /// The name, as [`FromStr`] reads it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NopInterval => "nop_interval",
-            Self::NopTimeout => "nop_timeout",
-            Self::QueueDepth => "queue_depth",
-            Self::CommandsMax => "commands_max",
-            Self::AbortTimeout => "abort_timeout",
-            Self::LuResetTimeout => "lu_reset_timeout",
-            Self::TargetResetTimeout => "target_reset_timeout",
-            Self::FirstBurst => "first_burst",
-            Self::MaxBurst => "max_burst",
-            Self::ReceiveSegment => "receive_segment",
-            Self::SendSegment => "send_segment",
-        }
+        self.into()
     }
 
     /// The valid values.
@@ -133,12 +123,6 @@ impl Tunable {
         let power = if wants_power { " and a power of 2" } else { "" };
         let message = format!("{self}={value} is refused: it must be {least} to {most}{power}");
         Err(Error::new(ErrorKind::InvalidInput, message))
-    }
-}
-
-impl fmt::Display for Tunable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -43,7 +43,8 @@ pub struct Facts {
 }
 
 /// What an NBD device is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -74,21 +75,7 @@ impl State {
     /// The name used in messages and in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Absent => "absent",
-            Self::Free => "free",
-            Self::OpenedByOther => "opened_by_other",
-            Self::Connected => "connected",
-            Self::LinkDead => "link_dead",
-            Self::Draining => "draining",
-            Self::Foreign => "foreign",
-        }
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.into()
     }
 }
 

@@ -37,7 +37,20 @@ pub struct Step {
 }
 
 /// The kinds of steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StepKind {
@@ -72,22 +85,7 @@ impl StepKind {
     /// The name used in messages and in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Detach => "detach",
-            Self::Finish => "finish",
-            Self::Attach => "attach",
-            Self::Heal => "heal",
-            Self::Resize => "resize",
-            Self::Prove => "prove",
-            Self::Wait => "wait",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl fmt::Display for StepKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+        self.into()
     }
 }
 

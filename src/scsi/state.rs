@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 /// The kernel's state of a SCSI device, which decides what it may do
 /// (`drivers/scsi/scsi_sysfs.c`, `sdev_states`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 #[non_exhaustive]
 pub enum State {
     /// The scan has created the device and does not show it yet.
@@ -43,16 +44,8 @@ impl State {
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Cancel => "cancel",
-            Self::Deleted => "deleted",
-            Self::Quiesce => "quiesce",
-            Self::Offline => "offline",
-            Self::TransportOffline => "transport-offline",
-            Self::Blocked => "blocked",
-            Self::CreatedBlocked => "created-blocked",
             Self::Other(text) => text,
+            known => known.into(),
         }
     }
 }

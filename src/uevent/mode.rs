@@ -10,7 +10,8 @@ use crate::kernel::Roots;
 
 /// What a wait can rely on here. The [`Hub`](super::Hub) determines it once, at
 /// its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Mode {
@@ -28,11 +29,7 @@ impl Mode {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Udev => "udev",
-            Self::KernelOnly => "kernel_only",
-            Self::SysfsPoll => "sysfs_poll",
-        }
+        self.into()
     }
 
     pub(super) fn find(roots: &Roots) -> Self {

@@ -24,7 +24,8 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs, udev_record, worker};
 
 /// How lunbd proved that a device had settled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Settled {
@@ -41,11 +42,7 @@ impl Settled {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::UdevEvent => "udev_event",
-            Self::Barrier => "barrier",
-            Self::KernelOnly => "kernel_only",
-        }
+        self.into()
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn one_of_many_luns_is_attached_and_no_other_device_appears<M: Machin
     assert!(by_link, "{attachment:?}");
 }
 
-pub(crate) fn what_is_attached_already_comes_back_unchanged_and_proven_again<M: Machine>() {
+pub(crate) fn a_repeated_attach_returns_the_device_unchanged_and_proves_it_again<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let first = attach(&engine, &source);
@@ -79,7 +79,7 @@ pub(crate) fn a_wrong_expectation_leaves_nothing_behind<M: Machine>() {
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 
-pub(crate) fn a_wrong_expectation_leaves_what_somebody_else_attached<M: Machine>() {
+pub(crate) fn an_attach_that_expects_another_unit_leaves_another_processs_device<M: Machine>() {
     let machine = M::with(1, 4);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 2));
     let before = attach(&engine, &source);
@@ -148,7 +148,7 @@ pub(crate) fn a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behin
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 
-pub(crate) fn two_attaches_at_once_bring_one_device_and_both_get_it<M: Machine>() {
+pub(crate) fn two_concurrent_attaches_create_one_device_and_both_return_it<M: Machine>() {
     let machine = M::with(1, 3);
     let one = machine.engine();
     // The two attaches are of one process, and of two processes as far as the engines know.
@@ -204,7 +204,7 @@ pub(crate) fn an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_o
     assert!(!attachment.links.is_empty());
 }
 
-pub(crate) fn an_attach_that_is_cancelled_while_it_waits_takes_down_what_it_brought<M: Machine>() {
+pub(crate) fn an_attach_that_is_cancelled_while_it_waits_removes_its_device<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let stopped = machine.stop_udevd();

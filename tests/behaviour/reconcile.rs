@@ -141,7 +141,9 @@ pub(crate) fn a_path_that_is_lost_and_comes_back_is_taken_in_again<M: Machine>()
     assert_eq!(devices(&*machine, &machine.engine()), [] as [&str; 0]);
 }
 
-pub(crate) fn a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody<M: Machine>() {
+pub(crate) fn the_reconciler_grows_a_unit_with_its_array_and_delays_no_other_volume_until_then<
+    M: Machine,
+>() {
     const GIB: u64 = 1 << 30;
     let machine = M::with(1, 4);
     let host = machine.hosts()[0];

@@ -15,7 +15,8 @@ use crate::scsi::{self, Comparison, Identity, ScsiDevice, State};
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The target's own statement that a LUN is not the unit that the kernel scanned there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -56,12 +57,7 @@ impl Evidence {
     /// The name of the kind, as in `--json`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::NotSupported { .. } => "not_supported",
-            Self::NoUnit { .. } => "no_unit",
-            Self::NotListed { .. } => "not_listed",
-            Self::Replaced { .. } => "replaced",
-        }
+        self.into()
     }
 }
 

@@ -59,7 +59,7 @@ pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachmen
     engine.detach(unit(target, lun), soon())
 }
 
-/// Panics unless `second` has scanned anew a disk that `first` had before. The kernel numbers
+/// Panics unless `second` is a new scan of a disk that `first` had before. The kernel numbers
 /// the instances of disks since 5.15; before that only the scan distinguishes them.
 pub fn assert_is_another_life(first: &Attachment, second: &Attachment) {
     assert!(second.changed, "{second:?}");

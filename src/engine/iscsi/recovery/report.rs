@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::id::{Iqn, Portal, SessionId};
 
 /// The state of a session that was lost.
-#[derive(Debug)]
+#[derive(Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
     feature = "serde",
@@ -32,13 +33,7 @@ pub enum SessionRecoveryOutcome {
 impl SessionRecoveryOutcome {
     /// The outcome as a word for logs and labels.
     pub(super) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Recovered => "recovered",
-            Self::Healthy => "healthy",
-            Self::Failed(_) => "failed",
-            Self::BudgetSpent => "budget_spent",
-            Self::Gone => "gone",
-        }
+        self.into()
     }
 
     /// Whether the session serves I/O.
