@@ -9,11 +9,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
 
 /// How long a wait sleeps before it checks whether its call is cancelled.
-const LOOK: Duration = Duration::from_millis(50);
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a cancelled call may roll back what it has done. A slow array and a slow udev
 /// take a few seconds.
-const TO_UNDO: Duration = Duration::from_secs(15);
+const ROLLBACK_LIMIT: Duration = Duration::from_secs(15);
 
 pub use cancel::Cancel;
 use cancel::Token;
@@ -69,7 +69,7 @@ impl Deadline {
     #[must_use]
     pub(crate) fn for_rollback(self) -> Self {
         let limit = if self.is_cancelled() {
-            TO_UNDO
+            ROLLBACK_LIMIT
         } else {
             FOREVER
         };
@@ -88,9 +88,9 @@ impl Deadline {
     /// How long a wait may sleep before it checks the deadline again: the remaining time,
     /// but at most 50 ms if the call can be cancelled.
     #[must_use]
-    pub(crate) fn turn(&self) -> Duration {
+    pub(crate) fn max_sleep(&self) -> Duration {
         match self.cancel {
-            Some(_) => self.remaining().min(LOOK),
+            Some(_) => self.remaining().min(CANCEL_CHECK_INTERVAL),
             None => self.remaining(),
         }
     }
@@ -99,7 +99,7 @@ impl Deadline {
     pub(crate) fn pause(&self, pause: Duration) {
         let pause = self.at_most(pause);
         while !pause.has_passed() {
-            thread::park_timeout(pause.turn());
+            thread::park_timeout(pause.max_sleep());
         }
     }
 
@@ -197,12 +197,12 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(100)).cancelled_by(&cancel);
         let part = deadline.half().at_most(Duration::from_secs(60));
         assert!(!part.has_passed());
-        assert!(deadline.turn() < Duration::from_secs(1));
+        assert!(deadline.max_sleep() < Duration::from_secs(1));
         cancel.clone().cancel();
         assert!(deadline.has_passed() && deadline.is_cancelled());
         assert!(part.has_passed() && part.half().is_cancelled());
         let rollback = deadline.for_rollback();
-        assert!(!rollback.has_passed() && rollback.remaining() <= TO_UNDO);
+        assert!(!rollback.has_passed() && rollback.remaining() <= ROLLBACK_LIMIT);
     }
 
     #[test]

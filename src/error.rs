@@ -17,7 +17,7 @@ use crate::deadline::Deadline;
 use crate::id::ParseIdError;
 pub use kind::{ErrorKind, Retry};
 pub use stage::Stage;
-pub(crate) use untrusted::shown;
+pub(crate) use untrusted::escape_untrusted;
 
 /// The result of every fallible function in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -78,7 +78,7 @@ impl Error {
 
     /// The caller's deadline passed at `stage`, or the caller cancelled the call.
     pub(crate) fn timed_out(stage: Stage, deadline: Deadline, waiting_for: &str) -> Self {
-        let new = Self::not_within(stage, deadline.elapsed(), waiting_for);
+        let new = Self::wait_expired(stage, deadline.elapsed(), waiting_for);
         if deadline.is_cancelled() {
             return new.with_kind(ErrorKind::Cancelled);
         }
@@ -87,7 +87,7 @@ impl Error {
 
     /// A wait of `waited` ended without success, whether the caller or the engine set its
     /// limit.
-    pub(crate) fn not_within(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
+    pub(crate) fn wait_expired(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
         let mut new = Self::new(ErrorKind::TimedOut, format!("waiting for {waiting_for}"));
         new.0.stage = Some(stage);
         new.0.waited = Some(waited);
@@ -162,7 +162,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        if inner.kind.is_out_of_time() {
+        if inner.kind.is_timeout_or_cancel() {
             let cancelled = inner.kind == ErrorKind::Cancelled;
             f.write_str(if cancelled { "cancelled" } else { "timed out" })?;
             if let Some(waited) = inner.waited {
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_timeout_names_its_stage_its_length_and_what_was_last_seen() {
-        let error = Error::not_within(Stage::Settle, Duration::from_millis(2500), "udev")
+        let error = Error::wait_expired(Stage::Settle, Duration::from_millis(2500), "udev")
             .with_last_seen("state=running");
         assert_eq!(
             error.to_string(),

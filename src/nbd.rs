@@ -65,8 +65,8 @@ pub use block_size::{BlockSizes, Geometry};
 pub(crate) use command::set_size;
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub(crate) use content::{
-    LENGTH as CONTENT_LENGTH, is_other as is_other_content, names as content_names,
-    spelt as spelt_content,
+    LENGTH as CONTENT_LENGTH, describe_names as spelt_content, names as content_names,
+    names_differ as is_other_content,
 };
 pub use device::{Facts, Hints, NbdDevice, State};
 pub(crate) use dial::dial_for_device;

@@ -6,13 +6,13 @@
 
 mod fc;
 mod iscsi;
-mod reach;
 mod route;
 mod target_port;
+mod transport_info;
 
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
-pub(crate) use reach::TransportReader;
-pub use reach::{TransportInfo, reach};
 pub use route::{MissingReason, Route, RouteKind, RouteUnavailable};
 pub(crate) use target_port::TargetPort;
+pub(crate) use transport_info::TransportReader;
+pub use transport_info::{TransportInfo, transport_of};

@@ -13,9 +13,9 @@
 //! A [`UnitAttentionWatch`] delivers what arrays report on their own, such as changed
 //! logical units or a changed capacity. lunbd scans nothing for that.
 
+mod changed_names;
 mod changes;
 mod counters;
-mod deaf;
 mod dispatch;
 mod event;
 mod hub;
@@ -23,29 +23,29 @@ mod kernel_reader;
 mod mark;
 mod message;
 mod mode;
-mod noted;
 mod queue;
 mod settle;
 mod socket;
 mod stream;
 mod subscription;
+mod udev_reachability;
 mod unit_attention;
 mod unit_attention_watch;
 mod watch;
 
+pub(crate) use changed_names::Changed;
+#[cfg(test)]
+pub(crate) use changed_names::ChangedNames;
 pub(crate) use changes::Changes;
 pub use counters::Counters;
-pub(crate) use deaf::{is_in_machines_network_namespace, why_deaf};
 pub use event::{Event, Notice, Origin};
 pub use hub::{Hub, HubOptions};
 pub use message::{Malformed, Message};
 pub use mode::Mode;
-pub(crate) use noted::Changed;
-#[cfg(test)]
-pub(crate) use noted::Noted;
 pub use settle::Settled;
-pub(crate) use settle::{Leaving, Proof, devpath, settle, settle_again, settle_removal};
+pub(crate) use settle::{Proof, RemovedDevice, devpath, settle, settle_again, settle_removal};
 pub use stream::{Stream, Waker};
+pub(crate) use udev_reachability::{is_in_machines_network_namespace, udev_unreachable_reason};
 pub use unit_attention::UnitAttention;
 pub use unit_attention_watch::{UnitAttentionEvent, UnitAttentionWatch};
 pub use watch::Watch;

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lunbd::id::{Hctl, IscsiUri};
-use lunbd::transport::{MissingReason, Route, TransportInfo, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, TransportInfo, iscsi_routes, transport_of};
 use machine::Machine;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
@@ -120,7 +120,7 @@ fn routes(machine: &Machine, portals: &str) -> Vec<Route> {
 
 /// `VIA at H:C:T:L`, or why there is no route.
 fn told(routes: &[Route]) -> Vec<String> {
-    let told = routes.iter().map(|route| match &route.place {
+    let told = routes.iter().map(|route| match &route.address {
         Ok(hctl) => format!("{} at {hctl}", route.via),
         Err(missing) => missing.to_string(),
     });
@@ -128,7 +128,7 @@ fn told(routes: &[Route]) -> Vec<String> {
 }
 
 fn reason(route: &Route) -> MissingReason {
-    route.place.as_ref().unwrap_err().reason.clone()
+    route.address.as_ref().unwrap_err().reason.clone()
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_session_with_another_target_is_none() {
         );
     }
     session.set("targetname", "IQN.2003-01.org.lunbd:Array");
-    assert!(routes(&machine, "10.0.0.1")[0].place.is_ok());
+    assert!(routes(&machine, "10.0.0.1")[0].address.is_ok());
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_redirected_session_is_found_by_either_portal_and_counts_once() {
     session.set_connection("port", "3261");
     for portal in ["10.0.0.100", "10.0.0.1:3261"] {
         assert_eq!(routes(&machine, portal).len(), 1);
-        assert!(routes(&machine, portal)[0].place.is_ok(), "{portal}");
+        assert!(routes(&machine, portal)[0].address.is_ok(), "{portal}");
     }
     assert_eq!(
         reason(&routes(&machine, "10.0.0.1:3260")[0]),
@@ -339,7 +339,7 @@ fn addresses_are_compared_as_addresses() {
     assert_eq!(found.len(), 5);
     assert_eq!(told(&found)[0], "session 1 to [fe80::1]:3260 at 2:0:0:7");
     assert!(
-        found.iter().all(|route| route.place.is_ok()),
+        found.iter().all(|route| route.address.is_ok()),
         "{:?}",
         told(&found)
     );
@@ -386,7 +386,7 @@ fn a_device_is_reached_by_the_session_that_it_is_below() {
     session.device("4:0:0:7");
     machine.disk("1:0:0:4", "sdb");
     let address = |text: &str| text.parse::<Hctl>().unwrap();
-    let reached = |text| reach(&machine.roots(), address(text)).unwrap();
+    let reached = |text| transport_of(&machine.roots(), address(text)).unwrap();
     let by = reached("4:0:0:7").unwrap();
     assert_eq!(
         by.to_string(),
@@ -425,7 +425,7 @@ fn a_thousand_sessions_are_each_read_once() {
             let found = routes(&machine, &portals.join(","));
             cost.push(reads() - before);
             assert_eq!(found.len(), portals.len());
-            assert!(found.iter().all(|route| route.place.is_ok()));
+            assert!(found.iter().all(|route| route.address.is_ok()));
         }
     }
     assert!(cost[0] > 100 && cost[1] <= 10 * cost[0], "{cost:?}");
@@ -439,6 +439,6 @@ fn a_thousand_sessions_are_each_read_once() {
     assert!((1000..=3100).contains(&cost), "{cost}");
     let before = reads();
     let absent = "501:0:0:1".parse().unwrap();
-    assert_eq!(reach(&machine.roots(), absent).unwrap(), None);
+    assert_eq!(transport_of(&machine.roots(), absent).unwrap(), None);
     assert!(reads() - before < 10);
 }

@@ -399,12 +399,18 @@ fn a_volume_is_whole_or_gone_after_a_kill_at_every_step() {
         "journal.unfinished-dropped",
         "journal.to-set-aside",
         "journal.set-aside",
-        "lost.to-sweep",
-        "lost.swept",
+        "failed-flush.to-sweep",
+        "failed-flush.swept",
     ];
     let mut missed = missed(
         &rig.killed,
-        &["journal.", "lease.", "lost.", "block.", "scsi."],
+        &[
+            "journal.",
+            "device-lock.",
+            "failed-flush.",
+            "block.",
+            "scsi.",
+        ],
     );
     missed.retain(|point| !elsewhere.contains(point));
     assert!(missed.is_empty(), "no kill at {missed:?}");
@@ -479,10 +485,10 @@ fn a_flush_that_failed_is_known_to_the_next_process_whenever_the_first_one_was_k
     for at in [
         None,
         // The first occurrence of each step records that a flush begins.
-        Some("lost.to-write:2"),
-        Some("lost.written:2"),
-        Some("lost.to-sweep:1"),
-        Some("lost.swept:1"),
+        Some("failed-flush.to-write:2"),
+        Some("failed-flush.written:2"),
+        Some("failed-flush.to-sweep:1"),
+        Some("failed-flush.swept:1"),
     ] {
         let when = format!("a flush that fails, at {at:?}");
         let node = rig.attach(&when);

@@ -166,9 +166,9 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
     // While this lock is held, the detach waits between its look at the first path and its own
     // first act.
     machine.write("run/lunbd/unit-naa-5000c500a1b2c3d4.lock", "");
-    let lease = machine.path("run/lunbd/unit-naa-5000c500a1b2c3d4.lock");
-    let lease = File::options().write(true).open(lease).unwrap();
-    lease.lock().unwrap();
+    let lock = machine.path("run/lunbd/unit-naa-5000c500a1b2c3d4.lock");
+    let lock = File::options().write(true).open(lock).unwrap();
+    lock.lock().unwrap();
     let (entered, stages) = mpsc::channel();
     let observer = StageObserver::new(move |stage| entered.send(stage).unwrap());
     let engine = Engine::start(machine.roots()).unwrap();
@@ -183,7 +183,7 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
         locks.by_ref().take(2).for_each(drop);
         fs::remove_file(machine.path("sys/bus/scsi/devices/1:0:0:4")).unwrap();
         fs::remove_dir_all(machine.path("sys/devices/fake/1:0:0:4")).unwrap();
-        drop(lease);
+        drop(lock);
         detach.join().unwrap().unwrap_err()
     });
     assert!(failure.to_string().contains("2:0:0:4 remains"), "{failure}");

@@ -37,7 +37,7 @@ pub enum ChangeEvent {
     /// A link of this NBD device has died.
     LinkDead(NbdIndex),
     /// Events may have been lost: look at everything.
-    LookAgain,
+    Resync,
     /// Notices of dead NBD links may have been lost: ask every server.
     AskAgain,
 }
@@ -52,7 +52,7 @@ impl ChangeEvent {
             // soon.
             Notice::Event(event) if is_an_nbd_disk(event) => event,
             Notice::Event(_) => return None,
-            Notice::Resync => return Some(Self::LookAgain),
+            Notice::Resync => return Some(Self::Resync),
         };
         let transport = || Self::Transport {
             host: host_in(&event.devpath),
@@ -96,14 +96,14 @@ pub struct ChangeListener {
 
 impl fmt::Debug for ChangeListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listening").finish_non_exhaustive()
+        f.debug_struct("ChangeListener").finish_non_exhaustive()
     }
 }
 
 impl Engine {
     /// Calls `listener` for every event, from now on, that may change where a volume is
     /// attached. The calls come on a private thread and must not block;
-    /// [`ChangeEvent::LookAgain`] replaces events that `listener` does not take in time.
+    /// [`ChangeEvent::Resync`] replaces events that `listener` does not take in time.
     ///
     /// Without the kernel's notices of dead NBD links, for example without the privilege,
     /// the listener receives all other events.
@@ -120,7 +120,7 @@ impl Engine {
         let events = stream.waker();
         let deaths = match DeadLinks::listen(deadline) {
             Ok(links) => Some(links.watch(None)),
-            Err(error) if error.kind().is_out_of_time() => return Err(error),
+            Err(error) if error.kind().is_timeout_or_cancel() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "lunbd gets no notice when an NBD link dies");
                 None
@@ -192,7 +192,7 @@ fn forward_link_deaths(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn
         }
         listener(match notice {
             LinkNotice::Dead(index) => ChangeEvent::LinkDead(index),
-            LinkNotice::LookAgain => ChangeEvent::AskAgain,
+            LinkNotice::Resync => ChangeEvent::AskAgain,
         });
     }
 }

@@ -64,7 +64,7 @@ pub(super) struct TimerFactory {
 }
 
 impl TimerFactory {
-    pub(super) fn clock(&self) -> StageTimer {
+    pub(super) fn timer(&self) -> StageTimer {
         StageTimer::new(self.call, self.observer.as_ref())
     }
 }
@@ -93,7 +93,7 @@ impl StageTimer {
 
     /// Ends the current stage before parallel parts begin, each with a timer of its own.
     pub(super) fn factory(&mut self) -> TimerFactory {
-        self.leave();
+        self.end_stage();
         TimerFactory {
             call: self.call,
             observer: self.observer.clone(),
@@ -109,7 +109,7 @@ impl StageTimer {
     }
 
     pub(super) fn enter(&mut self, stage: Stage) {
-        self.leave();
+        self.end_stage();
         if let Some(StageObserver(observe)) = &self.observer {
             observe(stage);
         }
@@ -117,7 +117,7 @@ impl StageTimer {
         self.current = Some((stage, Instant::now(), span));
     }
 
-    fn leave(&mut self) {
+    fn end_stage(&mut self) {
         self.done.append(&mut self.part);
         if let Some((stage, since, span)) = self.current.take() {
             drop(span);
@@ -132,13 +132,13 @@ impl StageTimer {
     }
 
     pub(super) fn finish(mut self) -> Vec<Phase> {
-        self.leave();
+        self.end_stage();
         std::mem::take(&mut self.done)
     }
 }
 
 impl Drop for StageTimer {
     fn drop(&mut self) {
-        self.leave();
+        self.end_stage();
     }
 }

@@ -47,7 +47,7 @@ impl ScsiTransport {
 /// The transports that were found.
 #[derive(Debug, Default)]
 pub(crate) struct ScsiTransports {
-    pub(crate) standing: BTreeSet<ScsiTransport>,
+    pub(crate) up: BTreeSet<ScsiTransport>,
     /// A session serves no I/O: it may be logging in, and no event announces the end of a
     /// login.
     pub(crate) is_changing: bool,
@@ -59,16 +59,14 @@ impl Engine {
     pub(crate) fn scsi_transports(&self) -> Result<ScsiTransports> {
         let mut found = ScsiTransports::default();
         let hosts = scsi::hosts_but_of(self.roots(), OF_SESSIONS)?;
-        found
-            .standing
-            .extend(hosts.into_iter().map(ScsiTransport::Host));
+        found.up.extend(hosts.into_iter().map(ScsiTransport::Host));
         for session in IscsiSession::all(self.roots())? {
             let serves = session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN);
             match (session.host()?, session.name()?) {
                 (Some(host), Some(name)) if serves => {
                     let (id, target) = (session.id(), name.target);
                     let session = ScsiTransport::Session { id, host, target };
-                    found.standing.insert(session);
+                    found.up.insert(session);
                 }
                 _ => found.is_changing |= session.is_there(),
             }

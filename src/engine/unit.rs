@@ -22,7 +22,7 @@ pub(super) struct KnownPath {
     pub(super) disk: Option<BlockDevice>,
     pub(super) identity_now: PathIdentity,
     /// The device is being removed, and its identity can no longer be read.
-    pub(super) leaves: bool,
+    pub(super) is_being_removed: bool,
     /// The device did not answer in time. The request is still under way and keeps other calls
     /// off the device until it returns.
     pub(super) timed_out: bool,
@@ -79,7 +79,7 @@ impl Engine {
             device: device.clone(),
             disk: disk.clone(),
             identity_now,
-            leaves,
+            is_being_removed: leaves,
             timed_out,
         };
         let answers = state == Some(State::Running);
@@ -95,7 +95,7 @@ impl Engine {
             // The path is dead, or the array has unmapped the unit.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let timed_out = error.kind().is_out_of_time();
+                let timed_out = error.kind().is_timeout_or_cancel();
                 Ok(known(PathIdentity::Silent(was), timed_out))
             }
         }
@@ -114,7 +114,7 @@ impl Engine {
             });
             failure.map_or(Ok(devices), Err)
         };
-        let known = self.units().among_which_named(self.roots(), name)?;
+        let known = self.units().candidates_with_name(self.roots(), name)?;
         let found = named(known)?;
         if found.is_empty() {
             // Only the devices themselves prove that there is none: see `paths_of`.
@@ -139,19 +139,19 @@ impl Engine {
             .collect();
         if !unit.names.is_empty() {
             let is_wanted = |name: &Wwid| unit.is(name);
-            let mut there = self.units().that_may_be(self.roots(), is_wanted)?;
+            let mut there = self.units().candidates(self.roots(), is_wanted)?;
             if found.is_empty() && there.is_empty() {
                 // Only the devices themselves prove that none is left. The index misses a
                 // write to `state`, which makes the kernel read the pages again, and a driver
                 // or a process elsewhere that causes such a read.
-                there = ScsiDevice::all_that_may_be(self.roots(), is_wanted)?;
+                there = ScsiDevice::candidates(self.roots(), is_wanted)?;
             }
             for device in there {
                 if found.contains(&device) {
                     continue;
                 }
                 let identity = match device.cached_identity() {
-                    Err(error) if goes(&device, &error) => continue,
+                    Err(error) if is_vanishing(&device, &error) => continue,
                     identity => identity?,
                 };
                 if self.is_path_of(&device, &identity, unit, named_devices) {
@@ -185,13 +185,13 @@ impl Engine {
 /// gone.
 fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     match device.cached_identity() {
-        Err(error) if goes(device, &error) => Ok(Identity::default()),
+        Err(error) if is_vanishing(device, &error) => Ok(Identity::default()),
         result => result,
     }
 }
 
 /// Whether the read failed because the device is being removed: its attributes go first.
-pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
+pub(super) fn is_vanishing(device: &ScsiDevice, error: &Error) -> bool {
     error.kind() == ErrorKind::Vanished || !device.is_there()
 }
 
@@ -264,12 +264,12 @@ mod tests {
         // The page is gone, and the device's directory stays until its cache is written.
         fs::remove_file(going.join("vpd_pg83")).unwrap();
         let known = look();
-        assert!(!known.iter().any(|path| path.leaves));
+        assert!(!known.iter().any(|path| path.is_being_removed));
         let error = names(&known).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
         fs::remove_file(going.join("state")).unwrap();
         let known = look();
-        let leaves: Vec<bool> = known.iter().map(|path| path.leaves).collect();
+        let leaves: Vec<bool> = known.iter().map(|path| path.is_being_removed).collect();
         assert_eq!(leaves, [true, false]);
         assert_eq!(names(&known).unwrap(), Identity::of([expected.clone()]));
     }

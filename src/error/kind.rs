@@ -82,7 +82,7 @@ impl ErrorKind {
 
     /// Whether the call ended early, because its time ran out or the caller cancelled it.
     #[must_use]
-    pub(crate) fn is_out_of_time(self) -> bool {
+    pub(crate) fn is_timeout_or_cancel(self) -> bool {
         matches!(self, Self::TimedOut | Self::Cancelled)
     }
 

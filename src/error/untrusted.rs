@@ -19,7 +19,7 @@ impl Error {
 }
 
 /// A peer's text, safe to print: one escaped line of at most 200 characters.
-pub(crate) fn shown(text: &[u8]) -> String {
+pub(crate) fn escape_untrusted(text: &[u8]) -> String {
     const LONGEST: usize = 200;
     let text = String::from_utf8_lossy(text);
     let mut characters = text.trim().chars();
@@ -43,11 +43,11 @@ mod tests {
     #[test]
     fn a_peers_words_cannot_forge_a_line_or_fill_a_log() {
         assert_eq!(
-            shown(b" a\nb\x1b[31m\0\xff "),
+            escape_untrusted(b" a\nb\x1b[31m\0\xff "),
             "a\\nb\\u{1b}[31m\\0\u{fffd}"
         );
-        assert_eq!(shown("\u{202e}x".as_bytes()), "\\u{202e}x");
-        let long = shown(&vec![b'x'; 65_536]);
+        assert_eq!(escape_untrusted("\u{202e}x".as_bytes()), "\\u{202e}x");
+        let long = escape_untrusted(&vec![b'x'; 65_536]);
         assert_eq!(long.len(), 203);
         assert!(long.ends_with("..."));
     }

@@ -53,7 +53,7 @@ impl ContentName {
 
     /// Whether the name is in a header that the devices stacked on the volume do not
     /// expose.
-    pub(crate) fn is_below_maps(&self) -> bool {
+    pub(crate) fn is_hidden_by_stacked_device(&self) -> bool {
         matches!(self.0, Name::Luks(_) | Name::Lvm(_))
     }
 

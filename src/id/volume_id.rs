@@ -23,7 +23,7 @@ impl VolumeId {
 
 /// Whether `c` is a control character, a line separator or a change of direction, with
 /// which a line displays as something else than it is.
-fn misleads(c: char) -> bool {
+fn is_deceptive_char(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -39,7 +39,7 @@ impl FromStr for VolumeId {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        if (1..=LONGEST).contains(&text.len()) && !text.contains(misleads) {
+        if (1..=LONGEST).contains(&text.len()) && !text.contains(is_deceptive_char) {
             return Ok(Self(text.to_owned()));
         }
         let expected = "1 to 253 bytes of printable text";

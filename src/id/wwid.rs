@@ -58,7 +58,7 @@ impl Wwid {
     /// in udev's spelling (see [`Wwid::vendor`]).
     #[must_use]
     pub fn t10(bytes: &[u8]) -> Option<Self> {
-        Some(Self(Name::T10(spelt_by_udev(printable(bytes)?)?)))
+        Some(Self(Name::T10(udev_spelling(printable(bytes)?)?)))
     }
 
     /// A vendor-specific designator. It is a name only together with the vendor and the
@@ -70,8 +70,8 @@ impl Wwid {
     #[must_use]
     pub fn vendor(vendor_and_product: &str, designator: &[u8]) -> Option<Self> {
         let text = printable(designator).filter(|text| !text.is_empty())?;
-        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
-        told_from_hex(&joined).then_some(Self(Name::Vendor(joined)))
+        let joined = udev_spelling(&format!("{vendor_and_product}{text}"))?;
+        is_not_bare_hex(&joined).then_some(Self(Name::Vendor(joined)))
     }
 
     /// The unit serial number of page 80h after vendor and product. udev uses it as the
@@ -79,8 +79,8 @@ impl Wwid {
     #[must_use]
     pub fn serial(vendor_and_product: &str, serial: &[u8]) -> Option<Self> {
         let text = printable(serial).filter(|text| !text.trim().is_empty())?;
-        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
-        told_from_hex(&joined).then_some(Self(Name::Serial(joined)))
+        let joined = udev_spelling(&format!("{vendor_and_product}{text}"))?;
+        is_not_bare_hex(&joined).then_some(Self(Name::Serial(joined)))
     }
 
     /// A SCSI name string, which begins with `iqn.`, `naa.` or `eui.`.
@@ -122,7 +122,7 @@ impl Wwid {
 
     /// Whether the vendor made the name up, or udev built it from the serial number. Such a
     /// name may differ between the paths to one unit.
-    pub(crate) fn is_made_up(&self) -> bool {
+    pub(crate) fn is_vendor_defined(&self) -> bool {
         matches!(self.kind(), NameKind::Vendor | NameKind::Serial)
     }
 
@@ -203,7 +203,7 @@ fn printable(bytes: &[u8]) -> Option<&str> {
 
 /// Spells the text as udev does in a link, but with each run of `_` as one; `None` if
 /// nothing is left.
-fn spelt_by_udev(text: &str) -> Option<String> {
+fn udev_spelling(text: &str) -> Option<String> {
     // systemd, src/shared/udev-util.c, allow_listed_char_for_devnode.
     let allowed = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@".contains(c);
     let joined = text
@@ -215,7 +215,7 @@ fn spelt_by_udev(text: &str) -> Option<String> {
 }
 
 /// Whether the text differs from bare hexadecimal digits, which could be any kind of name.
-fn told_from_hex(text: &str) -> bool {
+fn is_not_bare_hex(text: &str) -> bool {
     !text.chars().all(|c| c.is_ascii_hexdigit())
 }
 

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use super::chap::Credentials;
 use super::login::{
-    FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address,
+    FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, log_in, negotiate_session,
+    target_address,
 };
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
 use super::text::{Pair, PartialText, Text, pairs};
 use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage, shown};
+use crate::error::{Error, ErrorKind, Result, Stage, escape_untrusted};
 use crate::id::{InterfaceName, Iqn, Portal};
 use crate::kernel::tcp::LocalEnd;
 
@@ -26,7 +27,7 @@ const LONGEST_LIST: usize = 4 << 20;
 /// The most PDUs of one list, so that a target cannot send empty PDUs for ever.
 const MOST_PARTS: usize = 4096;
 /// How long to wait for the answer to the logout.
-const TO_LEAVE: Duration = Duration::from_secs(2);
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 const TEXT_TAG: u32 = 2;
 const LOGOUT_TAG: u32 = 3;
 
@@ -136,11 +137,11 @@ pub fn discover(
     let mut wire = connection.wire(deadline);
     wire.enter(Stage::Discover, limit);
     let found = ask(&mut wire, &connection.portal).map_err(|error| error.at(Stage::Discover))?;
-    let goodbye = deadline.at_most(TO_LEAVE);
-    let mut last = connection.wire(goodbye);
+    let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
+    let mut last = connection.wire(logout_deadline);
     last.enter(Stage::Discover, limit);
     last.exp_stat_sn = wire.exp_stat_sn;
-    leave(&mut last);
+    log_out(&mut last);
     Ok(found)
 }
 
@@ -157,13 +158,13 @@ pub fn discover_over(
 ) -> Result<Discovered> {
     let options = login(options)?;
     let mut wire = Wire::new(stream, FIRST_COMMAND, deadline);
-    let outcome = agree(&mut wire, &options, &mut Vec::new());
-    if let Outcome::Moved(to) = outcome.map_err(|error| error.at(Stage::Login))? {
+    let outcome = negotiate_session(&mut wire, &options, &mut Vec::new());
+    if let Outcome::Redirected(to) = outcome.map_err(|error| error.at(Stage::Login))? {
         let message = format!("{PEER} redirects the login to {to}");
         return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Login));
     }
     let found = ask(&mut wire, portal).map_err(|error| error.at(Stage::Discover))?;
-    leave(&mut wire);
+    log_out(&mut wire);
     Ok(found)
 }
 
@@ -230,23 +231,23 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
 
 /// The target to which the current records of the list belong.
 #[derive(Clone, Copy)]
-enum Speaks {
-    OfNone,
-    Of(usize),
-    OfOneSkipped,
+enum CurrentTarget {
+    None,
+    Listed(usize),
+    Skipped,
 }
 
 /// Parses a list. A target that occurs twice gets the portals of both records.
 fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
     let mut found = Discovered::default();
     let mut places = BTreeMap::new();
-    let mut speaks = Speaks::OfNone;
+    let mut current = CurrentTarget::None;
     // Sets keep this fast: a target may make the list as long as its text's limit allows.
     let mut said = HashSet::new();
     let mut has_address = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
-        match (pair.key, speaks) {
+        match (pair.key, current) {
             ("TargetName", _) => {
                 if let Ok(iqn) = pair.value.parse::<Iqn>() {
                     let targets = &mut found.targets;
@@ -255,17 +256,17 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                         let portals = Vec::new();
                         targets.push(DiscoveredTarget { iqn, portals });
                     }
-                    speaks = Speaks::Of(place);
+                    current = CurrentTarget::Listed(place);
                 } else {
                     found.skip(&pair, &pair.broken("an iSCSI name"));
-                    speaks = Speaks::OfOneSkipped;
+                    current = CurrentTarget::Skipped;
                 }
             }
-            ("TargetAddress", Speaks::OfNone) => {
+            ("TargetAddress", CurrentTarget::None) => {
                 return Err(pair.broken("a TargetName before it"));
             }
-            ("TargetAddress", Speaks::OfOneSkipped) => {}
-            ("TargetAddress", Speaks::Of(place)) => {
+            ("TargetAddress", CurrentTarget::Skipped) => {}
+            ("TargetAddress", CurrentTarget::Listed(place)) => {
                 has_address.insert(place);
                 match target_address(&pair) {
                     Ok((portal, group)) => {
@@ -283,7 +284,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
             ("SendTargets", _) => {
                 let message = format!(
                     "{PEER} does not list its targets: \"{}\"",
-                    shown(pair.value.as_bytes())
+                    escape_untrusted(pair.value.as_bytes())
                 );
                 return Err(Error::new(ErrorKind::Refused, message));
             }
@@ -303,7 +304,7 @@ impl Discovered {
     fn skip(&mut self, pair: &Pair<'_>, why: &Error) {
         self.skipped.push(SkippedRecord {
             key: pair.key.to_owned(),
-            value: shown(pair.value.as_bytes()),
+            value: escape_untrusted(pair.value.as_bytes()),
             why: why.to_string(),
         });
     }
@@ -318,7 +319,7 @@ impl fmt::Display for SkippedRecord {
 
 /// Closes the session. The list is already complete, so a failure is only logged; the
 /// connection is closed in any case.
-fn leave<S: Read + Write>(wire: &mut Wire<S>) {
+fn log_out<S: Read + Write>(wire: &mut Wire<S>) {
     let request = LogoutRequest {
         tag: LOGOUT_TAG,
         cmd_sn: wire.cmd_sn,

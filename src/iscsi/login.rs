@@ -1,7 +1,7 @@
 //! The login phase, on our own TCP connection.
 
 mod address;
-mod agree;
+mod exchange;
 mod negotiation;
 mod options;
 mod parameters;
@@ -18,8 +18,8 @@ use crate::id::Portal;
 use crate::kernel::stream::DeadlineStream;
 use crate::kernel::tcp::{self, LocalEnd};
 pub(super) use address::target_address;
-pub use agree::Session;
-pub(super) use agree::{CID, Outcome, TAG, agree};
+pub use exchange::Session;
+pub(super) use exchange::{CID, Outcome, TAG, negotiate_session};
 pub use options::LoginOptions;
 pub use parameters::{Parameters, SessionKind};
 
@@ -72,7 +72,7 @@ pub(super) fn log_in_from(
     loop {
         let talk = DeadlineStream::new(stream.as_fd(), deadline);
         let mut wire = Wire::new(talk, cmd_sn, deadline);
-        let outcome = agree(&mut wire, options, &mut challenges);
+        let outcome = negotiate_session(&mut wire, options, &mut challenges);
         match outcome.map_err(|error| error.at(Stage::Login))? {
             Outcome::LoggedIn(session) => {
                 tracing::debug!(%portal, ?session, "logged in");
@@ -83,7 +83,7 @@ pub(super) fn log_in_from(
                     session,
                 });
             }
-            Outcome::Moved(to) => {
+            Outcome::Redirected(to) => {
                 tracing::debug!(%portal, %to, "redirected");
                 visited.push(std::mem::replace(&mut portal, to));
                 refuse_loop(&visited, &portal).map_err(|error| error.at(Stage::Login))?;
@@ -113,20 +113,20 @@ fn dial(portal: &Portal, local: &LocalEnd, deadline: Deadline) -> Result<OwnedFd
 }
 
 fn refuse_loop(visited: &[Portal], to: &Portal) -> Result<()> {
-    let way = || {
-        let way: Vec<_> = visited
+    let redirect_chain = || {
+        let portals: Vec<_> = visited
             .iter()
             .chain([to])
             .map(ToString::to_string)
             .collect();
-        way.join(" to ")
+        portals.join(" to ")
     };
     if visited.contains(to) {
-        let message = format!("{PEER} redirects the login in a loop: {}", way());
+        let message = format!("{PEER} redirects the login in a loop: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
     if visited.len() > MOST_REDIRECTS {
-        let message = format!("{PEER} redirects the login too often: {}", way());
+        let message = format!("{PEER} redirects the login too often: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
     Ok(())

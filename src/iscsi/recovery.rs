@@ -18,7 +18,7 @@ pub use watch::{SessionNotice, SessionWaker, SessionWatch};
 use super::Proven;
 use super::login::{CID, Connection, TAG, log_in_from};
 use super::pdu::{HEADER, Isid, LoginRequest, LoginStage};
-use super::session::logout::{TO_LEAVE, say_goodbye};
+use super::session::logout::{LOGOUT_TIMEOUT, request_logout};
 use super::session::settings::Settings;
 use super::session::{IscsiSession, SessionName, SessionOptions, login_options};
 use crate::deadline::Deadline;
@@ -149,7 +149,7 @@ pub fn rebind_connection(
             .set(control, id)
             .and_then(|()| step.in_time())
             .and_then(|()| control.start(id))
-            .and_then(|()| step.require_standing());
+            .and_then(|()| step.require_logged_in());
         if let Err(error) = begun {
             let stopped = control.stop(id, Stop::Recover);
             tracing::debug!(session = %id, %error, ?stopped, "not started again");
@@ -188,8 +188,8 @@ pub fn logout_for_relogin(roots: &Roots, session: &IscsiSession, deadline: Deadl
     let step = Step::new(session, deadline, "left");
     step.run(roots, move |control, step| {
         let mut listener = Listener::open()?;
-        let patience = deadline.at_most(TO_LEAVE);
-        say_goodbye(control, &mut listener, id, patience)?;
+        let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
+        request_logout(control, &mut listener, id, logout_deadline)?;
         step.in_time()?;
         control.stop(id, Stop::Recover)
     })
@@ -239,7 +239,7 @@ impl Step {
         Err(error.with_last_seen(self.session.describe()))
     }
 
-    fn require_standing(&self) -> Result<()> {
+    fn require_logged_in(&self) -> Result<()> {
         if self.session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
             return Ok(());
         }

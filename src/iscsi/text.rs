@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::broken;
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result, escape_untrusted};
 
 /// The longest key in bytes (RFC 7143, 6.1).
 const LONGEST_KEY: usize = 63;
@@ -86,7 +86,7 @@ fn next<'a>(rest: &mut &'a [u8]) -> Result<Pair<'a>> {
 }
 
 fn quoted(text: &[u8]) -> String {
-    format!("\"{}\"", shown(text))
+    format!("\"{}\"", escape_untrusted(text))
 }
 
 impl<'a> Pair<'a> {

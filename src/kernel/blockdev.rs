@@ -201,7 +201,7 @@ impl BlockDevice {
     /// makes and removes the node: a new device has its number in sysfs before it has a
     /// node, and a device that goes away keeps the number after the node is gone
     /// (`drivers/base/core.c`, `device_add` and `device_del`).
-    fn lacks_its_node(&self, error: &Error) -> bool {
+    fn is_node_missing(&self, error: &Error) -> bool {
         error.errno() == Some(nix::libc::ENOENT) && self.dir.join("dev").exists()
     }
 
@@ -277,7 +277,7 @@ impl BlockDevice {
     /// `Vanished` if the node belongs to another device.
     pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
         let node = self.node(roots);
-        let (file, found) = self.open_when_made(&node, &roots.devices, claim)?;
+        let (file, found) = self.open_waiting_for_node(&node, &roots.devices, claim)?;
         if found != Some(self.devno) {
             let expected = self.devno;
             let message = format!("the node is not block device {expected}");
@@ -288,22 +288,22 @@ impl BlockDevice {
 
     /// Waits a second for a missing node. If the device stays and the node does not come,
     /// `/dev` is at fault.
-    fn open_when_made(
+    fn open_waiting_for_node(
         &self,
         node: &Path,
         devices: &Devices,
         claim: bool,
     ) -> Result<(File, Option<DevNo>)> {
         /// Longer than the kernel's thread takes to make the node.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let patience = Deadline::after(PATIENCE);
+        const NODE_LIMIT: Duration = Duration::from_secs(1);
+        let patience = Deadline::after(NODE_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         loop {
             let error = match devices.open(node, claim) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => Error::io("cannot open", node, &error),
             };
-            if !self.lacks_its_node(&error) {
+            if !self.is_node_missing(&error) {
                 return Err(error);
             }
             if patience.has_passed() {

@@ -16,13 +16,13 @@ pub(crate) struct Exports {
     /// The volumes that are on one of the devices, by name (`iblock_0/volume`).
     pub(crate) found: Vec<(String, DevNo)>,
     /// Drivers that are loaded and whose configuration cannot be seen.
-    pub(crate) unseen: Vec<&'static str>,
+    pub(crate) unknown: Vec<&'static str>,
     /// Names of volumes whose device cannot be determined.
-    pub(crate) unseen_volumes: Vec<String>,
+    pub(crate) unknown_volumes: Vec<String>,
 }
 
 /// The volumes of targets that are on one of `devices`. It passes over a volume whose
-/// path is on a file server. A volume is unseen if its path leads through a server that
+/// path is on a file server. A volume is unknown if its path leads through a server that
 /// does not answer.
 ///
 /// The configured path identifies a `fileio` volume, a `pscsi` volume and a namespace
@@ -38,7 +38,7 @@ pub(crate) fn read_exports(
     let configfs = roots.sysfs.join("kernel/config");
     let lookup = |path: &str| {
         let path = PathBuf::from(path.trim());
-        if !path.is_absolute() || servers.have(&path) {
+        if !path.is_absolute() || servers.contains(&path) {
             return Device::NotHere;
         }
         let (name, devices) = (path.display().to_string(), roots.devices.clone());
@@ -46,8 +46,8 @@ pub(crate) fn read_exports(
         let number = if path.starts_with(&roots.dev) {
             devices.number_at(&path)
         } else {
-            let patience = file_server_looks::patience(deadline);
-            file_server_looks::look(name, patience, move || devices.number_at(&path))
+            let patience = file_server_looks::lookup_deadline(deadline);
+            file_server_looks::lookup(name, patience, move || devices.number_at(&path))
         };
         match number {
             Ok(number) => number.map_or(Device::NotHere, Device::Is),
@@ -58,7 +58,7 @@ pub(crate) fn read_exports(
         let directory = configfs.join(directory);
         if !directory.exists() {
             if roots.sysfs.join("module").join(module).exists() {
-                exports.unseen.push(module);
+                exports.unknown.push(module);
             }
             continue;
         }
@@ -72,7 +72,7 @@ pub(crate) fn read_exports(
                     exports.found.push((volume, device));
                 }
                 Device::Is(_) | Device::NotHere => {}
-                Device::Unknown => exports.unseen_volumes.push(volume),
+                Device::Unknown => exports.unknown_volumes.push(volume),
             }
         }
     }
@@ -218,7 +218,7 @@ mod tests {
         let exports = read(&roots).unwrap();
         let names: Vec<_> = exports.found.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["fileio_1/b", "iblock_0/a", "pscsi_2/c", "nqn/1"]);
-        assert!(exports.unseen.is_empty());
+        assert!(exports.unknown.is_empty());
     }
 
     #[test]
@@ -243,18 +243,18 @@ mod tests {
             put(nvmet.join(number).join("device_path"), "/none/there\n");
         }
         let exports = read(&roots).unwrap();
-        assert!(exports.found.is_empty() && exports.unseen.is_empty());
+        assert!(exports.found.is_empty() && exports.unknown.is_empty());
         let unseen = ["fileio_0/gone", "fileio_1/odd", "pscsi_0/gone", "nqn/1"];
-        assert_eq!(exports.unseen_volumes, unseen);
+        assert_eq!(exports.unknown_volumes, unseen);
     }
 
     #[test]
     fn a_target_that_is_loaded_and_has_no_configuration_here_is_unseen() {
         let (_root, roots) = machine();
         let none = read(&roots).unwrap();
-        assert!(none.found.is_empty() && none.unseen.is_empty());
+        assert!(none.found.is_empty() && none.unknown.is_empty());
         fs::create_dir_all(roots.sysfs.join("module/target_core_mod")).unwrap();
         let hidden = read(&roots).unwrap();
-        assert_eq!(hidden.unseen, ["target_core_mod"]);
+        assert_eq!(hidden.unknown, ["target_core_mod"]);
     }
 }

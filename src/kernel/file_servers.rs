@@ -25,7 +25,7 @@ impl FileServers {
     /// Whether this path is on a file server. The nearest mount point above the path
     /// decides, and the last of several mounts at one point. So a root file system from
     /// a server does not make `/dev` a server's.
-    pub(crate) fn have(&self, path: &Path) -> bool {
+    pub(crate) fn contains(&self, path: &Path) -> bool {
         let above = self.0.iter().filter(|(point, _)| path.starts_with(point));
         let nearest = above.max_by_key(|(point, _)| point.components().count());
         nearest.is_some_and(|(_, is_one)| *is_one)

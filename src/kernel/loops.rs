@@ -13,7 +13,7 @@ pub(crate) struct Loops {
     /// The loop devices' names, each with the device that backs it.
     pub(crate) found: Vec<(String, DevNo)>,
     /// Names of the loop devices whose backing is unknown.
-    pub(crate) unseen: Vec<String>,
+    pub(crate) unknown: Vec<String>,
 }
 
 /// The loop devices that one of `devices` backs. sysfs shows only a path, as the
@@ -23,7 +23,7 @@ pub(crate) struct Loops {
 /// It passes over a loop device whose path is on a file server, because a file there is
 /// no disk of this machine. If the path does not show that (its mount is in another
 /// mount namespace, or was detached with `umount --lazy`) and the server does not
-/// answer, the loop device is unseen. A loop device whose path is below `/dev` may be
+/// answer, the loop device is unknown. A loop device whose path is below `/dev` may be
 /// on one of `devices`, so its lookup may take all the remaining time.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub(crate) fn read_loops(
             continue;
         };
         let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path)).to_owned();
-        if servers.have(&path) {
+        if servers.contains(&path) {
             continue;
         }
         let node = roots.dev.join(&name);
@@ -56,10 +56,10 @@ pub(crate) fn read_loops(
         let until = if is_node {
             deadline
         } else {
-            file_server_looks::patience(deadline)
+            file_server_looks::lookup_deadline(deadline)
         };
         let look = move || backing(&owned, &node, &path);
-        let found = file_server_looks::look(what.clone(), until, look);
+        let found = file_server_looks::lookup(what.clone(), until, look);
         match found {
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
@@ -68,7 +68,7 @@ pub(crate) fn read_loops(
             }
             Err(error) => {
                 tracing::debug!(%error, name, "what backs it cannot be said");
-                loops.unseen.push(name);
+                loops.unknown.push(name);
             }
         }
     }
@@ -126,7 +126,7 @@ mod tests {
         let loops = read_loops(&roots, &[SDA], &servers, soon).unwrap();
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
         // Its node is missing, and its path leads nowhere.
-        assert_eq!(loops.unseen, ["loop3"]);
+        assert_eq!(loops.unknown, ["loop3"]);
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         let (_release, hang) = std::sync::mpsc::channel::<()>();
         let what = format!("{} of {}", disk.display(), node.display());
         let past = Deadline::after(std::time::Duration::ZERO);
-        let earlier = file_server_looks::look(what, past, move || {
+        let earlier = file_server_looks::lookup(what, past, move || {
             let _released = hang.recv();
             Ok(None)
         });

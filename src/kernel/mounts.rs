@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_servers::FileServers;
-use super::mount_sources::Sources;
+use super::mount_sources::MountSourceLookup;
 use super::{Roots, process};
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
@@ -31,7 +31,7 @@ pub struct Listed<T> {
     pub found: Vec<T>,
     /// Source paths of other mounts or swap areas. They lead through a file server that
     /// does not answer, so their device is unknown.
-    pub unseen: Vec<PathBuf>,
+    pub unknown: Vec<PathBuf>,
 }
 
 /// The mounts of all block devices, in our own mount namespace and in those of all
@@ -47,7 +47,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let text = read_whole(&own.join("mountinfo"))?;
     // A source is looked up in our own namespace, whichever process mounted it.
     let servers = FileServers::among(points(&text));
-    let mut sources = Sources::new(roots, servers, deadline);
+    let mut sources = MountSourceLookup::new(roots, servers, deadline);
     found.extend(parse_mountinfo(&text, None, &mut sources));
 
     for pid in process::pids(roots)? {
@@ -61,8 +61,8 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
             found.extend(parse_mountinfo(&text, Some(pid), &mut sources));
         }
     }
-    let unseen = sources.unseen();
-    Ok(Listed { found, unseen })
+    let unknown = sources.unknown();
+    Ok(Listed { found, unknown })
 }
 
 /// The mounts in our mount namespace, and which of them are on file servers.
@@ -110,7 +110,11 @@ fn read_whole(path: &Path) -> Result<String> {
 
 /// The mounts of block devices in a `mountinfo` (proc(5)). It finds the device by its
 /// number or, for file systems with a number of their own (btrfs), by the source's node.
-fn parse_mountinfo(text: &str, pid: Option<u32>, sources: &mut Sources<'_>) -> Vec<Mount> {
+fn parse_mountinfo(
+    text: &str,
+    pid: Option<u32>,
+    sources: &mut MountSourceLookup<'_>,
+) -> Vec<Mount> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
         let device: DevNo = fields.nth(2)?.parse().ok()?;
@@ -153,7 +157,7 @@ fn unescape(field: &str) -> String {
 pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
     let none = Listed {
         found: Vec::new(),
-        unseen: Vec::new(),
+        unknown: Vec::new(),
     };
     let text = match read_whole(&roots.proc.join("swaps")) {
         Ok(text) => text,
@@ -169,11 +173,11 @@ pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
     if paths.is_empty() {
         return Ok(none);
     }
-    let mut sources = Sources::new(roots, read_file_servers(roots)?, deadline);
+    let mut sources = MountSourceLookup::new(roots, read_file_servers(roots)?, deadline);
     let numbers = paths.iter().filter_map(|path| sources.number_at(path));
     let found = numbers.collect();
-    let unseen = sources.unseen();
-    Ok(Listed { found, unseen })
+    let unknown = sources.unknown();
+    Ok(Listed { found, unknown })
 }
 
 #[cfg(test)]
@@ -191,7 +195,7 @@ mod tests {
                     garbage\n";
         let roots = Roots::default();
         let soon = Deadline::after(std::time::Duration::from_secs(600));
-        let mut sources = Sources::new(&roots, FileServers::default(), soon);
+        let mut sources = MountSourceLookup::new(&roots, FileServers::default(), soon);
         assert_eq!(
             parse_mountinfo(text, Some(7), &mut sources),
             [Mount {
@@ -223,10 +227,10 @@ mod tests {
         put("swaps", "Filename Type\n/other/hangs file\n");
         let soon = Deadline::after(std::time::Duration::from_secs(4));
         let mounts = read_mounts(&roots, soon).unwrap();
-        assert_eq!(mounts.unseen, [PathBuf::from("/link/hangs")]);
+        assert_eq!(mounts.unknown, [PathBuf::from("/link/hangs")]);
         assert_eq!(mounts.found, []);
         let swaps = read_swaps(&roots, soon).unwrap();
-        assert_eq!(swaps.unseen, [PathBuf::from("/other/hangs")]);
+        assert_eq!(swaps.unknown, [PathBuf::from("/other/hangs")]);
     }
 
     #[test]
@@ -236,7 +240,7 @@ mod tests {
                     38 36 0:53 / /home/x rw - fuse.sshfs x rw\n\
                     39 36 0:54 / /run rw - tmpfs tmpfs rw\n";
         let servers = FileServers::among(points(text));
-        let have = |path: &str| servers.have(Path::new(path));
+        let have = |path: &str| servers.contains(Path::new(path));
         assert!(have("/srv/a b/disk") && have("/home/x"));
         assert!(!have("/srv/a") && !have("/run/x") && !have("/dev/sda"));
     }
@@ -250,7 +254,7 @@ mod tests {
                     40 37 0:54 / /dev/shm rw - tmpfs tmpfs rw\n\
                     41 40 0:55 / /dev/shm rw - fuse x rw\n";
         let servers = FileServers::among(points(text));
-        let have = |path: &str| servers.have(Path::new(path));
+        let have = |path: &str| servers.contains(Path::new(path));
         assert!(!have("/dev/sda") && !have("/boot/disk"));
         assert!(have("/srv/disk") && have("/device") && have("/dev/shm/disk"));
     }

@@ -6,10 +6,10 @@ use std::thread;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The least number of items that is worth a thread.
-const SHARE: usize = 500;
+const MIN_ITEMS_PER_THREAD: usize = 500;
 
 /// With more threads the calls would only wait for the kernel's own locks.
-const MOST: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// Applies `work` to the items and returns the results in order. It calls `work` once
 /// with all items or, if there are many, with an equal share on each of a few threads.
@@ -31,7 +31,10 @@ fn in_shares_on<T: Send, R: Send>(
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let share = items.len().div_ceil(processors.min(MOST)).max(SHARE);
+    let share = items
+        .len()
+        .div_ceil(processors.min(MAX_THREADS))
+        .max(MIN_ITEMS_PER_THREAD);
     if items.len() <= share {
         return Ok(work(items));
     }
@@ -80,7 +83,13 @@ mod tests {
 
     #[track_caller]
     fn are_in_their_order(new_thread: impl Fn() -> thread::Builder) {
-        for count in [0, 1, SHARE, 2 * SHARE + 1, 9 * SHARE] {
+        for count in [
+            0,
+            1,
+            MIN_ITEMS_PER_THREAD,
+            2 * MIN_ITEMS_PER_THREAD + 1,
+            9 * MIN_ITEMS_PER_THREAD,
+        ] {
             let items: Vec<usize> = (0..count).collect();
             let double = |items: Vec<usize>| items.into_iter().map(|item| 2 * item).collect();
             let done = in_shares_on(&new_thread, items, double).unwrap();

@@ -61,10 +61,10 @@ fn command<'a>(
     timeout: Duration,
 ) -> Result<Option<&'a [u8]>> {
     let done = send(device, name, cdb, buffer, timeout)?;
-    match verdict(&done) {
-        Verdict::Good => Ok(buffer.get(..done.transferred)),
-        Verdict::Unsupported => Ok(None),
-        Verdict::Attention | Verdict::Failed => Err(failed(name, &done)),
+    match outcome(&done) {
+        CommandOutcome::Good => Ok(buffer.get(..done.transferred)),
+        CommandOutcome::Unsupported => Ok(None),
+        CommandOutcome::UnitAttention | CommandOutcome::Failed => Err(failed(name, &done)),
     }
 }
 
@@ -87,30 +87,30 @@ fn send(
         let done = done
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot send {name}: {error}")))?;
         tries -= 1;
-        if tries == 0 || !matches!(verdict(&done), Verdict::Attention) {
+        if tries == 0 || !matches!(outcome(&done), CommandOutcome::UnitAttention) {
             return Ok(done);
         }
     }
 }
 
-enum Verdict {
+enum CommandOutcome {
     Good,
     Unsupported,
-    Attention,
+    UnitAttention,
     Failed,
 }
 
-fn verdict(done: &Completion) -> Verdict {
+fn outcome(done: &Completion) -> CommandOutcome {
     if !done.info.contains(sg::Info::CHECK) {
-        return Verdict::Good;
+        return CommandOutcome::Good;
     }
     if done.status != CHECK_CONDITION || done.host_status != 0 {
-        return Verdict::Failed;
+        return CommandOutcome::Failed;
     }
     match sense_key(&done.sense) {
-        Some(ILLEGAL_REQUEST) => Verdict::Unsupported,
-        Some(UNIT_ATTENTION) => Verdict::Attention,
-        _ => Verdict::Failed,
+        Some(ILLEGAL_REQUEST) => CommandOutcome::Unsupported,
+        Some(UNIT_ATTENTION) => CommandOutcome::UnitAttention,
+        _ => CommandOutcome::Failed,
     }
 }
 

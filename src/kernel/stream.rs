@@ -52,7 +52,7 @@ pub(super) fn wait_until(
 ) -> io::Result<()> {
     while !deadline.has_passed() {
         // Whole milliseconds, so a little longer than what remains.
-        let milliseconds = deadline.turn().as_millis().saturating_add(1);
+        let milliseconds = deadline.max_sleep().as_millis().saturating_add(1);
         let timeout = i32::try_from(milliseconds)
             .ok()
             .and_then(|milliseconds| PollTimeout::try_from(milliseconds).ok())

@@ -67,7 +67,7 @@ pub(crate) fn connect_from(
     deadline: Deadline,
 ) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
-    connect_to_one(local, &addresses, peer, deadline)
+    connect_to_any(local, &addresses, peer, deadline)
 }
 
 /// The two ends of a connection of this machine to itself, on its loopback interface.
@@ -76,7 +76,7 @@ pub(crate) fn connect_from(
 /// `Unreachable` if that interface is down, or drops packets.
 pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
     /// Another program may connect first.
-    const MOST_STRANGERS: usize = 64;
+    const MAX_FOREIGN_CONNECTIONS: usize = 64;
     let make = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .or_else(|_| TcpListener::bind((Ipv6Addr::LOCALHOST, 0)))?;
@@ -85,7 +85,7 @@ pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
         let limit = deadline.remaining().max(Duration::from_millis(1));
         let near = TcpStream::connect_timeout(&address, limit)?;
         near.set_nodelay(true)?;
-        for _ in 0..MOST_STRANGERS {
+        for _ in 0..MAX_FOREIGN_CONNECTIONS {
             // Our connection is in the queue, behind earlier ones.
             let (far, from) = listener.accept()?;
             if from == near.local_addr()? {
@@ -100,7 +100,7 @@ pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
     })
 }
 
-fn connect_to_one(
+fn connect_to_any(
     local: &LocalEnd,
     addresses: &[SocketAddr],
     peer: &str,
@@ -311,9 +311,9 @@ mod tests {
         let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
         drop(gone);
         let deadline = Deadline::after(Duration::from_secs(10));
-        assert!(connect_to_one(&LocalEnd::default(), &addresses, "it", deadline).is_ok());
+        assert!(connect_to_any(&LocalEnd::default(), &addresses, "it", deadline).is_ok());
         drop(there);
-        let error = connect_to_one(&LocalEnd::default(), &addresses, "it", deadline)
+        let error = connect_to_any(&LocalEnd::default(), &addresses, "it", deadline)
             .unwrap_err()
             .to_string();
         for address in addresses {

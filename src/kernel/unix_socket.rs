@@ -21,7 +21,7 @@ pub(crate) fn connect(address: &UnixAddr, deadline: Deadline) -> nix::Result<Opt
     loop {
         // A nonblocking connect cannot wait for a place in the server's queue, but
         // a connect with a send timeout can (unix(7), EAGAIN).
-        let turn = deadline.turn();
+        let turn = deadline.max_sleep();
         if turn.is_zero() {
             return Ok(None);
         }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use idle::Files;
+use idle::FdTable;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// How long a cancelled call gets to return. Only what a returned call has done can be
 /// undone, and almost every call returns sooner.
-const TO_RETURN: Duration = Duration::from_secs(3);
+const CANCEL_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs `call` on a thread of its own and waits for it until `deadline`.
 ///
@@ -41,7 +41,7 @@ pub(crate) fn run<T: Send + 'static>(
     let pending = start(stage, call)?;
     let mut result = pending.wait(deadline);
     if result.is_none() && deadline.is_cancelled() {
-        result = pending.wait(deadline.despite_cancel().at_most(TO_RETURN));
+        result = pending.wait(deadline.despite_cancel().at_most(CANCEL_GRACE));
     }
     if let Some(result) = result {
         return result;
@@ -62,11 +62,11 @@ pub(crate) fn start<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start_with(Files::OfTheProcess, stage, call)
+    start_with(FdTable::Shared, stage, call)
 }
 
 fn start_with<T: Send + 'static>(
-    files: Files,
+    fd_table: FdTable,
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
@@ -78,7 +78,7 @@ fn start_with<T: Send + 'static>(
         let _ = done.send(call());
     };
     let name = format!("lunbd-{stage}");
-    idle::run(name, files, Box::new(call)).map_err(|error| not_started(stage, &error))?;
+    idle::run(name, fd_table, Box::new(call)).map_err(|error| not_started(stage, &error))?;
     Ok(Pending { stage, result })
 }
 
@@ -94,44 +94,44 @@ fn died(stage: Stage) -> Error {
 /// killed, such as a read of a device whose connection is dead. The process ends only
 /// when the call returns, and its locks would stay held until then. So the thread does
 /// not share the open files of the process, and `call` must open what it uses itself.
-pub(crate) fn start_apart<T: Send + 'static>(
+pub(crate) fn start_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start_with(Files::Apart, stage, move || {
+    start_with(FdTable::Own, stage, move || {
         unshare_fds();
         call()
     })
 }
 
 fn unshare_fds() {
-    if idle::files() == Files::Apart {
+    if idle::fd_table() == FdTable::Own {
         return;
     }
-    match lunbd_sys::files::leave_those_of_the_process() {
-        Ok(()) => idle::have_files(Files::Apart),
+    match lunbd_sys::files::unshare_fd_table() {
+        Ok(()) => idle::set_fd_table(FdTable::Own),
         Err(errno) => tracing::debug!(%errno, "the files are those of the process"),
     }
 }
 
-/// Runs `call` like [`start_apart`], for a thread that needs the open files of the
+/// Runs `call` like [`start_with_own_fd_table`], for a thread that needs the open files of the
 /// process afterwards. The calling thread waits for the call, and can be killed
 /// meanwhile.
-pub(crate) fn apart<T: Send + 'static>(
+pub(crate) fn run_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let pending = start_apart(stage, call)?;
+    let pending = start_with_own_fd_table(stage, call)?;
     pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
 }
 
 /// Has the thread of a call that [`start`] began leave the open files of the process
-/// while `call` runs, except `file`. It serves like [`start_apart`] if the call uses an
+/// while `call` runs, except `file`. It serves like [`start_with_own_fd_table`] if the call uses an
 /// open file. The process also has `file` open until then.
 ///
 /// If the process is killed meanwhile, its other files are closed and its locks released,
 /// while the kernel still holds the thread and `file`.
-pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
+pub(crate) fn run_with_own_fd_table_and<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
     let (done, kept) = mpsc::channel::<Arc<File>>();
     let (closed, is_closed) = mpsc::channel::<()>();
     // The file is closed in the file table in which it was opened.
@@ -142,12 +142,12 @@ pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T
         drop(closed);
     };
     let name = "lunbd-keeper".to_owned();
-    if idle::run(name, Files::OfTheProcess, Box::new(keep)).is_err() {
+    if idle::run(name, FdTable::Shared, Box::new(keep)).is_err() {
         return call(&file);
     }
-    let own = match lunbd_sys::files::leave_those_of_the_process_but(file.as_fd()) {
+    let own = match lunbd_sys::files::unshare_fd_table_keeping(file.as_fd()) {
         Ok(own) => {
-            idle::have_files(Files::ApartWithOne);
+            idle::set_fd_table(FdTable::OwnWithFile);
             File::from(own)
         }
         Err(errno) => {
@@ -171,7 +171,7 @@ impl<T> Pending<T> {
     pub(crate) fn wait(&self, deadline: Deadline) -> Option<Result<T>> {
         let stage = self.stage;
         loop {
-            match self.result.recv_timeout(deadline.turn()) {
+            match self.result.recv_timeout(deadline.max_sleep()) {
                 Ok(result) => return Some(result.map_err(|error| error.at(stage))),
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 Err(RecvTimeoutError::Timeout) => return None,
@@ -243,7 +243,7 @@ mod tests {
         let pending = start(Stage::Flush, {
             let file = Arc::clone(&file);
             move || {
-                let link = apart_with(file, |file| {
+                let link = run_with_own_fd_table_and(file, |file| {
                     let number = std::os::fd::AsRawFd::as_raw_fd(file);
                     let own = std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
                     (own, std::fs::read_link(format!("/proc/self/fd/{number}")))

@@ -66,7 +66,7 @@ pub enum Answer {
     Done,
     /// The daemon's configuration excludes the path or the map. It replies the same for a
     /// path that does not exist.
-    NotWanted,
+    Excluded,
     /// The command will be done: the map is being made, and the daemon waits for udev.
     Delayed,
 }
@@ -102,7 +102,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn add_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "add path", name, deadline)
+        self.run_until_accepted(Stage::Map, "add path", name, deadline)
     }
 
     /// Makes the daemon forget the disk `name` (`sda`) and remove it from its map. With the
@@ -112,7 +112,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn delete_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        let answer = self.command_once(Stage::Forget, "del path", name, deadline);
+        let answer = self.run_once(Stage::Forget, "del path", name, deadline);
         match answer {
             // The reply for a path that it has already forgotten is `fail`.
             Err(error) if error.kind() == ErrorKind::Refused => {
@@ -173,7 +173,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn add_map(&self, wwid: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "add map", wwid, deadline)
+        self.run_until_accepted(Stage::Map, "add map", wwid, deadline)
     }
 
     /// Makes the daemon remove the map of this name (the alias: this command knows no
@@ -183,7 +183,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`: the map is in use, or gone, or not managed by the daemon.
     pub fn delete_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command_once(Stage::RemoveMap, "del map", name, deadline)
+        self.run_once(Stage::RemoveMap, "del map", name, deadline)
     }
 
     /// Makes the daemon give the map of this name (the alias or `dm-N`) the size of its
@@ -192,7 +192,7 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn resize_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Resize, "resize map", name, deadline)
+        self.run_until_accepted(Stage::Resize, "resize map", name, deadline)
     }
 
     /// Makes the daemon turn queueing off for the map of this name (the alias or `dm-N`),
@@ -201,22 +201,22 @@ impl Daemon {
     /// # Errors
     /// `Refused`.
     pub fn disable_queueing(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "disablequeueing map", name, deadline)
+        self.run_until_accepted(Stage::Map, "disablequeueing map", name, deadline)
     }
 
     /// Repeats the command until the daemon has time for it.
-    fn command(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
-        tell(stage, verb, name, |it| self.ask(stage, it, deadline))
-    }
-
-    fn command_once(
+    fn run_until_accepted(
         &self,
         stage: Stage,
         verb: &str,
         name: &str,
         deadline: Deadline,
     ) -> Result<Answer> {
-        tell(stage, verb, name, |it| self.ask_once(stage, it, deadline))
+        execute(stage, verb, name, |it| self.ask(stage, it, deadline))
+    }
+
+    fn run_once(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
+        execute(stage, verb, name, |it| self.ask_once(stage, it, deadline))
     }
 
     /// The daemon's reply, which is `timeout` only after the deadline.
@@ -269,7 +269,7 @@ impl Daemon {
     }
 }
 
-fn tell(
+fn execute(
     stage: Stage,
     verb: &str,
     name: &str,
@@ -283,7 +283,7 @@ fn tell(
     match reply.trim() {
         "ok" => Ok(Answer::Done),
         // In the reply to `add map`, `fail` follows it (`cli_add_map`).
-        "blacklisted" | "blacklisted\nfail" => Ok(Answer::NotWanted),
+        "blacklisted" | "blacklisted\nfail" => Ok(Answer::Excluded),
         // In the reply to `del map`, `fail` follows it (`cli_del_map`).
         "delayed" | "delayedfail" => Ok(Answer::Delayed),
         _ => Err(refused(stage, &command, &reply)),

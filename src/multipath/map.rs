@@ -49,7 +49,7 @@ impl Map {
     /// During its removal it no longer shows its uuid, and it releases the devices below it
     /// in a moment (`drivers/md/dm.c`, `__dm_destroy`). A device that is just being created
     /// does not show its uuid yet (`dm_setup_md_queue`), and looks the same.
-    pub(crate) fn is_going(roots: &Roots, name: &str) -> bool {
+    pub(crate) fn is_being_removed(roots: &Roots, name: &str) -> bool {
         if !name.starts_with("dm-") {
             return false;
         }
@@ -325,7 +325,7 @@ mod tests {
     fn a_device_of_device_mapper_goes_as_soon_as_it_does_not_say_who_it_is() {
         // Another kind of device exists, though it is no map.
         let (_directory, roots) = machine("LVM-x");
-        let goes = |name| Map::is_going(&roots, name);
+        let goes = |name| Map::is_being_removed(&roots, name);
         assert!(!goes("dm-0") && !goes("sda"));
         fs::remove_file(roots.sysfs.join("devices/dm-0/dm/uuid")).unwrap();
         assert!(goes("dm-0") && !goes("sda"));

@@ -22,12 +22,12 @@ use crate::uevent::{Changed, Changes, Hub};
 #[derive(Debug)]
 pub(crate) struct Backends {
     changes: Option<Changes>,
-    known: Option<BTreeMap<NbdIndex, Seen>>,
+    known: Option<BTreeMap<NbdIndex, BackendState>>,
 }
 
 /// The state that was read of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Seen {
+enum BackendState {
     /// The device is not connected.
     Free,
     /// The device has this id. After its disconnect has begun it keeps the id for a
@@ -53,8 +53,7 @@ impl Backends {
     /// twice, which the kernel does not check.
     pub(crate) fn of_backend(&mut self, roots: &Roots, id: &BackendId) -> Result<Vec<NbdDevice>> {
         let known = self.read(roots, true)?;
-        let is_named =
-            |seen: &Seen| matches!(seen, Seen::Named { backend, .. } if backend == id.as_str());
+        let is_named = |seen: &BackendState| matches!(seen, BackendState::Named { backend, .. } if backend == id.as_str());
         let named: Vec<NbdIndex> = known
             .iter()
             .filter(|(_, seen)| is_named(seen))
@@ -79,7 +78,7 @@ impl Backends {
             return NbdDevice::candidates(roots);
         }
         let known = self.read(roots, false)?;
-        let is_free = |seen: &Seen| matches!(seen, Seen::Free);
+        let is_free = |seen: &BackendState| matches!(seen, BackendState::Free);
         let free = known.iter().filter(|(_, seen)| is_free(seen));
         let mut indexes: Vec<NbdIndex> = free.map(|(index, _)| *index).collect();
         let last = known.keys().next_back();
@@ -90,12 +89,16 @@ impl Backends {
     }
 
     /// Makes the next question read each device.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn invalidate(&mut self) {
         self.known = None;
     }
 
     /// The current devices. With `settle` it reads the sizes that the first read left out.
-    fn read(&mut self, roots: &Roots, settle: bool) -> Result<&mut BTreeMap<NbdIndex, Seen>> {
+    fn read(
+        &mut self,
+        roots: &Roots,
+        settle: bool,
+    ) -> Result<&mut BTreeMap<NbdIndex, BackendState>> {
         let changed = self
             .changes
             .as_mut()
@@ -107,9 +110,9 @@ impl Backends {
                     look_at(roots, index, &mut known)?;
                 }
                 let unsettled = known.iter().filter(|(_, seen)| match seen {
-                    Seen::Free => false,
-                    Seen::Named { settled, .. } => settle && !settled,
-                    Seen::Unnamed => true,
+                    BackendState::Free => false,
+                    BackendState::Named { settled, .. } => settle && !settled,
+                    BackendState::Unnamed => true,
                 });
                 let unsettled: Vec<NbdIndex> = unsettled.map(|(index, _)| *index).collect();
                 for index in unsettled {
@@ -130,32 +133,36 @@ fn device_in(devpath: &str) -> Option<&str> {
 }
 
 /// Reads one file of each connected device, because there may be a thousand.
-fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, Seen>> {
+fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, BackendState>> {
     let mut known = BTreeMap::new();
     for index in NbdDevice::indexes(roots)? {
         let seen = match backend_of(roots, index)? {
-            Some(backend) => Seen::Named {
+            Some(backend) => BackendState::Named {
                 backend,
                 settled: false,
             },
-            None if folder(roots, index).join("pid").exists() => Seen::Unnamed,
-            None => Seen::Free,
+            None if folder(roots, index).join("pid").exists() => BackendState::Unnamed,
+            None => BackendState::Free,
         };
         known.insert(index, seen);
     }
     Ok(known)
 }
 
-fn look_at(roots: &Roots, index: NbdIndex, known: &mut BTreeMap<NbdIndex, Seen>) -> Result<()> {
+fn look_at(
+    roots: &Roots,
+    index: NbdIndex,
+    known: &mut BTreeMap<NbdIndex, BackendState>,
+) -> Result<()> {
     let folder = folder(roots, index);
     let seen = if let Some(backend) = backend_of(roots, index)? {
         let size = sysfs::read_if_there(&folder.join("size"))?;
         let settled = size.is_some_and(|size| size != "0");
-        Some(Seen::Named { backend, settled })
+        Some(BackendState::Named { backend, settled })
     } else if folder.join("pid").exists() {
-        Some(Seen::Unnamed)
+        Some(BackendState::Unnamed)
     } else {
-        folder.exists().then_some(Seen::Free)
+        folder.exists().then_some(BackendState::Free)
     };
     match seen {
         Some(seen) => known.insert(index, seen),
@@ -181,12 +188,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::uevent::Noted;
+    use crate::uevent::ChangedNames;
 
     struct Machine {
         _root: tempfile::TempDir,
         roots: Roots,
-        noted: Arc<Noted>,
+        noted: Arc<ChangedNames>,
         backends: Backends,
     }
 
@@ -196,7 +203,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let roots = Roots::below(root.path());
             fs::create_dir_all(roots.sysfs.join("block")).unwrap();
-            let (changes, noted) = Changes::by_hand(device_in);
+            let (changes, noted) = Changes::for_test(device_in);
             let machine = Self {
                 _root: root,
                 roots,
@@ -316,9 +323,9 @@ mod tests {
         // No kernel does this. It proves which devices are read.
         machine.show(1, "unseen");
         assert!(machine.with("unseen").is_empty());
-        machine.noted.lose();
+        machine.noted.mark_lost();
         assert_eq!(machine.with("unseen"), [1]);
-        machine.backends.forget();
+        machine.backends.invalidate();
         machine.show(0, "other");
         assert_eq!(machine.with("other"), [0]);
     }

@@ -158,7 +158,7 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::glance(roots, attempt.index);
+    let before = refusal::read_marks(roots, attempt.index);
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {
@@ -169,7 +169,7 @@ fn exchange(
         keep_open,
     };
     let what = format!("the kernel's NBD driver to {stage}");
-    let seen = || refusal::look(roots, attempt.index).to_string();
+    let seen = || refusal::read_facts(roots, attempt.index).to_string();
     let answers = genl::call(request, stage, &what, deadline, seen)
         .map_err(|error| refusal::explain(roots, stage, attempt, &before, error))?;
     answers

@@ -37,7 +37,7 @@ pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
 }
 
 /// The text of names, for errors.
-pub(crate) fn spelt(names: &[ContentName]) -> String {
+pub(crate) fn describe_names(names: &[ContentName]) -> String {
     if names.is_empty() {
         return "no name that is known".to_owned();
     }
@@ -47,7 +47,7 @@ pub(crate) fn spelt(names: &[ContentName]) -> String {
 
 /// Whether a volume that has the names `now` is another than the one that had the names
 /// `before`. A volume that was blank before may have got any name.
-pub(crate) fn is_other(now: &[ContentName], before: &[ContentName]) -> bool {
+pub(crate) fn names_differ(now: &[ContentName], before: &[ContentName]) -> bool {
     !before.is_empty() && !before.iter().any(|name| now.contains(name))
 }
 
@@ -82,10 +82,13 @@ mod tests {
         let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
         let [fs, luks, gpt] = ["fs", "luks", "gpt"].map(|kind| name(kind).parse().unwrap());
         let one = std::slice::from_ref::<ContentName>;
-        assert!(!is_other(one(&fs), &[]));
-        assert!(!is_other(&[fs.clone(), luks.clone()], &[fs.clone(), gpt]));
-        assert!(is_other(one(&luks), one(&fs)));
-        assert!(is_other(&[], one(&fs)));
+        assert!(!names_differ(one(&fs), &[]));
+        assert!(!names_differ(
+            &[fs.clone(), luks.clone()],
+            &[fs.clone(), gpt]
+        ));
+        assert!(names_differ(one(&luks), one(&fs)));
+        assert!(names_differ(&[], one(&fs)));
     }
 
     proptest! {

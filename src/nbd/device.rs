@@ -250,7 +250,7 @@ impl NbdDevice {
 
     /// Like [`facts`](Self::facts); `None` if the device is being removed, or
     /// is gone.
-    pub(crate) fn facts_if_there(&self) -> Result<Option<Facts>> {
+    pub(crate) fn facts_if_present(&self) -> Result<Option<Facts>> {
         match self.facts() {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
             facts => facts.map(Some),
@@ -289,6 +289,7 @@ impl NbdDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::process::Means;
 
     fn connected() -> Facts {
         Facts {
@@ -309,6 +310,7 @@ mod tests {
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,
+            means: Means::Descriptor,
         });
         assert_eq!(facts.state(&hints), State::OpenedByOther);
         for left in [
@@ -362,9 +364,9 @@ mod tests {
         }
         let index = NbdIndex::new(3).unwrap();
         let device = NbdDevice::find(&roots, index).unwrap().unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), Some(Facts::default()));
+        assert_eq!(device.facts_if_present().unwrap(), Some(Facts::default()));
         std::fs::remove_file(dir.join("size")).unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), None);
+        assert_eq!(device.facts_if_present().unwrap(), None);
         let state = |roots| NbdDevice::state(roots, index, &Hints::default()).unwrap();
         assert_eq!(state(&roots), State::Absent);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::block_size::BlockSizes;
-use super::content::spelt;
+use super::content::describe_names;
 use super::export::{Export, ExportFlags};
 use crate::id::ContentName;
 
@@ -107,7 +107,7 @@ impl fmt::Display for Difference {
                 to,
                 is_proven,
             } => {
-                let (from, to) = (spelt(from), spelt(to));
+                let (from, to) = (describe_names(from), describe_names(to));
                 let how = if *is_proven {
                     "another volume for certain; `heal SOURCE --accept-content` takes it"
                 } else {

@@ -55,10 +55,10 @@ pub fn negotiate(
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         require_length(name)?;
         let greeting = greet(server)?;
-        agree(server, greeting, name)
+        negotiate_export(server, greeting, name)
     })
 }
 
@@ -70,7 +70,7 @@ pub fn negotiate(
 #[cfg(feature = "tls")]
 pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
     const WHAT: &str = "the reply to STARTTLS";
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         let greeting = greet(server)?;
         server.write("STARTTLS", &wire::option(OptionCode::StartTls, &[]))?;
         let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::StartTls)?;
@@ -95,13 +95,13 @@ pub(super) fn negotiate_in_tls(
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         require_length(name)?;
-        agree(server, greeting, name)
+        negotiate_export(server, greeting, name)
     })
 }
 
-fn in_handshake<S: Read + Write, T>(
+fn with_handshake_stage<S: Read + Write, T>(
     stream: &mut S,
     deadline: Deadline,
     talk: impl FnOnce(&mut Server<'_, S>) -> Result<T>,
@@ -114,7 +114,7 @@ fn in_handshake<S: Read + Write, T>(
 /// # Errors
 /// Those of [`negotiate`]; `NotPermitted` if the server does not list its exports.
 pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         greet(server)?;
         ask_for_list(server)
     })
@@ -126,7 +126,7 @@ pub(super) fn list_in_tls(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<ListedExport>> {
-    in_handshake(stream, deadline, ask_for_list)
+    with_handshake_stage(stream, deadline, ask_for_list)
 }
 
 fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
@@ -135,7 +135,7 @@ fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<Liste
     listed.map_err(|refusal| refusal.into_error("the list of exports"))
 }
 
-fn agree<S: Read + Write>(
+fn negotiate_export<S: Read + Write>(
     server: &mut Server<'_, S>,
     greeting: Greeting,
     name: &str,

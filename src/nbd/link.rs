@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// Records that the kernel has put a new connection into the slot of a dead one.
-    pub(crate) fn replace_a_dead_one(&mut self, new: OwnedFd) {
+    pub(crate) fn replace_dead(&mut self, new: OwnedFd) {
         if let Some(dead) = self.sockets.iter().position(has_hung_up) {
             self.sockets.remove(dead);
         }
@@ -152,7 +152,7 @@ impl Link {
     }
 
     /// Records that the kernel has no more slots than were counted.
-    pub(crate) fn has_no_more_slots(&mut self) {
+    pub(crate) fn set_slots_exact(&mut self) {
         self.slots.exact = true;
     }
 
@@ -220,7 +220,7 @@ mod tests {
         let (new, _peer_of_new) = UnixStream::pair().unwrap();
         let mut link = link(vec![one.into(), two.into()]);
         drop(peer_of_one);
-        link.replace_a_dead_one(new.into());
+        link.replace_dead(new.into());
         let whole = LinkState {
             live: 2,
             dead: 0,

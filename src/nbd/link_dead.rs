@@ -37,7 +37,7 @@ pub enum LinkNotice {
     /// A connection of this device has died; others may live.
     Dead(NbdIndex),
     /// Notices may be missing: look at the connections again.
-    LookAgain,
+    Resync,
 }
 
 /// A subscription to notices.
@@ -123,11 +123,11 @@ impl LinkWatch {
         }
         // The queue is empty, so now report what it had no room for.
         if self.subscribers.take_lost(self.id) {
-            return Some(LinkNotice::LookAgain);
+            return Some(LinkNotice::Resync);
         }
         // The sender lives as long as this subscription.
         loop {
-            match self.notices.recv_timeout(deadline.turn()) {
+            match self.notices.recv_timeout(deadline.max_sleep()) {
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 notice => return notice.ok(),
             }
@@ -137,7 +137,7 @@ impl LinkWatch {
 
 impl LinkWatch {
     /// A handle that ends a wait from another thread, by a
-    /// [`LinkNotice::LookAgain`].
+    /// [`LinkNotice::Resync`].
     #[must_use]
     pub fn waker(&self) -> LinkWaker {
         let (subscribers, id) = (Arc::clone(&self.subscribers), self.id);
@@ -153,11 +153,11 @@ pub struct LinkWaker {
 }
 
 impl LinkWaker {
-    /// Sends the watch a [`LinkNotice::LookAgain`].
+    /// Sends the watch a [`LinkNotice::Resync`].
     pub fn wake(&self) {
         if let Some(subscriber) = self.subscribers.lock().by_id.get(&self.id) {
             // A full queue already ends the wait.
-            let _ = subscriber.notices.try_send(LinkNotice::LookAgain);
+            let _ = subscriber.notices.try_send(LinkNotice::Resync);
         }
     }
 }
@@ -185,12 +185,12 @@ impl Subscribers {
 
     fn deliver(&self, heard: Notification) {
         let notice = match heard {
-            Notification::Missed => LinkNotice::LookAgain,
+            Notification::Missed => LinkNotice::Resync,
             Notification::Message(message) if message.command != abi::CMD_LINK_DEAD => return,
             Notification::Message(message) => {
                 // A malformed notice still means that something died.
                 let index = dead_index(message.command, &message.attributes);
-                index.map_or(LinkNotice::LookAgain, LinkNotice::Dead)
+                index.map_or(LinkNotice::Resync, LinkNotice::Dead)
             }
         };
         for subscriber in self.lock().by_id.values() {
@@ -280,7 +280,7 @@ mod tests {
         for number in 0..64 {
             assert_eq!(read(&mut watch), Some(LinkNotice::Dead(index(number))));
         }
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
         assert_eq!(read(&mut watch), None);
     }
 
@@ -294,8 +294,8 @@ mod tests {
             version: 1,
             attributes: vec![9],
         }));
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
         assert_eq!(read(&mut watch), None);
     }
 }

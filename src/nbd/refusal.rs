@@ -105,17 +105,17 @@ pub(super) enum DeviceSnapshot {
 }
 
 /// Reads whether it is connected, before a command, to explain a later refusal.
-pub(super) fn glance(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+pub(super) fn read_marks(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, NbdDevice::marks)
 }
 
 /// Reads what sysfs shows.
-pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+pub(super) fn read_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, NbdDevice::facts)
 }
 
 /// Reads what sysfs shows, and which processes have the device open.
-fn look_closely(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+fn read_facts_and_openers(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, |device| device.facts_and_openers(roots))
 }
 
@@ -167,7 +167,7 @@ pub(super) fn explain(
     let Some(errno) = error.errno().map(Errno::from_raw) else {
         return error;
     };
-    let after = look_closely(roots, attempt.index);
+    let after = read_facts_and_openers(roots, attempt.index);
     let refusal = match errno {
         Errno::EBUSY => Some(busy(attempt, before, &after)),
         Errno::EINVAL => Some(invalid(roots, stage, attempt, before, &after)),

@@ -59,7 +59,7 @@ pub(crate) fn wait_until_free(
     loop {
         let device = NbdDevice::find(roots, index)?;
         // A device that was created for one connection goes away with it.
-        let facts = device.map(|device| device.facts_if_there()).transpose()?;
+        let facts = device.map(|device| device.facts_if_present()).transpose()?;
         let facts = facts.flatten();
         let state = facts
             .as_ref()

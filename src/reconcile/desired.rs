@@ -56,7 +56,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 #[serde(try_from = "file::File")]
 pub struct Desired {
     volumes: BTreeMap<VolumeId, Wanted>,
-    claims: BTreeMap<Claim, VolumeId>,
+    claims: BTreeMap<ResourceKey, VolumeId>,
 }
 
 /// One wanted volume.
@@ -83,13 +83,13 @@ impl Wanted {
 
 /// A resource that only one volume can have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Claim {
+pub(super) enum ResourceKey {
     Source(Source),
     Backend(BackendId),
     Unit(Wwid),
 }
 
-impl Claim {
+impl ResourceKey {
     /// The resources that a volume with these options claims.
     pub(super) fn of(spec: &VolumeSpec) -> impl Iterator<Item = Self> {
         let sources = spec.sources.iter().cloned().map(Self::Source);
@@ -102,7 +102,7 @@ impl Claim {
     }
 }
 
-impl fmt::Display for Claim {
+impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Source(source) => write!(f, "source {source}"),
@@ -151,7 +151,7 @@ impl Desired {
             let message = format!("volume {volume}: {refused}");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let claims: Vec<Claim> = Claim::of(&spec).collect();
+        let claims: Vec<ResourceKey> = ResourceKey::of(&spec).collect();
         for claim in &claims {
             if let Some(theirs) = self.claims.get(claim) {
                 let message = format!(
@@ -195,7 +195,7 @@ impl Desired {
         let Some(wanted) = self.volumes.remove(volume) else {
             return false;
         };
-        for claim in Claim::of(&wanted.spec) {
+        for claim in ResourceKey::of(&wanted.spec) {
             self.claims.remove(&claim);
         }
         true

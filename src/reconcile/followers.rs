@@ -86,7 +86,7 @@ impl Events {
             let woken = self
                 .0
                 .filled
-                .wait_timeout_while(inner, deadline.turn(), idle);
+                .wait_timeout_while(inner, deadline.max_sleep(), idle);
             inner = woken.unwrap_or_else(PoisonError::into_inner).0;
             if deadline.has_passed() || !idle(&mut inner) {
                 break;

@@ -11,13 +11,13 @@ use crate::id::Source;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Priority {
     /// First attempts to detach. No attach goes before them.
-    Leaving,
+    Detach,
     /// Steps that failed before, and whose obstacle may be gone.
-    Called,
+    Unblocked,
     /// Steps that have not failed.
     Fresh,
     /// Detaches that failed before.
-    LeavingAgain,
+    DetachAgain,
     /// Steps that failed before and are due for a retry.
     Again,
 }
@@ -39,7 +39,7 @@ pub(super) struct Job {
     pub(super) generation: u64,
     /// When a worker took the step.
     pub(super) began: Instant,
-    pub(super) lane: Priority,
+    pub(super) priority: Priority,
     /// From when on it may be retried.
     pub(super) due: Option<Instant>,
     /// The server, target or host whose limit of concurrent steps it counts for.

@@ -66,20 +66,20 @@ impl State {
                 continue;
             }
             let failed = tracked.failure.as_ref();
-            let is_called = failed.is_some_and(|failure| failure.is_called);
+            let is_unblocked = failed.is_some_and(|failure| failure.is_unblocked);
             let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
-            let lane = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
-                (true, false) => Priority::Leaving,
-                (true, true) => Priority::LeavingAgain,
+            let priority = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
+                (true, false) => Priority::Detach,
+                (true, true) => Priority::DetachAgain,
                 (false, false) => Priority::Fresh,
-                (false, true) if is_called => Priority::Called,
+                (false, true) if is_unblocked => Priority::Unblocked,
                 (false, true) => Priority::Again,
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_counted = match lane {
+            let is_counted = match priority {
                 Priority::Fresh => step.kind == StepKind::Heal,
-                lane => lane == Priority::Again,
+                priority => priority == Priority::Again,
             };
             let place = source.filter(|_| is_counted).map(place_of);
             let mut tries = 0;
@@ -102,7 +102,7 @@ impl State {
                 step,
                 generation: self.generation,
                 began: now,
-                lane,
+                priority,
                 due: tracked.failure.as_ref().and_then(|failure| failure.next),
                 place,
                 is_failing: again || tracked.lost,
@@ -151,7 +151,7 @@ impl State {
             }
             job.began = Instant::now();
             let (volume, place) = (job.step.volume.clone(), job.place.clone());
-            self.workers.begin(volume, job.lane, place, job.began);
+            self.workers.begin(volume, job.priority, place, job.began);
             return Some(job);
         }
     }
@@ -368,7 +368,7 @@ impl State {
             run,
             pauses,
             next: pause.map(|pause| Instant::now() + pause),
-            is_called: false,
+            is_unblocked: false,
         });
         (error, pause)
     }

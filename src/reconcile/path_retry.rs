@@ -12,7 +12,7 @@ impl State {
     /// step may have made counts only after that step, which may end it: a login of one
     /// volume's attempt must not cause an attempt of another volume.
     pub(super) fn see_transports(&mut self, found: ScsiTransports) {
-        let mut standing = found.standing;
+        let mut standing = found.up;
         standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));
         let new = self.transports.look(standing, found.is_changing);
         if new.is_empty() {
@@ -51,7 +51,7 @@ impl State {
                 continue;
             }
             if let Some(failure) = &mut tracked.failure {
-                (failure.next, failure.is_called) = (Some(Instant::now()), true);
+                (failure.next, failure.is_unblocked) = (Some(Instant::now()), true);
                 self.replan = true;
                 self.publisher.change();
             }

@@ -279,13 +279,13 @@ fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
 
 /// A resource that only one volume can have, borrowed from a plan's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Has<'a> {
+enum ResourceRef<'a> {
     Source(&'a Source),
     Backend(&'a BackendId),
     Unit(&'a Wwid),
 }
 
-impl<'a> Has<'a> {
+impl<'a> ResourceRef<'a> {
     fn of(spec: &'a VolumeSpec) -> impl Iterator<Item = Self> {
         let sources = spec.sources.iter().map(Self::Source);
         let backend = spec.nbd.iter().map(|nbd| Self::Backend(&nbd.backend));
@@ -298,10 +298,14 @@ impl<'a> Has<'a> {
 /// Makes attaches wait for the volumes that have what they want. Only an attach waits,
 /// and only for a detach, so no two steps wait for each other.
 fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<Has<'_>, &VolumeStatus> = HashMap::new();
+    let mut owners: HashMap<ResourceRef<'_>, &VolumeStatus> = HashMap::new();
     for there in actual.iter() {
-        let names = there.names.iter().map(Has::Unit);
-        owners.extend(Has::of(&there.spec).chain(names).map(|has| (has, there)));
+        let names = there.names.iter().map(ResourceRef::Unit);
+        owners.extend(
+            ResourceRef::of(&there.spec)
+                .chain(names)
+                .map(|resource| (resource, there)),
+        );
     }
     let find = |steps: &[Step], volume: &VolumeId| {
         steps.binary_search_by(|step| step.volume.cmp(volume)).ok()
@@ -315,19 +319,21 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
         };
         let mut after: Vec<VolumeId> = Vec::new();
         let mut refused = None;
-        for has in Has::of(wanted) {
-            let owner = owners.get(&has).filter(|owner| owner.volume != step.volume);
+        for resource in ResourceRef::of(wanted) {
+            let owner = owners
+                .get(&resource)
+                .filter(|owner| owner.volume != step.volume);
             let Some(&owner) = owner else {
                 continue;
             };
             let theirs = desired.get(&owner.volume);
-            if theirs.is_some_and(|theirs| Has::of(theirs).any(|wants| wants == has))
-                || (matches!(has, Has::Unit(_)) && theirs == Some(&owner.spec))
+            if theirs.is_some_and(|theirs| ResourceRef::of(theirs).any(|wants| wants == resource))
+                || (matches!(resource, ResourceRef::Unit(_)) && theirs == Some(&owner.spec))
             {
-                let what = match has {
-                    Has::Source(source) => format!("source {source}"),
-                    Has::Backend(backend) => format!("backend id {backend}"),
-                    Has::Unit(name) => format!("unit {name}"),
+                let what = match resource {
+                    ResourceRef::Source(source) => format!("source {source}"),
+                    ResourceRef::Backend(backend) => format!("backend id {backend}"),
+                    ResourceRef::Unit(name) => format!("unit {name}"),
                 };
                 let volume = &owner.volume;
                 refused = Some(format!(

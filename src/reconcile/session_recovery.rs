@@ -67,17 +67,17 @@ impl Reconciler {
             known.transpose()
         });
         let (header, data) = self.digests();
-        let mut keeper = self
+        let mut recovery = self
             .engine
             .recover_sessions(options.digests(header, data))?;
         let mut state = self.shared.state();
         if state.driver == RunState::Ended {
             return Ok(());
         }
-        state.session_recovery = Some(keeper.stopper());
+        state.session_recovery = Some(recovery.stopper());
         drop(state);
         loop {
-            let news = keeper.next(Deadline::after(Duration::MAX))?;
+            let news = recovery.next(Deadline::after(Duration::MAX))?;
             let back = news.iter().filter(|kept| kept.outcome.serves());
             let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));

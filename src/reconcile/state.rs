@@ -156,7 +156,7 @@ impl State {
             && !self.refresh.is_wanted()
     }
 
-    pub(super) fn epoch(&self) -> u64 {
+    pub(super) fn ended_steps(&self) -> u64 {
         self.ended
     }
 
@@ -216,7 +216,7 @@ impl State {
                 self.transports.change();
                 self.look_for_lost_paths();
             }
-            ChangeEvent::LookAgain => {
+            ChangeEvent::Resync => {
                 self.refresh.all = true;
                 self.refresh.soon();
             }
@@ -252,7 +252,7 @@ impl State {
             && let Some(failure) = &mut tracked.failure
         {
             // Before, one of several connections was dead. Now requests may wait.
-            (failure.next, failure.is_called) = (Some(Instant::now()), true);
+            (failure.next, failure.is_unblocked) = (Some(Instant::now()), true);
             self.replan = true;
         }
         if there.condition != Condition::Complete {
@@ -271,13 +271,13 @@ impl State {
         })
     }
 
-    /// Takes in the result of a look that began at `epoch`. With `verify_reason`, a
+    /// Takes in the result of a look that began when `ended_steps` steps had ended. With `verify_reason`, a
     /// volume that is seen for the first time must be verified.
     pub(super) fn merge(
         &mut self,
         found: Vec<VolumeStatus>,
         scope: &Scope,
-        epoch: u64,
+        ended_steps: u64,
         verify_reason: bool,
     ) -> Vec<Event> {
         let mut events = Vec::new();
@@ -287,13 +287,13 @@ impl State {
         };
         for there in found {
             gone.remove(&there.volume);
-            if self.is_newer(&there.volume, epoch) {
+            if self.is_newer(&there.volume, ended_steps) {
                 continue;
             }
             events.extend(self.merge_one(there, verify_reason));
         }
         for volume in gone {
-            if !self.is_newer(&volume, epoch) {
+            if !self.is_newer(&volume, ended_steps) {
                 self.forget(&volume);
             }
         }
@@ -301,10 +301,11 @@ impl State {
         events
     }
 
-    /// Whether the known state is newer than a look of that epoch.
-    fn is_newer(&self, volume: &VolumeId, epoch: u64) -> bool {
+    /// Whether the known state is newer than a look that began when `ended_steps` steps had
+    /// ended.
+    fn is_newer(&self, volume: &VolumeId, ended_steps: u64) -> bool {
         let tracked = self.tracked.get(volume);
-        tracked.is_some_and(|tracked| tracked.busy || tracked.ended > epoch)
+        tracked.is_some_and(|tracked| tracked.busy || tracked.ended > ended_steps)
     }
 
     fn merge_one(&mut self, mut there: VolumeStatus, verify_reason: bool) -> Option<Event> {
@@ -436,7 +437,7 @@ impl State {
     }
 
     /// Records the stage that a worker's call has reached.
-    pub(super) fn comes_to(&mut self, volume: &VolumeId, stage: Stage) {
+    pub(super) fn record_stage(&mut self, volume: &VolumeId, stage: Stage) {
         if let Some(tracked) = self.tracked.get_mut(volume) {
             tracked.stage = Some(stage);
         }

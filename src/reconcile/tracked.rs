@@ -52,5 +52,5 @@ pub(super) struct Failure {
     /// The time of the next attempt; `None` where something must change first.
     pub(super) next: Option<Instant>,
     /// The obstacle may be gone.
-    pub(super) is_called: bool,
+    pub(super) is_unblocked: bool,
 }

@@ -53,7 +53,7 @@ impl Transports {
     /// Records the transports of a look and returns the new ones.
     pub(super) fn look(
         &mut self,
-        standing: BTreeSet<ScsiTransport>,
+        up: BTreeSet<ScsiTransport>,
         is_changing: bool,
     ) -> Vec<ScsiTransport> {
         if is_changing && self.looks < LOOKS {
@@ -61,8 +61,8 @@ impl Transports {
             self.next.get_or_insert(again);
             self.looks += 1;
         }
-        let new = standing.difference(&self.known).cloned().collect();
-        self.known = standing;
+        let new = up.difference(&self.known).cloned().collect();
+        self.known = up;
         new
     }
 }

@@ -25,19 +25,19 @@ pub(super) struct Workers {
     /// Until when no thread is started, after a start that failed.
     none_before: Option<Instant>,
     /// The thread of the session recovery is wanted and not started.
-    lacks_keeper: bool,
+    lacks_recovery: bool,
 }
 
 #[derive(Debug)]
 struct At {
     began: Instant,
-    lane: Priority,
+    priority: Priority,
     place: Option<String>,
 }
 
 impl At {
     fn slow_from(&self) -> Instant {
-        let is_first = matches!(self.lane, Priority::Leaving | Priority::Fresh);
+        let is_first = matches!(self.priority, Priority::Detach | Priority::Fresh);
         self.began + if is_first { SLOW } else { SLOW_AGAIN }
     }
 }
@@ -56,33 +56,35 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Whether a thread is free for a step of this lane. Steps that failed before take at
+    /// Whether a thread is free for a step of this priority. Steps that failed before take at
     /// most half of the threads. A step waits while the steps at its place take half of the
     /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
-    /// for first detaches, and the one before it for all detaches and for called steps.
-    pub(super) fn is_for(&self, lane: Priority, place: Option<&str>) -> bool {
+    /// for first detaches, and the one before it for all detaches and for unblocked steps.
+    pub(super) fn is_for(&self, priority: Priority, place: Option<&str>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
-        let quick = |lanes: &[Priority]| -> usize {
-            let counts = lanes.iter().filter_map(|lane| self.quick.get(lane));
+        let quick = |priorities: &[Priority]| -> usize {
+            let counts = priorities
+                .iter()
+                .filter_map(|priority| self.quick.get(priority));
             counts.sum()
         };
-        let coming = quick(&[Priority::Called, Priority::Fresh, Priority::Again]);
+        let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
         let at_place = place.and_then(|place| self.places.get(place)).copied();
-        let most_at_place = if lane == Priority::Fresh {
+        let most_at_place = if priority == Priority::Fresh {
             half
         } else {
             (half / 2).max(1)
         };
         let attaches = all + MOST_BESIDE;
-        let has_thread = match lane {
-            Priority::Leaving => true,
-            Priority::LeavingAgain | Priority::Called => self.under_way < attaches + RESERVED - 1,
+        let has_thread = match priority {
+            Priority::Detach => true,
+            Priority::DetachAgain | Priority::Unblocked => self.under_way < attaches + RESERVED - 1,
             Priority::Fresh | Priority::Again => self.under_way < attaches,
         };
-        let is_full = match lane {
-            Priority::Leaving => quick(&[Priority::Leaving]) >= all,
-            Priority::LeavingAgain => quick(&[Priority::LeavingAgain]) >= half,
-            Priority::Called => coming > all,
+        let is_full = match priority {
+            Priority::Detach => quick(&[Priority::Detach]) >= all,
+            Priority::DetachAgain => quick(&[Priority::DetachAgain]) >= half,
+            Priority::Unblocked => coming > all,
             Priority::Fresh => coming >= all,
             Priority::Again => coming >= all || quick(&[Priority::Again]) >= half,
         };
@@ -106,21 +108,21 @@ impl Workers {
         self.started == 0
     }
 
-    pub(super) fn want_keeper(&mut self) {
-        self.lacks_keeper = true;
+    pub(super) fn want_recovery(&mut self) {
+        self.lacks_recovery = true;
     }
 
-    pub(super) fn start_keeper(&mut self) {
-        self.lacks_keeper = false;
+    pub(super) fn mark_recovery_started(&mut self) {
+        self.lacks_recovery = false;
     }
 
-    pub(super) fn lack_keeper(&self, now: Instant) -> bool {
-        self.lacks_keeper && !self.must_wait(now)
+    pub(super) fn must_start_recovery(&self, now: Instant) -> bool {
+        self.lacks_recovery && !self.must_wait(now)
     }
 
     /// When to try again to start the thread of the session recovery.
-    pub(super) fn next_keeper(&self) -> Option<Instant> {
-        self.none_before.filter(|_| self.lacks_keeper)
+    pub(super) fn next_recovery_start(&self) -> Option<Instant> {
+        self.none_before.filter(|_| self.lacks_recovery)
     }
 
     fn must_wait(&self, now: Instant) -> bool {
@@ -134,11 +136,15 @@ impl Workers {
     pub(super) fn begin(
         &mut self,
         volume: VolumeId,
-        lane: Priority,
+        priority: Priority,
         place: Option<String>,
         began: Instant,
     ) {
-        let at = At { began, lane, place };
+        let at = At {
+            began,
+            priority,
+            place,
+        };
         self.at.insert(volume, at);
     }
 
@@ -155,7 +161,7 @@ impl Workers {
         };
         for at in self.at.values() {
             if at.slow_from() > now {
-                *room.quick.entry(at.lane).or_default() += 1;
+                *room.quick.entry(at.priority).or_default() += 1;
             }
             if let Some(place) = &at.place {
                 *room.places.entry(place.clone()).or_default() += 1;
@@ -230,15 +236,17 @@ mod tests {
     #[test]
     fn the_thread_that_keeps_sessions_is_tried_for_again_until_it_is_had() {
         let (mut workers, now) = (Workers::default(), Instant::now());
-        assert!(!workers.lack_keeper(now), "an apply keeps none");
-        workers.want_keeper();
-        assert!(workers.lack_keeper(now));
+        assert!(!workers.must_start_recovery(now), "an apply keeps none");
+        workers.want_recovery();
+        assert!(workers.must_start_recovery(now));
         workers.fail_to_start(now);
-        assert!(!workers.lack_keeper(now), "the loop spins");
-        let again = workers.next_keeper().expect("the loop sleeps for ever");
-        assert!(workers.lack_keeper(again));
-        workers.start_keeper();
-        assert!(!workers.lack_keeper(again) && workers.next_keeper().is_none());
+        assert!(!workers.must_start_recovery(now), "the loop spins");
+        let again = workers
+            .next_recovery_start()
+            .expect("the loop sleeps for ever");
+        assert!(workers.must_start_recovery(again));
+        workers.mark_recovery_started();
+        assert!(!workers.must_start_recovery(again) && workers.next_recovery_start().is_none());
     }
 
     #[test]
@@ -247,22 +255,22 @@ mod tests {
         let begin = Instant::now();
         let later = begin + SLOW;
         let (given, mut number) = (8, 0);
-        let mut begin_those_of = |lane: Priority| {
-            while workers.room(given, later).is_for(lane, None) {
+        let mut begin_those_of = |priority: Priority| {
+            while workers.room(given, later).is_for(priority, None) {
                 assert!(number < 1000, "without a limit");
-                workers.begin(id(number), lane, None, begin);
+                workers.begin(id(number), priority, None, begin);
                 number += 1;
             }
             number
         };
         let attaches = begin_those_of(Priority::Fresh);
         assert_eq!(begin_those_of(Priority::Again), attaches);
-        let called = begin_those_of(Priority::Called);
-        assert_eq!(called, attaches + 1);
+        let unblocked = begin_those_of(Priority::Unblocked);
+        assert_eq!(unblocked, attaches + 1);
         let room = workers.room(given, later);
-        assert!(room.is_for(Priority::Leaving, None));
+        assert!(room.is_for(Priority::Detach, None));
         // A thread can be started for it.
-        for _ in 0..called {
+        for _ in 0..unblocked {
             workers.start_one();
         }
         assert!(workers.lack_one(given, 1, later));

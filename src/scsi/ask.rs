@@ -34,7 +34,7 @@ pub(crate) fn read_identity(
 ) -> Result<Identity> {
     let what = format!("{} to answer INQUIRY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -59,7 +59,7 @@ pub(crate) fn read_capacity(
 ) -> Result<u64> {
     let what = format!("{} to answer READ CAPACITY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Rescan,
         &what,
@@ -141,7 +141,7 @@ pub(crate) fn ask_presence(
 ) -> Result<Presence> {
     let what = format!("{} to report whether it is there", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -167,7 +167,7 @@ pub(crate) fn report_luns(
 ) -> Result<Vec<Lun>> {
     let what = format!("{} to list the LUNs of its target", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,

@@ -32,7 +32,7 @@ pub(crate) struct CallScheduler(Arc<Shared>);
 struct Shared {
     proc: PathBuf,
     devices: Devices,
-    register: Mutex<CallTable>,
+    table: Mutex<CallTable>,
     /// Signals that a call has returned or that its caller has given up.
     changed: Condvar,
 }
@@ -43,7 +43,7 @@ impl CallScheduler {
         Self(Arc::new(Shared {
             proc: roots.proc.clone(),
             devices: roots.devices.clone(),
-            register: Mutex::default(),
+            table: Mutex::default(),
             changed: Condvar::new(),
         }))
     }
@@ -64,7 +64,7 @@ impl CallScheduler {
     /// # Errors
     /// Those of `call`; `Quarantined`, without starting it; `TimedOut` at stage `queue`,
     /// without starting it, or at `stage`.
-    pub(crate) fn on_host<T: Send + 'static>(
+    pub(crate) fn run_on_host<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -73,7 +73,7 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let mut register = self.register();
+        let mut register = self.table();
         let slot = self.enter(&mut register, hctl, Kind::OnHost, stage, what);
         loop {
             if let Some(stuck) = register.against_host(hctl.host).cloned() {
@@ -101,11 +101,11 @@ impl CallScheduler {
             (register, _) = self
                 .0
                 .changed
-                .wait_timeout(register, deadline.turn())
+                .wait_timeout(register, deadline.max_sleep())
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(register);
-        slot.run_apart(stage, what, deadline, last_seen, call)
+        slot.run_isolated(stage, what, deadline, last_seen, call)
     }
 
     /// Runs a call that the kernel does not serialise: an open, a command, a flush. It
@@ -117,7 +117,7 @@ impl CallScheduler {
     /// # Errors
     /// Those of `call`; `Quarantined`, for the device or its host, without starting it;
     /// `TimedOut` at `stage`.
-    pub(crate) fn on_device<T: Send + 'static>(
+    pub(crate) fn run_on_device<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -126,14 +126,14 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let slot = self.beside_others(hctl, stage, what)?;
+        let slot = self.device_slot(hctl, stage, what)?;
         slot.run(stage, what, deadline, last_seen, call)
     }
 
-    /// As [`on_device`](Self::on_device), but without the open files of the process, as in
-    /// [`on_host`](Self::on_host). It is for a rescan, which the kernel may hold as long as
+    /// As [`run_on_device`](Self::run_on_device), but without the open files of the process, as in
+    /// [`run_on_host`](Self::run_on_host). It is for a rescan, which the kernel may hold as long as
     /// a scan.
-    pub(crate) fn on_device_apart<T: Send + 'static>(
+    pub(crate) fn run_on_device_isolated<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -142,8 +142,8 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let slot = self.beside_others(hctl, stage, what)?;
-        slot.run_apart(stage, what, deadline, last_seen, call)
+        let slot = self.device_slot(hctl, stage, what)?;
+        slot.run_isolated(stage, what, deadline, last_seen, call)
     }
 
     /// Asks a device for something that its caller can do without. `None` if no answer
@@ -161,20 +161,20 @@ impl CallScheduler {
         deadline: Deadline,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<Option<T>> {
-        let mut register = self.register();
-        if register.is_asked(hctl) || register.against_device(hctl).is_some() {
+        let mut table = self.table();
+        if table.is_asked(hctl) || table.against_device(hctl).is_some() {
             return Ok(None);
         }
-        let slot = self.enter(&mut register, hctl, Kind::Question, stage, what);
-        drop(register);
+        let slot = self.enter(&mut table, hctl, Kind::Question, stage, what);
+        drop(table);
         match slot.run(stage, what, deadline, String::new, call) {
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
             answer => answer.map(Some),
         }
     }
 
-    fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
-        let mut register = self.register();
+    fn device_slot(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
+        let mut register = self.table();
         if let Some(stuck) = register.against_device(hctl).cloned() {
             drop(register);
             return Err(refusal(&stuck, stage));
@@ -184,39 +184,36 @@ impl CallScheduler {
 
     /// The calls that have not returned.
     pub(crate) fn stuck(&self) -> Vec<StuckCall> {
-        let calls: Vec<Call> = self.register().stuck().cloned().collect();
+        let calls: Vec<Call> = self.table().stuck().cloned().collect();
         calls.iter().map(Call::describe).collect()
     }
 
     /// Whether this process scans or deletes the device, or has queued such a call.
     pub(crate) fn is_at_work_on(&self, hctl: Hctl) -> bool {
-        self.register().is_at_work_on(hctl)
+        self.table().is_at_work_on(hctl)
     }
 
     /// Whether a call at `stage` on the device has not returned.
     pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
-        let register = self.register();
+        let register = self.table();
         let mut stuck = register.stuck();
         stuck.any(|call| call.hctl == hctl && call.stage == stage)
     }
 
-    fn register(&self) -> MutexGuard<'_, CallTable> {
+    fn table(&self) -> MutexGuard<'_, CallTable> {
         // Code under this lock leaves no partial change, so a poisoned lock is safe to use.
-        self.0
-            .register
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(
         &self,
-        register: &mut CallTable,
+        table: &mut CallTable,
         hctl: Hctl,
         kind: Kind,
         stage: Stage,
         what: &str,
     ) -> CallSlot {
-        let ticket = register.enter(Call {
+        let ticket = table.enter(Call {
             hctl,
             on_host: kind == Kind::OnHost,
             is_question: kind == Kind::Question,
@@ -238,14 +235,14 @@ impl CallScheduler {
         // another namespace.
         let thread = fs::read_link(self.0.proc.join("thread-self")).ok();
         let stack = thread.map(|thread| self.0.proc.join(thread).join("stack"));
-        if let Some(call) = self.register().call(ticket) {
+        if let Some(call) = self.table().call(ticket) {
             call.begun = Instant::now();
             call.stack = stack;
         }
     }
 
     fn quarantine(&self, ticket: Ticket) {
-        if let Some(call) = self.register().call(ticket) {
+        if let Some(call) = self.table().call(ticket) {
             call.stuck = !call.is_question;
         }
         self.0.changed.notify_all();
@@ -291,7 +288,7 @@ impl CallSlot {
         })
     }
 
-    fn run_apart<T: Send + 'static>(
+    fn run_isolated<T: Send + 'static>(
         self,
         stage: Stage,
         what: &str,
@@ -301,7 +298,7 @@ impl CallSlot {
     ) -> Result<T> {
         let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
-            worker::apart(stage, move || {
+            worker::run_with_own_fd_table(stage, move || {
                 // This is the thread that enters the kernel.
                 scheduler.begin(ticket);
                 call()
@@ -312,7 +309,7 @@ impl CallSlot {
 
 impl Drop for CallSlot {
     fn drop(&mut self) {
-        let call = self.scheduler.register().leave(self.ticket);
+        let call = self.scheduler.table().leave(self.ticket);
         self.scheduler.0.changed.notify_all();
         if let Some(call) = call.filter(|call| call.stuck) {
             let seconds = call.begun.elapsed().as_secs_f64();

@@ -63,7 +63,7 @@ fn write(
     let (ours, devices) = (device.clone(), scheduler.devices().clone());
     let hctl = device.hctl();
     point!(DeleteToWrite);
-    let written = scheduler.on_host(
+    let written = scheduler.run_on_host(
         hctl,
         Stage::Delete,
         &format!("the kernel to delete {hctl}"),

@@ -113,7 +113,7 @@ impl ScsiDevice {
     /// The devices whose units may have a wanted name, by the strongest name in the
     /// kernel's copies, in the order of their addresses. A device of another name costs
     /// three system calls.
-    pub(crate) fn all_that_may_be(
+    pub(crate) fn candidates(
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<Self>> {
@@ -174,8 +174,8 @@ impl ScsiDevice {
     }
 
     /// The [`siblings`](Self::siblings) whose unit may have the wanted name, as in
-    /// [`all_that_may_be`](Self::all_that_may_be).
-    pub(crate) fn siblings_that_may_be(&self, wanted: &Wwid) -> Result<Vec<Self>> {
+    /// [`candidates`](Self::candidates).
+    pub(crate) fn sibling_candidates(&self, wanted: &Wwid) -> Result<Vec<Self>> {
         let Some(target) = self.dir.parent() else {
             return Ok(Vec::new());
         };

@@ -101,7 +101,7 @@ fn is_live(
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     let seen = || "not returned".to_owned();
-    scheduler.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
+    scheduler.run_on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
         disk.is_live(&roots)
     })
 }

@@ -29,7 +29,7 @@ pub(crate) fn rescan(
     let attribute = device.dir().join("rescan");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
     point!(RescanToWrite);
-    scheduler.on_device_apart(
+    scheduler.run_on_device_isolated(
         hctl,
         Stage::Rescan,
         &format!("the kernel to rescan {hctl}"),

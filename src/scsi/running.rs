@@ -20,7 +20,7 @@ pub(crate) fn set_running(
 ) -> Result<()> {
     let attribute = device.dir().join("state");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         hctl,
         Stage::Session,
         &format!("the kernel to set {hctl} running"),

@@ -50,7 +50,7 @@ pub(crate) fn scan<H>(
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
     let took = scheduler
-        .on_host(
+        .run_on_host(
             hctl,
             Stage::Scan,
             &format!("host {host} to scan {hctl}"),

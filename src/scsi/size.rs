@@ -35,7 +35,7 @@ pub(crate) fn shows_no_size(device: &ScsiDevice) -> Result<bool> {
 ///
 /// # Errors
 /// As for [`rescan`], and those of reading sysfs.
-pub(crate) fn have_size_read(
+pub(crate) fn reread_size(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
     deadline: Deadline,
@@ -83,7 +83,7 @@ mod tests {
             ("running\n", "0\n", false, "1"),
         ] {
             let device = device(root.path(), state, sectors);
-            let read = have_size_read(&device, &scheduler, deadline).unwrap();
+            let read = reread_size(&device, &scheduler, deadline).unwrap();
             let written = fs::read_to_string(device.dir().join("rescan")).unwrap();
             assert_eq!((read, &*written), (has_size, rescanned), "{state}{sectors}");
         }

@@ -22,7 +22,7 @@ use super::state::State;
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::written::{Listened, Written};
+use crate::kernel::written::{WatchedFile, WriteWatcher};
 use crate::kernel::{Roots, sysfs};
 use crate::uevent::{Changed, Changes, Hub};
 
@@ -42,15 +42,15 @@ pub(crate) struct Units {
 #[derive(Debug)]
 struct Known {
     bus: PathBuf,
-    written: Written,
+    written: WriteWatcher,
     devices: BTreeMap<Hctl, Seen>,
-    listened: HashMap<Listened, Hctl>,
+    listened: HashMap<WatchedFile, Hctl>,
 }
 
 #[derive(Debug)]
 struct Seen {
     dir: PathBuf,
-    listened: Option<Listened>,
+    listened: Option<WatchedFile>,
     /// The names in the kernel's copies. `None` if they are unreliable until the next
     /// event, because the device could not be read, or is being added or removed.
     names: Option<Vec<Wwid>>,
@@ -72,26 +72,26 @@ impl Units {
 
     /// The devices whose units may have a wanted name, by the strongest name in the
     /// kernel's copies, in the order of their addresses.
-    pub(crate) fn that_may_be(
+    pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return ScsiDevice::all_that_may_be(roots, is_wanted);
+            return ScsiDevice::candidates(roots, is_wanted);
         };
         known.with(|names| names.first().is_some_and(&is_wanted))
     }
 
     /// The same for the other devices on the device's own target.
-    pub(crate) fn siblings_that_may_be(
+    pub(crate) fn sibling_candidates(
         &mut self,
         roots: &Roots,
         device: &ScsiDevice,
         wanted: &Wwid,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return device.siblings_that_may_be(wanted);
+            return device.sibling_candidates(wanted);
         };
         let mut found = known.with(|names| names.first() == Some(wanted))?;
         let target = device.dir().parent();
@@ -101,7 +101,7 @@ impl Units {
 
     /// A superset of the devices whose unit has this name in the kernel's copies, whether
     /// it is the strongest or not.
-    pub(crate) fn among_which_named(
+    pub(crate) fn candidates_with_name(
         &mut self,
         roots: &Roots,
         name: &Wwid,
@@ -155,7 +155,7 @@ impl Known {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let mut known = Self {
             bus,
-            written: Written::new()?,
+            written: WriteWatcher::new()?,
             devices: BTreeMap::new(),
             listened: HashMap::new(),
         };
@@ -193,7 +193,7 @@ impl Known {
         let name = hctl.to_string();
         if let Some(dir) = sysfs::follow(&self.bus.join(&name))? {
             // The watch begins before the read, so that it covers every later write.
-            let listened = match self.written.listen(&dir.join("rescan")) {
+            let listened = match self.written.watch(&dir.join("rescan")) {
                 Err(error) if error.kind() == ErrorKind::Vanished => None,
                 listened => Some(listened?),
             };
@@ -216,7 +216,7 @@ impl Known {
         &mut self,
         hctl: Hctl,
         dir: PathBuf,
-        listened: Option<Listened>,
+        listened: Option<WatchedFile>,
         names: Option<Vec<Wwid>>,
     ) {
         let seen = Seen {
@@ -237,7 +237,7 @@ impl Known {
     fn unlisten(&mut self, before: Option<Seen>) {
         if let Some(file) = before.and_then(|before| before.listened) {
             self.listened.remove(&file);
-            self.written.drop(file);
+            self.written.unwatch(file);
         }
     }
 

@@ -40,7 +40,7 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
             }
         };
         if let Some(&position) = order.get(&wwpn)
-            && let Some(place) = rport.place(wwpn, uri.lun())
+            && let Some(place) = rport.address(wwpn, uri.lun())
         {
             let via = RouteKind::Fc {
                 host: Some(rport.name.host),
@@ -48,15 +48,21 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
                 rport: Some(rport.name.to_string()),
             };
             let key = (position, rport.name.host, rport.name);
-            found.insert(key, Route { via, place });
+            found.insert(
+                key,
+                Route {
+                    via,
+                    address: place,
+                },
+            );
         }
     }
-    let usable = found.iter().filter(|(_, route)| route.place.is_ok());
+    let usable = found.iter().filter(|(_, route)| route.address.is_ok());
     let usable: BTreeSet<_> = usable
         .map(|((position, host, _), _)| (*position, *host))
         .collect();
     found.retain(|(position, host, _), route| {
-        route.place.is_ok() || !usable.contains(&(*position, *host))
+        route.address.is_ok() || !usable.contains(&(*position, *host))
     });
 
     let mut routes: Vec<(usize, Route)> = found
@@ -85,7 +91,7 @@ fn nobody_sees(wwpn: Wwpn, reason: MissingReason, why: &str) -> Route {
             wwpn,
             rport: None,
         },
-        place: Err(RouteUnavailable::new(
+        address: Err(RouteUnavailable::new(
             reason,
             format!("no local port sees {wwpn}: {why}"),
         )),
@@ -161,7 +167,7 @@ impl RemotePort {
     }
 
     /// The address of the unit; `None` if the port is gone.
-    fn place(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, RouteUnavailable>> {
+    fn address(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, RouteUnavailable>> {
         match self.target(wwpn, lun) {
             Ok(target) => target.map(|target| Ok(self.hctl(target, lun))),
             Err(missing) => Some(Err(missing)),

@@ -60,8 +60,14 @@ pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
             portal: portal.clone(),
             session: Some(id),
         };
-        if let Some(place) = session.place(&device, uri.lun(), &via) {
-            found.insert((position, id), Route { via, place });
+        if let Some(place) = session.address(&device, uri.lun(), &via) {
+            found.insert(
+                (position, id),
+                Route {
+                    via,
+                    address: place,
+                },
+            );
         }
     }
     for (&portal, &position) in &order {
@@ -92,7 +98,7 @@ fn no_session(portal: &Portal, target: &Iqn, elsewhere: &[String]) -> Route {
             portal: portal.clone(),
             session: None,
         },
-        place: Err(RouteUnavailable::new(MissingReason::NoSession, text)),
+        address: Err(RouteUnavailable::new(MissingReason::NoSession, text)),
     }
 }
 
@@ -143,7 +149,7 @@ impl Session {
     }
 
     /// The address of the unit; `None` if the session is gone.
-    fn place(
+    fn address(
         &self,
         device: &SessionDevice,
         lun: Lun,

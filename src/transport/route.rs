@@ -11,7 +11,7 @@ pub struct Route {
     pub via: RouteKind,
     /// The unit's address on this path, or the reason why there is none. Only a scan shows
     /// whether the target presents the unit.
-    pub place: Result<Hctl, RouteUnavailable>,
+    pub address: Result<Hctl, RouteUnavailable>,
 }
 
 /// The transport of a path.
@@ -127,8 +127,8 @@ impl Route {
     #[must_use]
     pub fn by_address(hctl: Hctl) -> Self {
         let via = RouteKind::Address { hctl };
-        let place = Ok(hctl);
-        Self { via, place }
+        let address = Ok(hctl);
+        Self { via, address }
     }
 }
 
@@ -139,8 +139,8 @@ impl serde::Serialize for Route {
         use serde::ser::SerializeStruct;
         let mut object = serializer.serialize_struct("Route", 3)?;
         object.serialize_field("via", &self.via)?;
-        object.serialize_field("hctl", &self.place.as_ref().ok())?;
-        object.serialize_field("missing", &self.place.as_ref().err())?;
+        object.serialize_field("hctl", &self.address.as_ref().ok())?;
+        object.serialize_field("missing", &self.address.as_ref().err())?;
         object.end()
     }
 }
@@ -156,7 +156,11 @@ mod tests {
             session: Some(SessionId(3)),
         };
         let place = Ok("4:0:0:7".parse().unwrap());
-        let json = serde_json::to_value(Route { via, place }).unwrap();
+        let json = serde_json::to_value(Route {
+            via,
+            address: place,
+        })
+        .unwrap();
         let via = serde_json::json!(
             {"transport": "iscsi", "portal": "10.0.0.1:3260", "session": "3"}
         );

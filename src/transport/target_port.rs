@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::iscsi::Session;
-use super::reach::{TransportInfo, TransportReader};
+use super::transport_info::{TransportInfo, TransportReader};
 use crate::id::{Hctl, Iqn, Wwpn};
 use crate::kernel::{Roots, sysfs};
 

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::changed_names::ChangedNames;
 use super::counters::{Counters, Counts};
 use super::event::{Event, LONGEST_TEXT};
-use super::noted::Noted;
 use super::queue::Queue;
 
 pub(super) type WaiterId = u64;
@@ -41,7 +41,7 @@ struct Waiters {
     of_everything: Group,
     of_unit_attentions: Group,
     /// Subscribers to the names of devices that have events.
-    noting: Vec<Weak<Noted>>,
+    noting: Vec<Weak<ChangedNames>>,
     closed: bool,
 }
 
@@ -86,7 +86,7 @@ impl Dispatch {
 
     /// Records the names of the devices that have events until the subscription is
     /// dropped.
-    pub(super) fn note_changes(&self, noted: &Arc<Noted>) {
+    pub(super) fn note_changes(&self, noted: &Arc<ChangedNames>) {
         self.lock().noting.push(Arc::downgrade(noted));
     }
 
@@ -102,7 +102,7 @@ impl Dispatch {
         self.deliver(devpath, is_unit_attention, event);
     }
 
-    fn each_noting(&self, tell: impl Fn(&Noted)) {
+    fn each_noting(&self, tell: impl Fn(&ChangedNames)) {
         self.lock().noting.retain(|noted| match noted.upgrade() {
             Some(noted) => {
                 tell(&noted);
@@ -156,7 +156,7 @@ impl Dispatch {
     /// Records that events are lost: every waiter must look again.
     pub(super) fn resync(&self) {
         self.counts.overrun();
-        self.each_noting(Noted::lose);
+        self.each_noting(ChangedNames::mark_lost);
         let resyncs = self.lock().all().filter(|queue| queue.resync()).count();
         self.counts.resyncs(resyncs as u64);
         tracing::warn!(resyncs, "uevents were lost; every waiter looks again");
@@ -173,7 +173,7 @@ impl Dispatch {
 
     /// Ends every watch, because no more events come.
     pub(super) fn close(&self) {
-        self.each_noting(Noted::lose);
+        self.each_noting(ChangedNames::mark_lost);
         let waiters = &mut *self.lock();
         waiters.closed = true;
         waiters.all().for_each(|queue| queue.close());

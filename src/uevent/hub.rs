@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::changed_names::Naming;
 use super::changes::Changes;
 use super::counters::Counters;
 use super::dispatch::{Dispatch, Interest};
@@ -15,7 +16,6 @@ use super::event::{Event, Origin};
 use super::kernel_reader::{KernelReader, feed};
 use super::message::Message;
 use super::mode::Mode;
-use super::noted::Naming;
 use super::socket::{self, DropCount};
 use super::stream::Stream;
 use super::subscription::Subscription;

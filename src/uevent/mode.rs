@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 
-use super::deaf::why_deaf;
+use super::udev_reachability::udev_unreachable_reason;
 use crate::kernel::Roots;
 
 /// What a wait can rely on here. The [`Hub`](super::Hub) determines it once, at
@@ -37,7 +37,7 @@ impl Mode {
         if !is_sysfs || !in_initial_user_namespace() {
             return Self::SysfsPoll;
         }
-        match why_deaf(roots) {
+        match udev_unreachable_reason(roots) {
             None => Self::Udev,
             Some(why) => {
                 tracing::info!(%why, "the kernel's events alone");

@@ -69,7 +69,7 @@ impl Proof {
 
 /// How long udev may take for one event before we send another barrier. A udevd
 /// that was killed while it handled the event starts anew without it.
-const UDEVS_PATIENCE: Duration = Duration::from_secs(10);
+const BARRIER_RESEND_AFTER: Duration = Duration::from_secs(10);
 
 /// Waits until udev is done with the device whose sysfs directory is `dir`. Without
 /// udev, it waits until the kernel has announced the device.
@@ -97,7 +97,7 @@ pub(crate) fn settle(
         .map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
     let mut by_event = needed != 0;
-    let mut patience = Backoff::new(UDEVS_PATIENCE, 8 * UDEVS_PATIENCE);
+    let mut patience = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
     let mut ask_again = Deadline::after(patience.pause());
     loop {
         // Without a seen event, or after a missed one, send a barrier now.
@@ -126,7 +126,7 @@ pub(crate) fn settle(
         }
         let turn = barrier
             .as_ref()
-            .map_or(deadline, |barrier| barrier.turn(deadline));
+            .map_or(deadline, |barrier| barrier.wait_limit(deadline));
         let turn = turn.at_most(ask_again.remaining());
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
@@ -233,7 +233,7 @@ impl Barrier {
     }
 
     /// How long to wait now: first for the kernel's event, then for udev's.
-    fn turn(&self, deadline: Deadline) -> Deadline {
+    fn wait_limit(&self, deadline: Deadline) -> Deadline {
         if self.echoed || deadline.remaining() < self.echo_due.remaining() {
             deadline
         } else {
@@ -245,14 +245,14 @@ impl Barrier {
 /// A block device that is about to be removed, and the links that udev has made to
 /// it.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct RemovedDevice {
     devpath: String,
     devno: DevNo,
     node: PathBuf,
     links: Vec<PathBuf>,
 }
 
-impl Leaving {
+impl RemovedDevice {
     /// Call this before the device is removed.
     pub(crate) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
         let links = udev_record::read_links(roots, disk.devno())?;
@@ -285,20 +285,20 @@ pub(crate) fn settle_removal(
     watch: &mut Watch,
     mode: Mode,
     roots: &Roots,
-    leaving: &Leaving,
+    removed_device: &RemovedDevice,
     deadline: Deadline,
 ) -> Result<()> {
     /// How long to wait for the kernel's `remove` event. The kernel sends it before
     /// the device is gone from sysfs, so the caller has it already, or took its
     /// watch later.
-    const KERNELS_WORD: Duration = Duration::from_secs(1);
+    const REMOVE_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
     if mode != Mode::Udev {
         return Ok(());
     }
-    let Leaving { devpath, devno, .. } = leaving;
-    let patience = Deadline::after(KERNELS_WORD);
+    let RemovedDevice { devpath, devno, .. } = removed_device;
+    let patience = Deadline::after(REMOVE_EVENT_TIMEOUT);
     let record = roots.run.join(format!("udev/data/b{devno}"));
-    let reborn = roots.sysfs.join(format!("dev/block/{devno}"));
+    let successor = roots.sysfs.join(format!("dev/block/{devno}"));
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     watch.drain();
     let mut missed = false;
@@ -307,7 +307,7 @@ pub(crate) fn settle_removal(
         let seen = watch.seen_events().of(devpath);
         // If the next device already has the number, ours was removed before it.
         // Otherwise a removal that an `add` followed was of an earlier device.
-        let seen = seen.filter(|seen| seen.gone || reborn.exists());
+        let seen = seen.filter(|seen| seen.gone || successor.exists());
         let removed = seen.and_then(|seen| seen.removed);
         let handled = seen.and_then(|seen| seen.udev.as_ref());
         if let (Some(removed), Some(handled)) = (removed, handled)
@@ -320,7 +320,7 @@ pub(crate) fn settle_removal(
         // removal, and the links when its rules have run (`udev-event.c`,
         // `event_execute_rules_on_remove`). If a new device has the number, udevd
         // handled the removal before it.
-        if missed && (reborn.exists() || !(record.exists() || leaving.has_links())) {
+        if missed && (successor.exists() || !(record.exists() || removed_device.has_links())) {
             return Ok(());
         }
         let turn = if missed {
@@ -393,7 +393,7 @@ mod tests {
         let interest = Interest::Component("2:0:0:1".into());
         let mut watch = Watch::new(Subscription::new(&dispatch, interest, false));
         let mut settle = |limit: u64| {
-            let leaving = Leaving {
+            let leaving = RemovedDevice {
                 devpath: "/devices/x/2:0:0:1/block/sdb".to_owned(),
                 devno,
                 node: roots.dev.join("sdb"),
@@ -420,7 +420,7 @@ mod tests {
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(data.join("b8:0"), "S:disk/by-id/one\nS:disk/by-id/two\n").unwrap();
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
-        let leaving = Leaving::of(&roots, &disk).unwrap();
+        let leaving = RemovedDevice::of(&roots, &disk).unwrap();
         assert!(!leaving.has_links());
         for (link, to) in [("one", "../../sda"), ("two", "../../sdb")] {
             symlink(to, by_id.join(link)).unwrap();

@@ -43,9 +43,9 @@ impl Subscription {
             Some(pauses) => deadline.at_most(pauses.pause()),
             None => deadline,
         };
-        let mut notice = self.queue.take(limit.turn());
+        let mut notice = self.queue.take(limit.max_sleep());
         while notice.is_none() && !limit.has_passed() {
-            notice = self.queue.take(limit.turn());
+            notice = self.queue.take(limit.max_sleep());
         }
         if notice.is_none() && self.poll.is_some() && may_wait {
             notice = Some(Notice::Resync);

@@ -17,11 +17,11 @@ use nix::errno::Errno;
 ///
 /// # Errors
 /// `ENOMEM`; `ENOSYS` before Linux 5.9. The thread then keeps the process's table.
-pub fn leave_those_of_the_process() -> nix::Result<()> {
+pub fn unshare_fd_table() -> nix::Result<()> {
     close_own(FIRST, libc::c_uint::MAX)
 }
 
-/// Like [`leave_those_of_the_process`], but the new table also has `kept`. The
+/// Like [`unshare_fd_table`], but the new table also has `kept`. The
 /// result is this thread's own descriptor: the same open file under the same
 /// number.
 ///
@@ -30,8 +30,8 @@ pub fn leave_those_of_the_process() -> nix::Result<()> {
 /// which `kept` is borrowed, or the file stays open there.
 ///
 /// # Errors
-/// Those of [`leave_those_of_the_process`].
-pub fn leave_those_of_the_process_but(kept: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+/// Those of [`unshare_fd_table`].
+pub fn unshare_fd_table_keeping(kept: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let number = kept.as_raw_fd();
     let unsigned = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
     close_own(FIRST.max(unsigned + 1), libc::c_uint::MAX)?;
@@ -77,7 +77,7 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         let number = file.as_raw_fd();
         let gone = thread::spawn(move || {
-            leave_those_of_the_process().unwrap();
+            unshare_fd_table().unwrap();
             !std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
         });
         assert!(gone.join().unwrap());
@@ -98,7 +98,7 @@ mod tests {
         thread::scope(|scope| {
             let borrowed = file.as_fd();
             let thread = scope.spawn(move || {
-                let own = leave_those_of_the_process_but(borrowed).unwrap();
+                let own = unshare_fd_table_keeping(borrowed).unwrap();
                 kept.0.send(()).unwrap();
                 closed.1.recv().unwrap();
                 let has = |number: &i32| {

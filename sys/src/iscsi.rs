@@ -6,15 +6,15 @@
 //! kernel does the work inside `sendmsg(2)`, under one mutex of the whole
 //! machine. It answers with the same message, with `r` filled in.
 
-mod down;
 mod params;
-mod up;
+mod reply;
+mod request;
 
 use std::mem::{offset_of, size_of};
 
-pub use down::{Request, Stop};
 pub use params::{HostParam, Param};
-pub use up::{Answer, KernelEvent, answer, messages, news};
+pub use reply::{Answer, KernelEvent, answer, event, messages};
+pub use request::{Request, Stop};
 
 /// The only multicast group. The kernel sends its own events to it.
 #[doc(alias = "ISCSI_NL_GRP_ISCSID")]

@@ -10,6 +10,7 @@ pub mod files;
 pub mod iscsi;
 pub mod loop_device;
 pub mod nbd;
+pub mod process;
 pub mod sg;
 pub mod socket;
 pub mod stat;

@@ -109,13 +109,13 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_
             assert_eq!(devices(&*machine, &engine), NONE, "{when}");
         }
     }
-    require_no_leases(&engine);
+    require_no_device_locks(&engine);
 }
 
 /// Panics if a lock file or a mark for the devices is left.
-fn require_no_leases(engine: &Engine) {
-    let leases = engine.roots().run.join("lunbd");
-    assert_eq!(fs::read_dir(leases).unwrap().count(), 0);
+fn require_no_device_locks(engine: &Engine) {
+    let locks = engine.roots().run.join("lunbd");
+    assert_eq!(fs::read_dir(locks).unwrap().count(), 0);
 }
 
 pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() {
@@ -173,7 +173,7 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
             }
         }
     }
-    require_no_leases(&engine);
+    require_no_device_locks(&engine);
 }
 
 pub(crate) fn a_device_put_offline_at_any_stage_of_its_attach_is_taken_away_again<M: Machine>() {

@@ -22,7 +22,7 @@ use lunbd::reconcile::Desired;
 use lunbd::uevent::Message;
 use lunbd::{Deadline, ErrorKind, Roots, Source};
 use lunbd_sys::dm::read_targets;
-use lunbd_sys::iscsi::{answer, messages, news};
+use lunbd_sys::iscsi::{answer, event, messages};
 
 /// A server that sends these bytes and then closes.
 struct Canned<'a>(&'a [u8]);
@@ -277,7 +277,7 @@ pub(crate) fn iscsi_netlink(bytes: &[u8]) -> bool {
     let (mut length, mut understood) = (0, false);
     for message in messages(bytes) {
         length += message.len();
-        understood |= answer(message).is_some() || news(message).is_some();
+        understood |= answer(message).is_some() || event(message).is_some();
     }
     assert!(length <= bytes.len());
     understood

@@ -103,8 +103,8 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
         assert_eq!(error.stage(), Some(Stage::Scan), "{name:?}: {error}");
         let seen = std::mem::take(&mut *seen.lock().unwrap());
         let run = node.machine.path("run/lunbd");
-        let is_lease = |path: &&PathBuf| path.parent() == Some(&*run);
-        let new: Vec<&PathBuf> = seen.difference(&before).filter(|p| !is_lease(p)).collect();
+        let is_lock = |path: &&PathBuf| path.parent() == Some(&*run);
+        let new: Vec<&PathBuf> = seen.difference(&before).filter(|p| !is_lock(p)).collect();
         let [file] = new.as_slice() else {
             panic!("{name:?}: {new:?}");
         };

@@ -72,11 +72,11 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     reconciler.set(desired.clone());
     let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
     if let Some(changes) = changes {
-        let deaf = follow(&reconciler, what, changes, desired, json)?;
+        let watch_error = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
         // The run ends by itself only where the file can no longer be followed.
-        return deaf.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
+        return watch_error.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
     let (left, errors) = (reconciler.plan(), reconciler.errors());
@@ -96,9 +96,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// The last reported error. A repeated error is reported once.
 #[derive(Default)]
-struct Told(Option<String>);
+struct LastError(Option<String>);
 
-impl Told {
+impl LastError {
     fn is_new(&mut self, error: &Error) -> bool {
         let text = Some(format!("{error:#}"));
         let is_new = self.0 != text;
@@ -127,7 +127,7 @@ struct Timed<'a> {
 impl FileEvent<'_> {
     /// Writes it among the events on standard output for `--json`, and on standard error
     /// otherwise.
-    fn tell(self, json: bool) {
+    fn print(self, json: bool) {
         // A failed write is ignored: the thread that prints the events notices that the
         // reader is gone.
         let _told = BARS.suspend(|| match self {
@@ -159,9 +159,9 @@ fn follow(
 ) -> Result<Receiver<Error>> {
     let reconciler = Arc::downgrade(reconciler);
     let (file, limit) = (what.file.clone(), what.allow_detach);
-    let (ended, deaf) = mpsc::channel();
+    let (ended, watch_error) = mpsc::channel();
     threads::start("lunbd-follow", move || {
-        let (mut again_after, mut told) = (None, Told::default());
+        let (mut again_after, mut last_error) = (None, LastError::default());
         loop {
             let followed = changes.wait(again_after.take());
             let Some(reconciler) = reconciler.upgrade() else {
@@ -172,15 +172,15 @@ fn follow(
                 reconciler.stop();
                 return;
             }
-            match take_in(&reconciler, &file, &wanted, limit) {
-                Ok(None) => told = Told::default(),
+            match apply_change(&reconciler, &file, &wanted, limit) {
+                Ok(None) => last_error = LastError::default(),
                 Ok(Some(now)) => {
-                    (wanted, told) = (now, Told::default());
-                    FileEvent::TakenIn.tell(json);
+                    (wanted, last_error) = (now, LastError::default());
+                    FileEvent::TakenIn.print(json);
                 }
                 Err(error) => {
-                    if told.is_new(&error) {
-                        FileEvent::Refused { error: &error }.tell(json);
+                    if last_error.is_new(&error) {
+                        FileEvent::Refused { error: &error }.print(json);
                     }
                     let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
                     if !is_the_files.contains(&error.kind()) {
@@ -190,11 +190,11 @@ fn follow(
             }
         }
     })?;
-    Ok(deaf)
+    Ok(watch_error)
 }
 
 /// Sets the volumes of the file, unless they are wanted already.
-fn take_in(
+fn apply_change(
     reconciler: &Reconciler,
     file: &Path,
     wanted: &Desired,
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn an_error_that_stays_is_told_once() {
         let error = |text| Error::new(ErrorKind::Io, text);
-        let mut told = Told::default();
+        let mut told = LastError::default();
         let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
         assert_eq!(is_new, [true, false, true, true]);
     }

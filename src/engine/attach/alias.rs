@@ -22,10 +22,10 @@ impl ProbedPath {
         let mut earlier = None;
         let device = &self.device;
         let mut units = engine.units();
-        let siblings = units.siblings_that_may_be(engine.roots(), device, name);
+        let siblings = units.sibling_candidates(engine.roots(), device, name);
         drop(units);
         for other in siblings? {
-            match self.is_alias_since(&other) {
+            match self.alias_age(&other) {
                 Ok(Some(age)) if age < first => {
                     first = age;
                     earlier = Some(other);
@@ -38,7 +38,7 @@ impl ProbedPath {
         Ok(earlier)
     }
 
-    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
+    fn alias_age(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
         // A device without a disk is younger; its own attach checks for aliases.
         let Some(disk) = other.disk()? else {
             return Ok(None);

@@ -58,7 +58,7 @@ impl Engine {
     ) -> Result<()> {
         timer.enter(Stage::Identify);
         let (roots, scheduler) = (self.roots(), &self.scheduler);
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let (device, disk) = (&path.device, &path.disk);
             path.access_state = scsi::read_access_state(roots, scheduler, device, disk, deadline)?;
             Ok(())
@@ -67,7 +67,7 @@ impl Engine {
             return Ok(());
         }
         let alone = unit.paths.len() == 1;
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let limit = if alone { deadline } else { deadline.half() };
             path.access_state = self.lasting_access_state(&path.device, &path.disk, limit)?;
             Ok(())
@@ -95,7 +95,7 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.scheduler.on_device(
+        let read = self.scheduler.run_on_device(
             best.device.hctl(),
             Stage::Identify,
             &what,

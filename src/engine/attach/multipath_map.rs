@@ -107,7 +107,7 @@ impl Engine {
         let mut answers = Answers::default();
         if let Some(there) = &daemon {
             kind_of_none = ErrorKind::Refused;
-            match told_again(|| Answers::about(there, paths, deadline)) {
+            match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
                 Ok(said) => answers = said,
                 // A map that is there already needs no daemon.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
@@ -129,8 +129,8 @@ impl Engine {
                             told = true;
                             let refusal = match self.users_of_paths(paths, &answers, deadline)? {
                                 None => {
-                                    match told_again(|| {
-                                        answers.have_map_made(daemon, paths, deadline)
+                                    match retry_once_if_restarted(|| {
+                                        answers.request_map(daemon, paths, deadline)
                                     }) {
                                         Err(error) if error.kind() == ErrorKind::Unreachable => {
                                             kind_of_none = error.kind();
@@ -156,8 +156,8 @@ impl Engine {
                         ..UnitMap::default()
                     });
                 }
-                MapSearch::None | MapSearch::StageTimings(_) if watch.next(deadline).is_some() => {}
-                MapSearch::StageTimings(map) => {
+                MapSearch::None | MapSearch::Partial(_) if watch.next(deadline).is_some() => {}
+                MapSearch::Partial(map) => {
                     return Err(timed_out(&format!("it holds {map}"), deadline));
                 }
                 MapSearch::None => return Err(timed_out("there is no map", deadline)),
@@ -238,13 +238,13 @@ impl Engine {
         if let Some(map) = &whole
             && (identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name)))
         {
-            self.refuse_strangers_below(map, paths, identity)?;
+            self.refuse_other_units_below(map, paths, identity)?;
         }
         Ok(match whole {
             Some(map) if outside => {
                 let held = map.paths()?;
                 let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
-                MapSearch::StageTimings(format!("only {}", held.join(", ")))
+                MapSearch::Partial(format!("only {}", held.join(", ")))
             }
             Some(map) => MapSearch::Whole(map),
             None => MapSearch::None,
@@ -255,7 +255,7 @@ impl Engine {
     ///
     /// # Errors
     /// `IdentityMismatch`, naming a disk that no unique name proves to be this unit's.
-    fn refuse_strangers_below(
+    fn refuse_other_units_below(
         &self,
         map: &Map,
         paths: &[ProbedPath],
@@ -285,9 +285,9 @@ impl Engine {
 
 /// Calls `tell`, and again where multipathd closed the connection: systemd keeps the
 /// socket of a multipathd that restarts, so the next connection waits for the new process.
-fn told_again<T>(mut tell: impl FnMut() -> Result<T>) -> Result<T> {
-    tell().or_else(|error| match error.kind() {
-        ErrorKind::Unreachable => tell(),
+fn retry_once_if_restarted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    call().or_else(|error| match error.kind() {
+        ErrorKind::Unreachable => call(),
         _ => Err(error),
     })
 }
@@ -301,7 +301,7 @@ enum MapSearch {
     /// The map holds every path that multipathd has not refused.
     Whole(Map),
     /// The map holds only some of the paths; the text names them.
-    StageTimings(String),
+    Partial(String),
     None,
 }
 

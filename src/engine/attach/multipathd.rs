@@ -20,7 +20,7 @@ impl Answers {
     ///
     /// # Errors
     /// Those of [`Daemon::add_path`] that concern more than one path.
-    pub(in crate::engine) fn about(
+    pub(in crate::engine) fn add_paths(
         daemon: &Daemon,
         paths: &[ProbedPath],
         deadline: Deadline,
@@ -29,7 +29,7 @@ impl Answers {
         for path in paths {
             let name = path.disk.name();
             match daemon.add_path(name, deadline) {
-                Ok(Answer::NotWanted) => {
+                Ok(Answer::Excluded) => {
                     let message = format!("multipathd's configuration excludes {name}");
                     answers.refuse(name, Error::new(ErrorKind::Refused, message));
                 }
@@ -51,7 +51,7 @@ impl Answers {
     ///
     /// # Errors
     /// Those of [`Daemon::wwids`] and [`Daemon::add_map`], except `Refused`.
-    pub(super) fn have_map_made(
+    pub(super) fn request_map(
         &mut self,
         daemon: &Daemon,
         paths: &[ProbedPath],
@@ -79,7 +79,7 @@ impl Answers {
             )));
         }
         match daemon.add_map(wwid, deadline) {
-            Ok(Answer::NotWanted) => Ok(Some(format!(
+            Ok(Answer::Excluded) => Ok(Some(format!(
                 "multipathd's configuration excludes the unit {wwid}"
             ))),
             Ok(Answer::Delayed) => {

@@ -47,11 +47,11 @@ impl Engine {
             // After a timeout the kernel still works on devices that a logout would
             // remove.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
-                sessions.give_up(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), deadline.for_rollback());
                 Err(error)
             }
             result => {
-                sessions.keep();
+                sessions.commit();
                 result
             }
         }
@@ -68,13 +68,20 @@ impl Engine {
         let mut missing = Vec::new();
         let mut cause = None;
         let alone = routes.len() == 1;
-        for (Route { via, place }, why_no_session) in routes {
+        for (
+            Route {
+                via,
+                address: place,
+            },
+            why_no_session,
+        ) in routes
+        {
             match (place, why_no_session) {
                 (Ok(hctl), _) => ways.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
                 (Err(_), Some(error)) => {
                     missing.push(MissingPath::of_error(via, &error));
-                    cause = Some(worse(cause, error));
+                    cause = Some(more_severe(cause, error));
                 }
                 (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
             }
@@ -98,12 +105,12 @@ impl Engine {
                 }
                 Err(PathFailure { via, error }) => {
                     missing.push(MissingPath::of_error(via, &error));
-                    cause = Some(worse(cause, error));
+                    cause = Some(more_severe(cause, error));
                 }
             }
         }
         unit.missing = missing;
-        match self.prove(&mut unit, request, cause, timer, deadline) {
+        match self.finish_attach(&mut unit, request, cause, timer, deadline) {
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 let mut error = error;
                 let deadline = deadline.for_rollback();
@@ -175,7 +182,7 @@ impl Engine {
         addresses.iter().try_for_each(wait)
     }
 
-    fn prove(
+    fn finish_attach(
         &self,
         unit: &mut PathSet,
         request: &AttachRequest,
@@ -185,7 +192,7 @@ impl Engine {
     ) -> Result<Attachment> {
         let roots = self.roots();
         require_paths(request, unit.paths.len(), &unit.missing, cause)?;
-        let identity = unit.agree(self)?;
+        let identity = unit.common_identity(self)?;
         if let Some(UnitClaim(claim)) = &request.claim {
             let places = unit
                 .paths
@@ -212,9 +219,9 @@ impl Engine {
             }
             None => UnitMap::default(),
         };
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             path_set.require_in_map(path)?;
-            path.look_again()
+            path.check_unchanged()
         })?;
         let UnitMap { map, why_none, .. } = path_set;
         if map.is_none() {
@@ -297,7 +304,7 @@ impl Engine {
             path.diskseq = disk.diskseq()?;
             path.disk = disk;
         }
-        unit.have_each_once();
+        unit.dedup_devices();
         Ok(())
     }
 
@@ -311,7 +318,7 @@ impl Engine {
     ) -> Result<(Settled, Vec<String>)> {
         let mut proof = None;
         let alone = unit.paths.len() == 1;
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let limit = if alone { deadline } else { deadline.half() };
             let settled = self.settle(&path.disk, &mut path.watch, limit)?;
             proof.get_or_insert((settled.how, settled.links));
@@ -340,7 +347,7 @@ impl PathSet {
     }
 
     /// Two addresses of one device are one path.
-    fn have_each_once(&mut self) {
+    fn dedup_devices(&mut self) {
         let mut once: Vec<ProbedPath> = Vec::new();
         for path in std::mem::take(&mut self.paths) {
             match once.iter_mut().find(|known| known.device == path.device) {
@@ -353,7 +360,7 @@ impl PathSet {
 
     /// Keeps the paths that pass. A path that vanished, or that udev does not handle,
     /// counts as missing as long as enough are left.
-    pub(in crate::engine) fn keep(
+    pub(in crate::engine) fn retain(
         &mut self,
         request: &AttachRequest,
         mut pass: impl FnMut(&mut ProbedPath) -> Result<()>,
@@ -381,7 +388,7 @@ impl PathSet {
     }
 
     /// The identity of the unit, on which every path must agree.
-    fn agree(&self, engine: &Engine) -> Result<Identity> {
+    fn common_identity(&self, engine: &Engine) -> Result<Identity> {
         let first = self.first()?;
         for path in self.paths.iter().skip(1) {
             let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
@@ -399,7 +406,7 @@ impl PathSet {
 
 impl ProbedPath {
     /// Checks that the device is still the one that was proven, and serves I/O.
-    fn look_again(&self) -> Result<()> {
+    fn check_unchanged(&self) -> Result<()> {
         self.device.require_usable(Stage::Settle)?;
         let same = match self.diskseq {
             // One sequence number implies one device number.
@@ -441,7 +448,7 @@ impl ProbedPath {
 }
 
 /// The more severe of two failures: a path that leads to another unit is no outage.
-fn worse(earlier: Option<Error>, later: Error) -> Error {
+fn more_severe(earlier: Option<Error>, later: Error) -> Error {
     match earlier {
         Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
         _ => later,
@@ -491,7 +498,7 @@ mod tests {
         let source: Source = "scsi:1:0:0:1".parse().unwrap();
         let request = AttachRequest::new(source).min_paths(3);
         let waited = std::time::Duration::from_secs(9);
-        let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
+        let slow = Error::wait_expired(Stage::Identify, waited, "sdb to answer");
         let slow = slow.with_last_seen("state=running, disk sdb");
         let none = Error::new(ErrorKind::NotFound, "no such unit");
         let via = |hctl: &str| RouteKind::Address {

@@ -97,7 +97,7 @@ impl Engine {
         let limit = deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
         let done = pool::each(Stage::Probe, ways, |way| {
-            let mut own = fork.clock();
+            let mut own = fork.timer();
             let probed = probe_path(way, &mut own, limit);
             (probed, own.part())
         });
@@ -130,14 +130,14 @@ impl Engine {
             match self.identify(&device, false, &mut watch, timer, deadline) {
                 Ok(found) => {
                     span.record("disk", found.disk.name());
-                    if let Some(was) = self.scanned_as_another(&device, &found)? {
+                    if let Some(was) = self.earlier_identity(&device, &found)? {
                         let now = &found.identity;
                         self.remove_replaced(&device, now, &mut watch, timer, deadline)
-                            .map_err(|error| stale(&error, &was, hctl, &found))?;
+                            .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
                         self.wait_for_transition(&device, &found, request, deadline)?;
-                        self.have_its_size_read(&device, &found, timer, deadline)?;
+                        self.ensure_size(&device, &found, timer, deadline)?;
                         return Ok(found.probed(via, device, false, watch));
                     }
                 }
@@ -173,7 +173,7 @@ impl Engine {
             .and_then(|found| {
                 expect(request, hctl, &found)?;
                 self.wait_for_transition(&device, &found, request, deadline)?;
-                self.have_its_size_read(&device, &found, timer, deadline)?;
+                self.ensure_size(&device, &found, timer, deadline)?;
                 Ok(found)
             });
         match found {
@@ -207,7 +207,7 @@ impl Engine {
         };
         let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
-            match route.place {
+            match route.address {
                 Ok(place) if place == hctl => return error,
                 Err(missing) if route.via == *via => why = missing.to_string(),
                 _ => {}
@@ -231,7 +231,7 @@ impl Engine {
         let diskseq = disk.diskseq()?;
         timer.enter(Stage::Identify);
         let identity = scsi::read_identity(roots, scheduler, device, &disk, deadline)
-            .map_err(|error| state_behind(error, device))?;
+            .map_err(|error| device_state_error(error, device))?;
         Ok(FoundDisk {
             disk,
             diskseq,
@@ -259,7 +259,9 @@ impl Engine {
             return Ok(());
         }
         let state = self.lasting_access_state(device, &found.disk, deadline);
-        state.map(drop).map_err(|error| state_behind(error, device))
+        state
+            .map(drop)
+            .map_err(|error| device_state_error(error, device))
     }
 
     /// Makes the kernel read the size of an empty disk. The kernel takes a disk for empty
@@ -268,7 +270,7 @@ impl Engine {
     ///
     /// # Errors
     /// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
-    fn have_its_size_read(
+    fn ensure_size(
         &self,
         device: &ScsiDevice,
         found: &FoundDisk,
@@ -276,11 +278,11 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let size = found.disk.size();
-        if size.map_err(|error| state_behind(error, device))? > 0 {
+        if size.map_err(|error| device_state_error(error, device))? > 0 {
             return Ok(());
         }
         timer.enter(Stage::Rescan);
-        scsi::have_size_read(device, &self.scheduler, deadline)?;
+        scsi::reread_size(device, &self.scheduler, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }
@@ -288,7 +290,8 @@ impl Engine {
         let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
             Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
-                if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
+                if error.kind().is_timeout_or_cancel()
+                    || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
@@ -302,20 +305,23 @@ impl Engine {
     /// array gave the address to another volume. It is in the kernel's cache or, where
     /// some process made the kernel read the names again, in udev's record of the disk's
     /// first event.
-    fn scanned_as_another(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
+    fn earlier_identity(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
         let is_another =
             |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
         if is_another(&cached) {
             return Ok(Some(cached.to_string()));
         }
-        let born = Identity::of(self.born_as(&found.disk)?);
+        let born = Identity::of(self.names_in_udev_record(&found.disk)?);
         Ok(is_another(&born).then(|| born.to_string()))
     }
 
     /// The NAA and EUI-64 names in udev's record of this disk, found by its sequence
     /// number; none before Linux 5.15.
-    pub(in crate::engine) fn born_as(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
+    pub(in crate::engine) fn names_in_udev_record(
+        &self,
+        disk: &BlockDevice,
+    ) -> Result<BTreeSet<Wwid>> {
         let links = udev_record::read_links(self.roots(), disk.devno())?;
         // The record may be of an earlier disk with the same device number.
         let life = disk.diskseq()?;
@@ -329,8 +335,8 @@ impl Engine {
 
 /// The device's state where it is unusable: the kernel refuses to open an offline device
 /// with the same `ENXIO` as one that is gone (`drivers/scsi/sd.c`, `sd_open`).
-fn state_behind(error: Error, device: &ScsiDevice) -> Error {
-    if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
+fn device_state_error(error: Error, device: &ScsiDevice) -> Error {
+    if error.kind().is_timeout_or_cancel() || error.kind() == ErrorKind::Quarantined {
         return error;
     }
     match device.require_usable(Stage::Identify) {
@@ -359,7 +365,7 @@ fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> 
 }
 
 /// The error for a stale device that was not removed.
-fn stale(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
+fn stale_not_replaced(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(
         "the array has given {hctl} to another unit: {name} was scanned as {was}, and {now} \

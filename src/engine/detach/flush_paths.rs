@@ -17,7 +17,7 @@ impl DetachRun<'_> {
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         for one in claimed {
             // Another process removed the disk, so this call did not write back its data.
-            if one.path.leaves && one.path.disk.is_none() {
+            if one.path.is_being_removed && one.path.disk.is_none() {
                 continue;
             }
             let flush = self.flush(one, deadline)?;

@@ -34,7 +34,7 @@ impl DetachRun<'_> {
     ///
     /// # Errors
     /// `IdentityMismatch`, naming the disk to which the map's data would be written.
-    pub(super) fn refuse_others_below(
+    pub(super) fn refuse_other_units_below(
         &self,
         map: &Map,
         paths: &[KnownPath],
@@ -240,16 +240,17 @@ mod tests {
         assert_eq!(below.len(), 2);
         let soon = Deadline::after(std::time::Duration::from_secs(30));
         // A silent device has an unknown identity.
-        run.refuse_others_below(&map, &paths[..1], &below, soon)
+        run.refuse_other_units_below(&map, &paths[..1], &below, soon)
             .unwrap();
         for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
             let mut page = vec![0, 0x83, 0, 12, 1, 3, 0, 8];
             let digits = name.strip_prefix("naa.").unwrap();
             page.extend(u64::from_str_radix(digits, 16).unwrap().to_be_bytes());
             fs::write(roots.sysfs.join("devices/2:0:0:4/vpd_pg83"), page).unwrap();
-            let done = run.refuse_others_below(&map, &paths[..1], &below, soon);
+            let done = run.refuse_other_units_below(&map, &paths[..1], &below, soon);
             assert_eq!(done.is_err(), refused, "{done:?}");
-            run.refuse_others_below(&map, &paths, &below, soon).unwrap();
+            run.refuse_other_units_below(&map, &paths, &below, soon)
+                .unwrap();
             if let Err(error) = done {
                 assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
                 assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");

@@ -158,7 +158,7 @@ impl Receipt {
 
     /// Sets `safe_to_unmap` from the receipt and `doubts`, and adds each doubt to the notes.
     pub(in crate::engine) fn conclude(&mut self, mut doubts: Vec<String>) {
-        if self.names.iter().all(Wwid::is_made_up) {
+        if self.names.iter().all(Wwid::is_vendor_defined) {
             doubts.push(NAMELESS.to_owned());
         }
         if let Some(map) = &self.map {

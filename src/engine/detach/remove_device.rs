@@ -86,11 +86,11 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
-        let leaving = uevent::Leaving::of(roots, disk)?;
+        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         let lost = FailedFlush::of(roots, disk)?;
         scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 }

@@ -18,7 +18,7 @@ use crate::uevent::{self, Watch};
 
 /// How often a map is looked at while its flush runs; each path failure wakes the call as
 /// well.
-const LOOK: Duration = Duration::from_millis(500);
+const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Claims the map, flushes it, and removes it with the maps of its partitions.
@@ -62,7 +62,7 @@ impl Engine {
         timer.enter(Stage::RemoveMap);
         let removed = self.delete_map(map, daemon, watch, deadline);
         if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
-            let told = self.free_lookers(map, daemon, deadline);
+            let told = self.unblock_probers(map, daemon, deadline);
             // The removal's error says more than that of the unblocking.
             receipt.told_to_fail |= told.unwrap_or_else(|error| {
                 tracing::debug!(%error, "cannot unblock the processes that probe the map");
@@ -163,7 +163,7 @@ impl Engine {
         let flush = worker::start(Stage::Flush, flush)?;
         let patience = deadline.half();
         loop {
-            if let Some(flushed) = flush.wait(deadline.at_most(LOOK)) {
+            if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
                 return flushed.map_err(|error| {
                     let told = receipt.told_to_fail;
                     explain_flush(error, map, told)
@@ -187,7 +187,7 @@ impl Engine {
                 let is_ours = users.not_looked_at.is_empty()
                     || multipath::open_count(self.roots(), map, deadline)? <= 1;
                 if is_ours {
-                    receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
+                    receipt.told_to_fail = self.fail_queued_io(map, daemon, deadline)?;
                 }
             }
         }
@@ -196,7 +196,12 @@ impl Engine {
     /// Makes I/O that finds no path fail, now and, where multipathd answers, permanently.
     /// Returns whether the kernel was told: it accepts no message while the map is
     /// suspended.
-    fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+    fn fail_queued_io(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<bool> {
         tracing::warn!(
             map = map.name(),
             "it queues with no path left: telling it to fail I/O"
@@ -225,15 +230,20 @@ impl Engine {
     /// hung when it was told may have made the map queue again. Returns whether the map
     /// was told. Only for a caller that abandons unwritten data, since a process that
     /// /proc does not show may write to the map.
-    fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
-        if !self.will_be_let_go(map, deadline)? {
+    fn unblock_probers(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        if !self.has_only_transient_users(map, deadline)? {
             return Ok(false);
         }
         let status = map.status(self.roots(), deadline)?;
         if !status.queues || status.active() > 0 {
             return Ok(false);
         }
-        self.tell_to_fail(map, daemon, deadline)
+        self.fail_queued_io(map, daemon, deadline)
     }
 
     /// Removes a map whose last path is gone. multipathd leaves such a map where udev
@@ -260,7 +270,7 @@ impl Engine {
                 Err(error)
                     if error.kind() == ErrorKind::InUse
                         && !deadline.has_passed()
-                        && self.will_be_let_go(map, deadline)? =>
+                        && self.has_only_transient_users(map, deadline)? =>
                 {
                     watch.next(deadline.at_most(pauses.pause()));
                 }
@@ -271,7 +281,7 @@ impl Engine {
         Ok(())
     }
 
-    fn will_be_let_go(&self, map: &Map, deadline: Deadline) -> Result<bool> {
+    fn has_only_transient_users(&self, map: &Map, deadline: Deadline) -> Result<bool> {
         let users = self.users_of(map.disk(), Extent::All, deadline)?;
         let act = Act::RemoveMap {
             beside_own_flush: false,
@@ -291,7 +301,7 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
         let lost = FailedFlush::of(roots, disk)?;
-        let leaving = uevent::Leaving::of(roots, disk)?;
+        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         // This keeps multipathd from making the map again on a path's event. A daemon
         // that hangs gets half of the time; the kernel needs no daemon.
         let limit = deadline.half();
@@ -307,7 +317,7 @@ impl Engine {
             })?;
         }
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 
     fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {

@@ -50,8 +50,8 @@ impl DetachRun<'_> {
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
-            self.refuse_others_below(&map, &paths, &below, deadline)?;
-            self.refuse_lost_below(&paths, &below)?;
+            self.refuse_other_units_below(&map, &paths, &below, deadline)?;
+            self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
             timer.enter(Stage::Claim);
             self.take_map(&map, (replaced, &below), timer, deadline)?;
@@ -71,7 +71,7 @@ impl DetachRun<'_> {
             });
         }
         for one in &mut claimed {
-            self.have_it_forgotten(&one.path, deadline);
+            self.drop_from_multipathd(&one.path, deadline);
             one.claim = self.claim(one, deadline)?;
         }
         timer.enter(Stage::Flush);
@@ -168,7 +168,7 @@ impl DetachRun<'_> {
     /// Refuses where a path has a failed flush, which the flush of its map does not
     /// repair. The check comes before the map is removed, while everything is still in
     /// place.
-    fn refuse_lost_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
+    fn refuse_failed_flush_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
         if self.request.abandon {
             return Ok(());
         }
@@ -235,7 +235,7 @@ impl DetachRun<'_> {
 
     /// Tells multipathd to drop the path, or it would take it into a map again. A daemon
     /// that hangs gets half of the time.
-    fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
+    fn drop_from_multipathd(&self, path: &KnownPath, deadline: Deadline) {
         let limit = deadline.half();
         if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
             && let Err(error) = daemon.delete_path(disk.name(), limit)
@@ -248,13 +248,13 @@ impl DetachRun<'_> {
 
     /// Whether a failure may be transient. A failed flush is not: a second one would
     /// succeed and prove nothing.
-    pub(super) fn may_pass(&mut self, error: &Error, deadline: Deadline) -> bool {
+    pub(super) fn is_transient(&mut self, error: &Error, deadline: Deadline) -> bool {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
-                match self.may_be_let_go(deadline) {
+                match self.only_transient_users(deadline) {
                     Some(passes) => {
                         self.holder_vanished = false;
                         passes
@@ -269,7 +269,7 @@ impl DetachRun<'_> {
 
     /// Whether the unit's disks are held only by its map, even one that is being removed,
     /// or by a process that probes disks; `None` where no holder is visible.
-    fn may_be_let_go(&self, deadline: Deadline) -> Option<bool> {
+    fn only_transient_users(&self, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
@@ -320,7 +320,7 @@ impl DetachRun<'_> {
             let mut pauses = Backoff::new(Duration::from_millis(2), Duration::from_millis(200));
             path.forgotten = Some(false);
             // A new disk of the same name is not this path.
-            let reborn = self.engine.roots().sysfs.join("block").join(&name);
+            let successor = self.engine.roots().sysfs.join("block").join(&name);
             let is_known = || match daemon.knows_path(&name, deadline) {
                 // multipathd has ended, and so knows no path, or is being restarted.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
@@ -328,7 +328,7 @@ impl DetachRun<'_> {
                 }
                 known => known,
             };
-            while !reborn.exists() && is_known()? {
+            while !successor.exists() && is_known()? {
                 if deadline.has_passed() {
                     let what = format!("multipathd to forget {name} ({})", path.hctl);
                     let error = Error::timed_out(Stage::Forget, deadline, &what);
@@ -344,7 +344,7 @@ impl DetachRun<'_> {
     /// Waits briefly for devices that another process is removing: each may be a path of
     /// the unit whose last write is still to come. Returns a doubt for each that is not
     /// gone.
-    pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
+    pub(super) fn wait_for_removals(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);

@@ -78,7 +78,7 @@ impl Engine {
         let routes = self.routes(std::iter::once(source))?;
         Ok(routes
             .into_iter()
-            .filter_map(|route| match route.place {
+            .filter_map(|route| match route.address {
                 Ok(hctl) => Some(hctl),
                 Err(missing) => missing.hctl,
             })
@@ -112,7 +112,7 @@ impl Engine {
                 ..ResolvedUnit::default()
             }));
         }
-        if Map::is_going(self.roots(), disk.name()) {
+        if Map::is_being_removed(self.roots(), disk.name()) {
             return Err(not_found());
         }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;

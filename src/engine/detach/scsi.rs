@@ -32,13 +32,13 @@ impl Engine {
         let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
         // This looks first: the devices of a scan that has ended by then are found below.
         let may_come = self.are_scanned(&resolved.addresses)?;
-        let done = self.detach_what_is_there(resolved, request, timer, deadline)?;
+        let done = self.detach_present(resolved, request, timer, deadline)?;
         if !may_come {
             return Ok(done);
         }
         timer.enter(Stage::Lock);
         let late = match self.wait_for_scans(&resolved.addresses, deadline) {
-            Ok(()) => self.detach_what_is_there(resolved, request, timer, deadline),
+            Ok(()) => self.detach_present(resolved, request, timer, deadline),
             Err(error) => Err(error.into()),
         };
         match late {
@@ -48,7 +48,7 @@ impl Engine {
     }
 
     /// Detaches the unit with all its paths. The caller holds the locks of its addresses.
-    fn detach_what_is_there(
+    fn detach_present(
         &self,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
@@ -91,7 +91,7 @@ impl Engine {
         run.looked_at = known;
         let gone = retry_until_gone(&mut run, timer, deadline);
         run.read_back();
-        match gone.and_then(|()| run.wait_for_those_leaving(deadline)) {
+        match gone.and_then(|()| run.wait_for_removals(deadline)) {
             Ok(mut doubts) => {
                 match self.lookalikes(&run.unit, &looked_at) {
                     Ok(more) => doubts.extend(more),
@@ -184,7 +184,7 @@ impl Engine {
         let mut names: BTreeSet<Wwid> = resolved.name.iter().cloned().collect();
         names.extend(resolved.map.as_ref().and_then(Map::wwid));
         let mut first: Option<&KnownPath> = None;
-        for path in known.iter().filter(|path| !path.leaves) {
+        for path in known.iter().filter(|path| !path.is_being_removed) {
             let identity = path.identity_now.of();
             let hctl = path.device.hctl();
             if let Some(expected) = expected
@@ -209,7 +209,7 @@ impl Engine {
             names.extend(identity.names.iter().cloned());
         }
         names.extend(expected.cloned());
-        let mut staying = known.iter().filter(|path| !path.leaves);
+        let mut staying = known.iter().filter(|path| !path.is_being_removed);
         let serial = staying.find_map(|path| path.identity_now.of().serial.clone());
         Ok(Identity {
             serial,
@@ -240,7 +240,7 @@ fn retry_until_gone(
         match run.remove_present(timer, deadline) {
             Ok(false) => break,
             Ok(true) => {}
-            Err(error) if !deadline.has_passed() && run.may_pass(&error, deadline) => {
+            Err(error) if !deadline.has_passed() && run.is_transient(&error, deadline) => {
                 tracing::debug!(%error, "once more");
                 run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {

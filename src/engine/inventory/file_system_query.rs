@@ -75,7 +75,7 @@ impl FileSystemQuery {
                     error.with_last_seen("no answer; lunbd does not ask again before it answers")
                 );
             }
-            let woken = self.answered.wait_timeout(answer, deadline.turn());
+            let woken = self.answered.wait_timeout(answer, deadline.max_sleep());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

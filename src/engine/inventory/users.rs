@@ -52,7 +52,7 @@ impl<'a> Users<'a> {
             tree,
             mounts: mounted,
             swaps: swapped,
-            not_looked_at: NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat()),
+            not_looked_at: NotLookedAt::of_paths([mounts.unknown, swaps.unknown].concat()),
         })
     }
 

@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::iscsi::sessions::{
-    destroy_abandoned, end_if_down, end_if_nobody_uses, end_if_unused, login_lock_name, share,
+    destroy_abandoned, end_if_down, end_if_unused, end_unused_best_effort, login_lock_name, share,
 };
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -27,7 +27,7 @@ use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
 const RECOVERY_ALONE: Duration = Duration::from_secs(120);
 /// The least time that the remaining portals get once enough of them have logged in.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REMAINING_PORTALS_LIMIT: Duration = Duration::from_secs(2);
 
 /// The sessions of one attach, and the locks that keep them from being ended.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Sessions {
         }
     }
 
-    pub(in crate::engine) fn keep(self) {
+    pub(in crate::engine) fn commit(self) {
         for fresh in self.fresh {
             fresh.keep();
         }
@@ -75,11 +75,11 @@ impl Sessions {
     /// Ends the sessions of a failed attach, unless another process uses them by now, and
     /// those that another attach left to this one while it shared them: of several
     /// attaches that fail, the last one ends the session.
-    pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
+    pub(in crate::engine) fn rollback(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
         let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
         for session in self.used.iter().filter(|used| !is_fresh(used)) {
-            end_if_nobody_uses(roots, session, deadline);
+            end_unused_best_effort(roots, session, deadline);
         }
         if deadline.has_passed() {
             // Dropping each session ends it on a thread for which no caller waits.
@@ -121,27 +121,27 @@ impl Drop for NewSession {
                 tracing::warn!(session = %session.id(), %error, "a session is left");
             }
         };
-        beside_or_here(thread::Builder::new().name("lunbd-logout".to_owned()), end);
+        spawn_or_run(thread::Builder::new().name("lunbd-logout".to_owned()), end);
     }
 }
 
 /// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
 /// with a short limit, where no thread can be started.
-fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
-    const BESIDE: Duration = Duration::from_secs(30);
-    const HERE: Duration = Duration::from_secs(3);
+fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
+    const SPAWNED_LIMIT: Duration = Duration::from_secs(30);
+    const CALLERS_LIMIT: Duration = Duration::from_secs(3);
     let end = Arc::new(Mutex::new(Some(end)));
     let take = |end: &Mutex<Option<_>>| end.lock().unwrap_or_else(PoisonError::into_inner).take();
     let theirs = Arc::clone(&end);
     let run = move || {
         if let Some(end) = take(&theirs) {
-            end(BESIDE);
+            end(SPAWNED_LIMIT);
         }
     };
     if let Err(error) = thread.spawn(run) {
         tracing::warn!(%error, "a thread cannot be started: the caller waits");
         if let Some(end) = take(&end) {
-            end(HERE);
+            end(CALLERS_LIMIT);
         }
     }
 }
@@ -159,7 +159,7 @@ impl Engine {
         match self.routes_over(request, timer, &mut sessions, deadline) {
             Ok(routes) => Ok((routes, sessions)),
             Err(error) => {
-                sessions.give_up(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), deadline.for_rollback());
                 Err(error)
             }
         }
@@ -175,9 +175,9 @@ impl Engine {
         loop {
             let candidates = self.candidates(request)?;
             // Another process may have ended a session.
-            let all_stand = self.share_all(&candidates, request, sessions, deadline)?;
+            let all_logged_in = self.share_all(&candidates, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
-                Some(options) if all_stand => wanted(&candidates, request, options),
+                Some(options) if all_logged_in => wanted(&candidates, request, options),
                 _ => Vec::new(),
             };
             wanted.retain(|name| !sessions.failures.contains_key(name));
@@ -186,12 +186,12 @@ impl Engine {
                     timer.enter(Stage::Login);
                     let there = candidates
                         .iter()
-                        .filter(|candidate| candidate.route.place.is_ok())
+                        .filter(|candidate| candidate.route.address.is_ok())
                         .count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
                     self.log_in_all(wanted, options, request, enough, sessions, deadline);
                 }
-                options if all_stand => {
+                options if all_logged_in => {
                     let explain = |candidate: TargetRoute<'_>| {
                         let options = options.as_ref();
                         let why =
@@ -243,7 +243,7 @@ impl Engine {
                 if let RouteKind::Iscsi { session, .. } = &mut route.via {
                     *session = None;
                 }
-                route.place = Err(RouteUnavailable {
+                route.address = Err(RouteUnavailable {
                     reason: MissingReason::NoSession,
                     text: format!("session {id} is that of {}", other.initiator),
                     hctl: None,
@@ -276,12 +276,12 @@ impl Engine {
         let roots = self.roots();
         sessions.shares.clear();
         sessions.used.clear();
-        let mut all_stand = true;
+        let mut all_logged_in = true;
         for TargetRoute { route, .. } in candidates {
             let Some((_, session)) = self.session_of(route) else {
                 continue;
             };
-            match &route.place {
+            match &route.address {
                 Ok(_) => {
                     let right = share(roots, &session, deadline)?;
                     if right.is_some() && request.log_in.is_some() {
@@ -289,7 +289,7 @@ impl Engine {
                     }
                     sessions.shares.extend(right);
                     let state = session.state()?;
-                    all_stand &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
+                    all_logged_in &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
                 }
                 Err(missing) => {
                     let is_down = match missing.reason {
@@ -303,14 +303,14 @@ impl Engine {
                     };
                     // Another process may have been logging in when the session was read.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
-                    all_stand &= !(is_down
+                    all_logged_in &= !(is_down
                         && (end_if_down(roots, &session, deadline)?
                             || !session.is_there()
                             || was_down && stands()?));
                 }
             }
         }
-        Ok(all_stand)
+        Ok(all_logged_in)
     }
 
     /// Logs in through all portals at once. Waits for `enough` of them, and the same time
@@ -346,7 +346,7 @@ impl Engine {
         let (told, came) = mpsc::channel();
         let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
         for name in names {
-            let started = self.log_in_beside(name.clone(), &options, limit, told.clone());
+            let started = self.spawn_login(name.clone(), &options, limit, told.clone());
             waited_for.insert(name, started.err());
         }
         drop(told);
@@ -354,11 +354,14 @@ impl Engine {
         loop {
             if enough == 0 {
                 // The other portals get as much time as the first ones needed.
-                let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
+                let as_long_again = limit
+                    .elapsed()
+                    .max(REMAINING_PORTALS_LIMIT)
+                    .min(limit.remaining());
                 patience = limit.at_most(as_long_again);
                 enough = usize::MAX;
             }
-            match came.recv_timeout(patience.turn()) {
+            match came.recv_timeout(patience.max_sleep()) {
                 Ok((name, Ok(fresh))) => {
                     waited_for.remove(&name);
                     sessions.fresh.extend(fresh);
@@ -385,7 +388,7 @@ impl Engine {
     }
 
     /// Logs in on a detached thread, which ends a session that comes too late.
-    fn log_in_beside(
+    fn spawn_login(
         &self,
         name: SessionName,
         options: &SessionOptions,
@@ -465,7 +468,7 @@ fn log_in(
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
         // The kernel still works on it, maybe with no process left to see it end.
-        Err(error) if error.kind().is_out_of_time() => {
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             alone.abandon();
             return Err(error);
         }

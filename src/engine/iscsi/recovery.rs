@@ -232,7 +232,7 @@ impl SessionRecovery {
                     self.track_known(&session, true);
                 }
             }
-            SessionNotice::Said(id, message) => {
+            SessionNotice::AsyncMessage(id, message) => {
                 let session = IscsiSession::new(&self.roots, id);
                 if session.is_lunbd_owned()? {
                     self.take_async_message(&session, message);
@@ -241,7 +241,7 @@ impl SessionRecovery {
             SessionNotice::Created(_) => {
                 self.look_at = self.look_at.min(Instant::now() + LOOK_SOON);
             }
-            SessionNotice::LookAgain => self.look_at = Instant::now(),
+            SessionNotice::Resync => self.look_at = Instant::now(),
         }
         Ok(())
     }
@@ -323,7 +323,7 @@ impl SessionRecovery {
             roots: self.roots.clone(),
             scheduler: self.scheduler.clone(),
             session: recovery.session().clone(),
-            ask: self.options.ask.clone(),
+            credentials: self.options.credentials.clone(),
             digests: known.unwrap_or(self.options.digests),
             logs_out_first: recovery.must_log_out(),
         };
@@ -335,7 +335,7 @@ impl SessionRecovery {
                 outcome,
             });
         }
-        if connection_status == ConnectionStatus::GivenUp && recovery.is_first_to_say_spent() {
+        if connection_status == ConnectionStatus::GivenUp && recovery.first_budget_report() {
             return self
                 .report(id, SessionRecoveryOutcome::BudgetSpent)
                 .map(Some);
@@ -358,12 +358,12 @@ impl SessionRecovery {
             ConnectionStatus::LoggedIn if !recovery.must_log_out() => {
                 return self.conclude(id, Some(SessionRecoveryOutcome::Healthy));
             }
-            ConnectionStatus::GivenUp if recovery.is_first_to_say_spent() => {
+            ConnectionStatus::GivenUp if recovery.first_budget_report() => {
                 SessionRecoveryOutcome::BudgetSpent
             }
-            _ if recovery.is_news(ErrorKind::TimedOut) => {
+            _ if recovery.is_new_failure(ErrorKind::TimedOut) => {
                 let what = "the current re-login attempt; no other starts meanwhile";
-                let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
+                let error = Error::wait_expired(Stage::Session, attempt::LONGEST, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
                 SessionRecoveryOutcome::Failed(
@@ -402,7 +402,7 @@ impl SessionRecovery {
                     recovery.is_refused();
                 }
                 recovery.end(Instant::now());
-                let is_new = recovery.is_news(error.kind());
+                let is_new = recovery.is_new_failure(error.kind());
                 is_new
                     .then(|| self.report(id, SessionRecoveryOutcome::Failed(error)))
                     .transpose()

@@ -91,7 +91,7 @@ pub(super) fn end_if_unused(
 
 /// Ends a session that the caller did not name. It waits for no other process, and only the
 /// log reports a failure.
-pub(super) fn end_if_nobody_uses(
+pub(super) fn end_unused_best_effort(
     roots: &Roots,
     session: &IscsiSession,
     deadline: Deadline,
@@ -119,7 +119,7 @@ pub(super) fn end_if_down(
 fn end_unless(
     roots: &Roots,
     session: &IscsiSession,
-    patience: Deadline,
+    lock_deadline: Deadline,
     deadline: Deadline,
     stays: impl Fn() -> Result<bool>,
 ) -> Result<bool> {
@@ -128,9 +128,9 @@ fn end_unless(
     if !session.is_there() || !session.is_lunbd_owned()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), patience) {
+    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
         // An attach keeps using the session.
-        Err(error) if error.kind().is_out_of_time() => {
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             tracing::info!(session = %session.id(), %error, "it stays");
             return Ok(false);
         }
@@ -139,7 +139,8 @@ fn end_unless(
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(IscsiSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = lock_creation(roots, patience).map_err(|error| error.at(Stage::Logout))?;
+        let nobody =
+            lock_creation(roots, lock_deadline).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
@@ -276,7 +277,7 @@ impl Engine {
         sessions.extend(beside.iter().cloned());
         let end = |session: &IscsiSession| {
             if beside.contains(session) {
-                return Ok(end_if_nobody_uses(roots, session, deadline));
+                return Ok(end_unused_best_effort(roots, session, deadline));
             }
             end_if_unused(roots, session, deadline)
         };

@@ -165,9 +165,9 @@ impl DeviceLock {
     /// longer the one at the path, since its last holder removed it.
     fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
-        point!(LeaseToTake);
+        point!(DeviceLockToTake);
         let file = open(path)?;
-        point!(LeaseCreated);
+        point!(DeviceLockCreated);
         let locked = lock_file::lock(path, file, how).map_err(|error| failed(&error))?;
         let Locked::Ours(mut file) = locked else {
             return Ok(None);
@@ -182,7 +182,7 @@ impl DeviceLock {
             Ok(())
         };
         let _ = emptied.and_then(|()| write!(file, "{}", std::process::id()));
-        point!(LeaseTaken);
+        point!(DeviceLockTaken);
         Ok(Some(Self {
             path: path.to_owned(),
             file,
@@ -217,7 +217,7 @@ impl Drop for DeviceLock {
         if self.stays {
             return;
         }
-        point!(LeaseToDrop);
+        point!(DeviceLockToDrop);
         // The last sharer removes the file. While `relock` converts the lock, another
         // process may take it for a moment.
         if self.shared {
@@ -229,7 +229,7 @@ impl Drop for DeviceLock {
         // The path belongs to the exclusive holder, and a process that waits on the file
         // checks the path again.
         let _ = fs::remove_file(&self.path);
-        point!(LeaseDropped);
+        point!(DeviceLockDropped);
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_held_by_one_at_a_time_and_leaves_no_file() {
+    fn a_device_lock_is_held_by_one_at_a_time_and_leaves_no_file() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let lock = DeviceLock::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
+    fn a_device_lock_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let alone = |deadline| DeviceLock::take(&roots, "session-1", deadline);

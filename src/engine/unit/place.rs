@@ -7,7 +7,7 @@
 //! named both.
 
 use crate::engine::Engine;
-use crate::engine::unit::goes;
+use crate::engine::unit::is_vanishing;
 use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(any(feature = "journal", test))]
 use crate::id::Source;
@@ -175,10 +175,10 @@ impl Engine {
         let mut doubts = Vec::new();
         for device in self
             .units()
-            .that_may_be(self.roots(), |name| unit.is(name))?
+            .candidates(self.roots(), |name| unit.is(name))?
         {
             let identity = match device.cached_identity() {
-                Err(error) if goes(&device, &error) => continue,
+                Err(error) if is_vanishing(&device, &error) => continue,
                 identity => identity?,
             };
             let why = match unit.compare(&identity) {

@@ -3,12 +3,12 @@
 
 use std::str::FromStr;
 
-use super::{Name, Wwid, hex_bytes, printable, spelt_by_udev, told_from_hex};
+use super::{Name, Wwid, hex_bytes, is_not_bare_hex, printable, udev_spelling};
 use crate::id::ParseIdError;
 
 /// The prefixes before a name in udev's spelling: in the uuid of a multipath map, and in
 /// the links to a map and to a disk.
-const AROUND: [&str; 3] = ["dm-uuid-mpath-", "mpath-", "scsi-"];
+const UDEV_PREFIXES: [&str; 3] = ["dm-uuid-mpath-", "mpath-", "scsi-"];
 
 impl FromStr for Wwid {
     type Err = ParseIdError;
@@ -28,8 +28,10 @@ fn parse(text: &str) -> Option<Wwid> {
     if let Some(hex) = text.strip_prefix("wwn-0x") {
         return Wwid::naa(&hex_bytes(hex)?);
     }
-    let around = AROUND.iter().find_map(|prefix| text.strip_prefix(prefix));
-    if let Some(name) = around {
+    let prefixed = UDEV_PREFIXES
+        .iter()
+        .find_map(|prefix| text.strip_prefix(prefix));
+    if let Some(name) = prefixed {
         // udev's `ID_WWN_WITH_EXTENSION` may name a map.
         let wwn = name.strip_prefix("0x").and_then(hex_bytes);
         return wwn
@@ -50,8 +52,8 @@ fn parse(text: &str) -> Option<Wwid> {
 fn by_udev(text: &str) -> Option<Wwid> {
     let (kind, name) = text.split_at_checked(1)?;
     let words = || {
-        let text = spelt_by_udev(printable(name.as_bytes())?)?;
-        told_from_hex(&text).then_some(text)
+        let text = udev_spelling(printable(name.as_bytes())?)?;
+        is_not_bare_hex(&text).then_some(text)
     };
     match kind {
         "3" => Wwid::naa(&hex_bytes(name)?),

@@ -26,7 +26,7 @@ enum State {
     /// The target waits for our proof.
     Challenged(Challenge),
     /// We wait for the target's proof, if it owes one.
-    Proved(Option<Owed>),
+    Proved(Option<ExpectedProof>),
     Done,
 }
 
@@ -39,7 +39,7 @@ struct Challenge {
 
 /// The proof that a target owes to our challenge.
 #[derive(Debug)]
-struct Owed {
+struct ExpectedProof {
     expected: Vec<u8>,
     /// Our own response, which the target must not send back.
     ours: Vec<u8>,
@@ -71,18 +71,18 @@ impl<'a> Conversation<'a> {
                 let ours = challenge.answer(&self.credentials.secret);
                 text.push("CHAP_N", &self.credentials.user);
                 text.push("CHAP_R", encode_binary(&ours));
-                let owed = match &self.credentials.target {
+                let expected = match &self.credentials.target {
                     Some((_, secret)) => {
-                        let counter = challenge.counter()?;
-                        text.push("CHAP_I", counter.identifier);
-                        text.push("CHAP_C", encode_binary(&counter.bytes));
-                        let expected = counter.answer(secret);
-                        self.sent.push(counter.bytes);
-                        Some(Owed { expected, ours })
+                        let reciprocal = challenge.reciprocal_challenge()?;
+                        text.push("CHAP_I", reciprocal.identifier);
+                        text.push("CHAP_C", encode_binary(&reciprocal.bytes));
+                        let expected = reciprocal.answer(secret);
+                        self.sent.push(reciprocal.bytes);
+                        Some(ExpectedProof { expected, ours })
                     }
                     None => None,
                 };
-                self.state = State::Proved(owed);
+                self.state = State::Proved(expected);
                 Ok(true)
             }
             State::Offered | State::Proved(_) | State::Done => Ok(true),
@@ -100,9 +100,9 @@ impl<'a> Conversation<'a> {
                 only(keys, &["CHAP_A", "CHAP_I", "CHAP_C"])?;
                 State::Challenged(self.challenge(keys)?)
             }
-            State::Proved(Some(owed)) => {
+            State::Proved(Some(proof)) => {
                 only(keys, &["CHAP_N", "CHAP_R"])?;
-                self.check(owed, keys)?;
+                self.check(proof, keys)?;
                 State::Done
             }
             State::Proved(None) => {
@@ -134,16 +134,16 @@ impl<'a> Conversation<'a> {
         Ok(challenge)
     }
 
-    fn check(&self, owed: &Owed, keys: &[Pair<'_>]) -> Result<()> {
+    fn check(&self, proof: &ExpectedProof, keys: &[Pair<'_>]) -> Result<()> {
         if keys.is_empty() {
             return Err(refused("did not prove that it knows its secret"));
         }
         let name = key(keys, "CHAP_N")?;
-        let response = decode_binary(key(keys, "CHAP_R")?, owed.expected.len())?;
-        if equal(&response, &owed.ours) {
+        let response = decode_binary(key(keys, "CHAP_R")?, proof.expected.len())?;
+        if equal(&response, &proof.ours) {
             return Err(refused("sent our own response back to us"));
         }
-        if !equal(&response, &owed.expected) {
+        if !equal(&response, &proof.expected) {
             return Err(refused(
                 "proved itself with another secret than ours for it",
             ));
@@ -165,7 +165,7 @@ impl Challenge {
     }
 
     /// Our challenge to the target that sent this one.
-    fn counter(&self) -> Result<Self> {
+    fn reciprocal_challenge(&self) -> Result<Self> {
         let mut bytes = vec![0; 1 + self.algorithm.length()];
         random(&mut bytes)?;
         let identifier = bytes.pop().unwrap_or_default();

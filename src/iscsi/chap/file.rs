@@ -18,7 +18,7 @@ const LONGEST: usize = 1 << 20;
 
 /// The target or portal that a section is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Whose {
+enum SectionKey {
     Target(Iqn),
     Portal(Portal),
 }
@@ -45,7 +45,7 @@ enum Whose {
 #[derive(Debug, Default)]
 pub struct CredentialsFile {
     for_everybody: Option<Credentials>,
-    sections: Vec<(Whose, Credentials)>,
+    sections: Vec<(SectionKey, Credentials)>,
     is_open_to_others: bool,
 }
 
@@ -108,13 +108,13 @@ impl CredentialsFile {
                 continue;
             }
             let at = |what: &str| invalid(&format!("line {number}: {what}"));
-            let whose = Whose::of(first).ok_or_else(|| at("expected [IQN] or [PORTAL]"))?;
-            if file.sections.iter().any(|(other, _)| *other == whose) {
+            let key = SectionKey::of(first).ok_or_else(|| at("expected [IQN] or [PORTAL]"))?;
+            if file.sections.iter().any(|(other, _)| *other == key) {
                 return Err(at("this section is there already"));
             }
             let known = Credentials::of_lines(rest.iter().copied())?;
             let known = known.ok_or_else(|| at("this section has no user= and no secret="))?;
-            file.sections.push((whose, known));
+            file.sections.push((key, known));
         }
         if file.for_everybody.is_none() && file.sections.is_empty() {
             return Err(invalid("no line user=NAME and no line secret=SECRET"));
@@ -126,15 +126,15 @@ impl CredentialsFile {
     /// the portal. `None` if the file has neither a section for them nor defaults.
     #[must_use]
     pub fn find(&self, target: Option<&Iqn>, portal: &Portal) -> Option<&Credentials> {
-        let of_target = target.and_then(|target| self.section(&Whose::Target(target.clone())));
+        let of_target = target.and_then(|target| self.section(&SectionKey::Target(target.clone())));
         of_target
-            .or_else(|| self.section(&Whose::Portal(portal.clone())))
+            .or_else(|| self.section(&SectionKey::Portal(portal.clone())))
             .or(self.for_everybody.as_ref())
     }
 
-    fn section(&self, whose: &Whose) -> Option<&Credentials> {
+    fn section(&self, key: &SectionKey) -> Option<&Credentials> {
         let mut sections = self.sections.iter();
-        let found = sections.find(|(other, _)| other == whose);
+        let found = sections.find(|(other, _)| other == key);
         found.map(|(_, known)| known)
     }
 
@@ -175,7 +175,7 @@ impl Credentials {
     }
 }
 
-impl Whose {
+impl SectionKey {
     fn of(line: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(line).ok()?;
         let name = name.strip_prefix('[')?.strip_suffix(']')?;

@@ -20,11 +20,11 @@ pub enum SessionNotice {
     /// to three times, and the report may be older than the session's current connection.
     Lost(SessionId),
     /// The target has sent an asynchronous message.
-    Said(SessionId, AsyncMessage),
+    AsyncMessage(SessionId, AsyncMessage),
     /// There is a new session, which does not have its names yet.
     Created(SessionId),
     /// Notices may be missing: read the sessions again.
-    LookAgain,
+    Resync,
 }
 
 /// Reports events of all sessions of this machine, whichever process made them, from its
@@ -86,7 +86,7 @@ impl SessionWatch {
     /// `Io`.
     pub fn next(&mut self, deadline: Deadline) -> Result<Option<SessionNotice>> {
         if self.listen_if_possible()? {
-            return Ok(Some(SessionNotice::LookAgain));
+            return Ok(Some(SessionNotice::Resync));
         }
         loop {
             let Some(listener) = &mut self.listener else {
@@ -139,12 +139,12 @@ fn notice(heard: Notification) -> Option<SessionNotice> {
         Notification::Pdu { session, pdu } => {
             let said = Response::decode(pdu.first_chunk::<HEADER>()?);
             match said {
-                Ok(Response::Async(message)) => Some(SessionNotice::Said(session, message)),
+                Ok(Response::Async(message)) => Some(SessionNotice::AsyncMessage(session, message)),
                 _ => None,
             }
         }
         Notification::Created(session) => Some(SessionNotice::Created(session)),
-        Notification::Missed => Some(SessionNotice::LookAgain),
+        Notification::Missed => Some(SessionNotice::Resync),
         Notification::Unbound(_) | Notification::Destroyed(_) => None,
     }
 }
@@ -168,7 +168,10 @@ mod tests {
             let pdu = pdu.to_vec();
             notice(Notification::Pdu { session, pdu })
         };
-        assert_eq!(heard(&pdu), Some(SessionNotice::Said(session, said)));
+        assert_eq!(
+            heard(&pdu),
+            Some(SessionNotice::AsyncMessage(session, said))
+        );
         assert_eq!(heard(&pdu[..47]), None);
         // This is the answer to a logout by another process.
         pdu[0] = 0x26;
@@ -178,7 +181,7 @@ mod tests {
             error: 1020,
         };
         assert_eq!(notice(lost), Some(SessionNotice::Lost(session)));
-        assert_eq!(notice(Notification::Missed), Some(SessionNotice::LookAgain));
+        assert_eq!(notice(Notification::Missed), Some(SessionNotice::Resync));
     }
 
     #[test]

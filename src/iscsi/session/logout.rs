@@ -13,7 +13,7 @@ use crate::kernel::iscsi_netlink::{Control, Listener, Notification, Stop};
 use crate::kernel::{Roots, worker};
 
 /// How long to wait for the target's answer to the logout.
-pub(in crate::iscsi) const TO_LEAVE: Duration = Duration::from_secs(2);
+pub(in crate::iscsi) const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Logs `session` out, and checks that it is gone with its SCSI host. **The session's
 /// devices go with it, and nothing flushes them.** The caller must make sure that there are
@@ -42,25 +42,25 @@ pub fn log_out(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Res
         deadline,
         || session.describe(),
         move || {
-            let mut ending = Ending {
+            let mut logout = SessionLogout {
                 control: Control::open(&roots)?,
                 // The listener opens before any step that it must report.
                 listener: Listener::open()?,
                 session: mine,
                 deadline,
             };
-            ending.run()
+            logout.run()
         },
     )
 }
 
 /// Asks the target to close the session. If the target does not answer by `patience`, this
 /// returns anyway: closing the connection ends the session too.
-pub(in crate::iscsi) fn say_goodbye(
+pub(in crate::iscsi) fn request_logout(
     control: &mut Control,
     listener: &mut Listener,
     id: SessionId,
-    patience: Deadline,
+    logout_deadline: Deadline,
 ) -> Result<()> {
     // The kernel fills in its own numbers.
     let request = LogoutRequest {
@@ -72,7 +72,7 @@ pub(in crate::iscsi) fn say_goodbye(
         tracing::debug!(%id, %error, "no logout could be sent");
         return Ok(());
     }
-    while let Some(heard) = listener.next(patience)? {
+    while let Some(heard) = listener.next(logout_deadline)? {
         match heard {
             Notification::Pdu { session, pdu } if session == id => {
                 let header = pdu.first_chunk::<HEADER>();
@@ -96,14 +96,14 @@ pub(super) fn is_unknown(error: &Error) -> bool {
     error.kind() == ErrorKind::Refused
 }
 
-struct Ending {
+struct SessionLogout {
     control: Control,
     listener: Listener,
     session: IscsiSession,
     deadline: Deadline,
 }
 
-impl Ending {
+impl SessionLogout {
     fn run(&mut self) -> Result<()> {
         let id = self.session.id();
         // The kernel gives the host's number to the next host at once, so the directory
@@ -115,7 +115,7 @@ impl Ending {
         };
         if state == IscsiSession::LOGGED_IN {
             self.unbind()?;
-            self.say_goodbye()?;
+            self.request_logout()?;
             self.stop()?;
         } else {
             self.stop()?;
@@ -145,11 +145,11 @@ impl Ending {
         })
     }
 
-    fn say_goodbye(&mut self) -> Result<()> {
+    fn request_logout(&mut self) -> Result<()> {
         self.in_time()?;
-        let patience = self.deadline.at_most(TO_LEAVE);
+        let logout_deadline = self.deadline.at_most(LOGOUT_TIMEOUT);
         let id = self.session.id();
-        say_goodbye(&mut self.control, &mut self.listener, id, patience)
+        request_logout(&mut self.control, &mut self.listener, id, logout_deadline)
     }
 
     fn stop(&mut self) -> Result<()> {

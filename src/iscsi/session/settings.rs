@@ -19,12 +19,12 @@ pub(super) const REQUIRES_DIGESTS: &str = "lunbd:digests-required";
 pub(super) const RECOVERY: Duration = Duration::from_secs(120);
 
 /// The settings of a new session that a later login does not change.
-pub(in crate::iscsi) struct Made<'a> {
+pub(in crate::iscsi) struct NewSessionSettings<'a> {
     pub(super) recovery: Duration,
     pub(super) tunables: &'a Tunables,
 }
 
-impl Made<'_> {
+impl NewSessionSettings<'_> {
     fn times(&self) -> [(Param, String); 6] {
         let tuned = |param, tunable| (param, self.tunables.value(tunable).to_string());
         [
@@ -43,15 +43,15 @@ impl Made<'_> {
 pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
 
 impl Settings {
-    /// All negotiated parameters (RFC 7143, 13), the names, and the times of `made`.
-    /// Without `made` the session keeps its times, as at another login. User names and
+    /// All negotiated parameters (RFC 7143, 13), the names, and the times of `new_session`.
+    /// Without it the session keeps its times, as at another login. User names and
     /// secrets are left out, because sysfs would show them. The field of the target's user
     /// name holds the [mark](crate::iscsi::Proven::mark) of how the sides proved
     /// themselves.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,
-        made: Option<&Made<'_>>,
+        new_session: Option<&NewSessionSettings<'_>>,
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
@@ -65,7 +65,7 @@ impl Settings {
         }
         // The times come before the names, by which a session that was never started is
         // found.
-        all.extend(made.iter().flat_map(|made| made.times()));
+        all.extend(new_session.iter().flat_map(|settings| settings.times()));
         all.extend([
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),

@@ -37,8 +37,8 @@ pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Resul
             return Ok(None);
         };
         match page_in(answer, code, allocation)? {
-            Page::Whole(page) => return Ok(Some(page.to_vec())),
-            Page::Needs(longer) => allocation = longer,
+            Page::Complete(page) => return Ok(Some(page.to_vec())),
+            Page::Truncated(longer) => allocation = longer,
         }
     }
 }
@@ -46,9 +46,9 @@ pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Resul
 /// How much of a page an answer holds.
 #[derive(Debug)]
 pub(super) enum Page<'a> {
-    Whole(&'a [u8]),
+    Complete(&'a [u8]),
     /// The whole page needs an answer of this many bytes.
-    Needs(u16),
+    Truncated(u16),
 }
 
 /// # Errors
@@ -63,13 +63,13 @@ pub(super) fn page_in(answer: &[u8], code: u8, allocation: u16) -> Result<Page<'
     }
     let whole = usize::from(u16::from_be_bytes([high, low])) + HEADER;
     if let Some(page) = answer.get(..whole) {
-        return Ok(Page::Whole(page));
+        return Ok(Page::Complete(page));
     }
     let needed = u16::try_from(whole).unwrap_or(LONGEST).min(LONGEST);
     if needed <= allocation {
         return Err(malformed(code, "it is cut short"));
     }
-    Ok(Page::Needs(needed))
+    Ok(Page::Truncated(needed))
 }
 
 /// Reads vendor and product from the standard data: eight and sixteen

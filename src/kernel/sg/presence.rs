@@ -5,7 +5,9 @@ use std::time::Duration;
 use lunbd_sys::sg::Completion;
 
 use super::inquiry::{STANDARD, STANDARD_CDB};
-use super::{CHECK_CONDITION, ILLEGAL_REQUEST, Opened, Verdict, failed, page, send, verdict};
+use super::{
+    CHECK_CONDITION, CommandOutcome, ILLEGAL_REQUEST, Opened, failed, outcome, page, send,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 const INQUIRY: &str = "INQUIRY";
@@ -38,7 +40,7 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
     if is_refused(&done) {
         return Ok(Presence::NotSupported(INQUIRY));
     }
-    if !matches!(verdict(&done), Verdict::Good) {
+    if !matches!(outcome(&done), CommandOutcome::Good) {
         return Err(failed(INQUIRY, &done));
     }
     let answer = buffer.get(..done.transferred).unwrap_or_default();
@@ -46,7 +48,7 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
         let message = "the device's standard INQUIRY data is empty";
         return Err(Error::new(ErrorKind::Io, message));
     };
-    if says_no_unit(first) {
+    if reports_no_unit(first) {
         return Ok(Presence::NoUnit(first));
     }
     let done = send(device, TEST_UNIT_READY, &[0; 6], &mut [], timeout)?;
@@ -54,7 +56,7 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
         return Ok(Presence::NotSupported(TEST_UNIT_READY));
     }
     // A unit that is not ready exists.
-    if done.status == 0 && !matches!(verdict(&done), Verdict::Good) {
+    if done.status == 0 && !matches!(outcome(&done), CommandOutcome::Good) {
         return Err(failed(TEST_UNIT_READY, &done));
     }
     Ok(Presence::Present)
@@ -64,7 +66,7 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
 /// "no unit can be here". 001b means "none is connected here". A path in the
 /// ALUA state offline also answers 001b for a unit that exists, but then names
 /// the unit's type. With type 1Fh, no type (LIO at LUN 0), there is no unit.
-pub(super) fn says_no_unit(first: u8) -> bool {
+pub(super) fn reports_no_unit(first: u8) -> bool {
     const NO_TYPE: u8 = 0x1f;
     let (qualifier, kind) = (first >> 5, first & 0x1f);
     qualifier == 0b011 || (qualifier == 0b001 && kind == NO_TYPE)
@@ -112,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_path_that_is_not_connected_to_a_disk_is_no_word_on_the_unit() {
-        assert!(says_no_unit(0x7f));
-        assert!(says_no_unit(0x60));
-        assert!(says_no_unit(0x3f));
-        assert!(!says_no_unit(0x20));
-        assert!(!says_no_unit(0x00));
+        assert!(reports_no_unit(0x7f));
+        assert!(reports_no_unit(0x60));
+        assert!(reports_no_unit(0x3f));
+        assert!(!reports_no_unit(0x20));
+        assert!(!reports_no_unit(0x00));
     }
 }

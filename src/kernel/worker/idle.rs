@@ -17,20 +17,20 @@ pub(super) type Call = Box<dyn FnOnce() + Send>;
 
 /// Which open files a thread has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Files {
+pub(super) enum FdTable {
     /// Those of the process.
-    OfTheProcess,
+    Shared,
     /// Its own, initially none.
-    Apart,
+    Own,
     /// Its own, with one file that it was given. Such a thread takes no other call.
-    ApartWithOne,
+    OwnWithFile,
 }
 
 /// How long a thread waits for another call. No pause within an attach is longer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most threads that wait.
-const MOST: usize = 8;
+const MAX_IDLE: usize = 8;
 
 /// The waiting threads. The thread that came last is taken first.
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting {
@@ -45,38 +45,38 @@ struct Waiting {
 
 struct Thread {
     number: u64,
-    files: Files,
+    fd_table: FdTable,
     calls: SyncSender<Call>,
 }
 
 thread_local! {
-    static FILES: Cell<Files> = const { Cell::new(Files::OfTheProcess) };
+    static FD_TABLE: Cell<FdTable> = const { Cell::new(FdTable::Shared) };
 }
 
 /// Which files the calling thread has.
-pub(super) fn files() -> Files {
-    FILES.get()
+pub(super) fn fd_table() -> FdTable {
+    FD_TABLE.get()
 }
 
 /// Records what the calling thread has done to its files. A thread cannot go back.
-pub(super) fn have_files(files: Files) {
-    FILES.set(files);
+pub(super) fn set_fd_table(files: FdTable) {
+    FD_TABLE.set(files);
 }
 
 /// Runs `call` on a thread that has this name meanwhile. A waiting thread of the kind
-/// `Apart` has [left](have_files) the files of the process in an earlier call. If no
+/// `Own` has [left](set_fd_table) the files of the process in an earlier call. If no
 /// such thread waits, `call` must leave them itself.
 ///
 /// # Errors
 /// Fails if no thread waits and none can be started.
-pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
+pub(super) fn run(name: String, fd_table: FdTable, call: Call) -> io::Result<()> {
     let call: Call = Box::new(move || {
         if let Ok(name) = CString::new(name) {
             let _only_for_people = prctl::set_name(&name);
         }
         call();
     });
-    let call = match take(files) {
+    let call = match take(fd_table) {
         Some(thread) => match thread.calls.send(call) {
             Ok(()) => return Ok(()),
             Err(mpsc::SendError(call)) => call,
@@ -88,9 +88,11 @@ pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
         .map(drop)
 }
 
-fn take(files: Files) -> Option<Thread> {
+fn take(fd_table: FdTable) -> Option<Thread> {
     let threads = &mut lock().threads;
-    let last = threads.iter().rposition(|thread| thread.files == files)?;
+    let last = threads
+        .iter()
+        .rposition(|thread| thread.fd_table == fd_table)?;
     Some(threads.remove(last))
 }
 
@@ -105,7 +107,7 @@ fn run_all(first: Call) {
         let Some((number, calls)) = wait() else {
             return;
         };
-        call = match calls.recv_timeout(PATIENCE) {
+        call = match calls.recv_timeout(IDLE_TIMEOUT) {
             Ok(next) => next,
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
@@ -127,9 +129,9 @@ fn run_all(first: Call) {
 /// Adds the calling thread to those that wait. `None` if enough wait, or if no other
 /// call can use its files.
 fn wait() -> Option<(u64, Receiver<Call>)> {
-    let files = files();
+    let files = fd_table();
     let mut waiting = lock();
-    if files == Files::ApartWithOne || waiting.threads.len() >= MOST {
+    if files == FdTable::OwnWithFile || waiting.threads.len() >= MAX_IDLE {
         return None;
     }
     // The channel holds one call, so the thread that sends it never waits.
@@ -138,7 +140,7 @@ fn wait() -> Option<(u64, Receiver<Call>)> {
     waiting.next += 1;
     waiting.threads.push(Thread {
         number,
-        files,
+        fd_table: files,
         calls: sender,
     });
     Some((number, calls))
@@ -158,7 +160,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     fn on_a_thread<T: Send + 'static>(
-        files: Files,
+        files: FdTable,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> T {
         let (done, result) = mpsc::sync_channel(1);
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn calls_one_after_the_other_share_threads_and_those_beside_each_other_do_not() {
         let own = nix::unistd::gettid;
-        let next = move || on_a_thread(Files::OfTheProcess, own);
+        let next = move || on_a_thread(FdTable::Shared, own);
         // Other tests take threads too.
         let limit = Instant::now() + LIMIT;
         while next() != next() {
@@ -184,7 +186,7 @@ mod tests {
             begun.send(own()).unwrap();
             let _ = hang.recv();
         });
-        run("lunbd-test".to_owned(), Files::OfTheProcess, call).unwrap();
+        run("lunbd-test".to_owned(), FdTable::Shared, call).unwrap();
         let thread = thread.recv_timeout(LIMIT).unwrap();
         for _ in 0..20 {
             assert_ne!(next(), thread);
@@ -194,30 +196,30 @@ mod tests {
 
     #[test]
     fn a_call_never_runs_on_a_thread_that_has_other_files_than_it_needs() {
-        for left in [Files::Apart, Files::ApartWithOne] {
+        for left in [FdTable::Own, FdTable::OwnWithFile] {
             for _ in 0..5 {
                 // Leave the files in fact, because calls of other tests may take the
                 // thread.
                 on_a_thread(left, move || {
-                    lunbd_sys::files::leave_those_of_the_process().unwrap();
-                    have_files(left);
+                    lunbd_sys::files::unshare_fd_table().unwrap();
+                    set_fd_table(left);
                 });
-                let found = on_a_thread(Files::OfTheProcess, files);
-                assert_eq!(found, Files::OfTheProcess);
+                let found = on_a_thread(FdTable::Shared, fd_table);
+                assert_eq!(found, FdTable::Shared);
             }
         }
-        let found = on_a_thread(Files::ApartWithOne, files);
-        assert_eq!(found, Files::OfTheProcess, "a new thread");
-        let found = on_a_thread(Files::Apart, files);
-        assert!(matches!(found, Files::Apart | Files::OfTheProcess));
+        let found = on_a_thread(FdTable::OwnWithFile, fd_table);
+        assert_eq!(found, FdTable::Shared, "a new thread");
+        let found = on_a_thread(FdTable::Own, fd_table);
+        assert!(matches!(found, FdTable::Own | FdTable::Shared));
     }
 
     #[test]
     fn a_call_that_panics_ends_its_thread_and_no_other_call() {
         let panics = Box::new(|| panic!("on purpose"));
-        run("lunbd-test".to_owned(), Files::OfTheProcess, panics).unwrap();
+        run("lunbd-test".to_owned(), FdTable::Shared, panics).unwrap();
         for number in 0..20 {
-            assert_eq!(on_a_thread(Files::OfTheProcess, move || number), number);
+            assert_eq!(on_a_thread(FdTable::Shared, move || number), number);
         }
     }
 }

@@ -51,8 +51,8 @@ fn soon() -> Deadline {
 fn each_reply_is_an_answer_or_an_error_of_its_own_kind() {
     for (reply, expected) in [
         ("ok\n", Ok(Answer::Done)),
-        ("blacklisted\n", Ok(Answer::NotWanted)),
-        ("blacklisted\nfail\n", Ok(Answer::NotWanted)),
+        ("blacklisted\n", Ok(Answer::Excluded)),
+        ("blacklisted\nfail\n", Ok(Answer::Excluded)),
         ("delayed\n", Ok(Answer::Delayed)),
         ("delayedfail\n", Ok(Answer::Delayed)),
         ("fail\n", Err(ErrorKind::Refused)),

@@ -1,7 +1,7 @@
 //! Decodes what a server announces about its exports.
 
 use super::wire::{self, Fields};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result, escape_untrusted};
 use crate::nbd::block_size::BlockSizes;
 use crate::nbd::export::Export;
 use crate::nbd::violation::broken;
@@ -84,7 +84,7 @@ pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
     };
     Ok(ListedExport {
         name: String::from_utf8(name.to_vec()).map_err(not_text)?,
-        description: (!description.is_empty()).then(|| shown(description)),
+        description: (!description.is_empty()).then(|| escape_untrusted(description)),
     })
 }
 

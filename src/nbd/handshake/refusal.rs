@@ -1,6 +1,6 @@
 //! A server's error replies.
 
-use crate::error::{Error, ErrorKind, Result, shown};
+use crate::error::{Error, ErrorKind, Result, escape_untrusted};
 use crate::nbd::violation::broken;
 
 /// An error reply: its code, and the server's text.
@@ -26,7 +26,7 @@ impl Refusal {
         }
         Ok(Self {
             code: kind & !ERROR,
-            text: shown(payload),
+            text: escape_untrusted(payload),
         })
     }
 

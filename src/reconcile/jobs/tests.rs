@@ -96,13 +96,13 @@ fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
 fn a_look_that_began_before_a_step_ended_says_nothing_of_its_volume() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    let epoch = state.epoch();
+    let ended_steps = state.ended_steps();
     state.settle(&mut job, attached(0), &impatient());
     // The volume was not there when the look began.
-    state.merge(Vec::new(), &Scope::All, epoch, false);
+    state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_some());
-    let epoch = state.epoch();
-    state.merge(Vec::new(), &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_none());
 }
 
@@ -170,8 +170,8 @@ fn a_link_that_a_look_finds_dead_has_its_budget_as_one_that_the_kernel_tells_of(
     state.settle(&mut job, attached(0), &impatient());
     let mut dead = there(0);
     dead.condition = Condition::LinkDead;
-    let epoch = state.epoch();
-    let events = state.merge(vec![dead], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    let events = state.merge(vec![dead], &Scope::All, ended_steps, false);
     let told = matches!(
         events.as_slice(),
         [Event::Lost {
@@ -204,8 +204,8 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     state.settle(&mut job, never, &impatient());
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
-    let epoch = state.epoch();
-    state.merge(vec![gone], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![gone], &Scope::All, ended_steps, false);
     state.plan_now();
     assert_eq!(state.take_job(8).unwrap().step.kind, StepKind::Attach);
 }
@@ -222,8 +222,8 @@ fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
     for found in [gone, there(0)] {
-        let epoch = state.epoch();
-        state.merge(vec![found], &Scope::All, epoch, false);
+        let ended_steps = state.ended_steps();
+        state.merge(vec![found], &Scope::All, ended_steps, false);
     }
     let foreign_messages = crate::id::NbdIndex::new(3).unwrap();
     assert!(
@@ -249,8 +249,8 @@ fn what_stood_before_this_process_is_asked_once() {
     assert_eq!(job.step.kind, StepKind::Prove);
     let events = state.settle(&mut job, Done::Serves, &impatient());
     assert!(events.is_empty(), "{events:?}");
-    let epoch = state.epoch();
-    state.merge(vec![there(0)], &Scope::All, epoch, true);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![there(0)], &Scope::All, ended_steps, true);
     state.plan_now();
     assert!(state.take_job(8).is_none());
     assert!(state.attached(&id(0)).is_some());
@@ -361,8 +361,8 @@ fn a_size_that_was_reached_past_us_is_no_failure_any_more() {
     state.settle(&mut job, not_grown(), &Options::default().retry(hour, hour));
     let mut grown = there(0);
     grown.size = Some(1 << 31);
-    let epoch = state.epoch();
-    state.merge(vec![grown], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![grown], &Scope::All, ended_steps, false);
     state.plan_now();
     assert!(state.errors().is_empty());
     assert!(state.attached(&id(0)).is_some());

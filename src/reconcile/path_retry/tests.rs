@@ -50,7 +50,7 @@ fn session(id: u32, target: &str) -> ScsiTransport {
 fn see(state: &mut State, standing: &[ScsiTransport]) {
     state.take_in(&ChangeEvent::HostOrSession);
     state.see_transports(ScsiTransports {
-        standing: standing.iter().cloned().collect(),
+        up: standing.iter().cloned().collect(),
         is_changing: false,
     });
 }

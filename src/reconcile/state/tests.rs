@@ -53,8 +53,8 @@ fn take(state: &mut State, kind: StepKind) -> Job {
 }
 
 fn look(state: &mut State, there: VolumeStatus) -> Vec<Event> {
-    let epoch = state.epoch();
-    state.merge(vec![there], &Scope::All, epoch, true)
+    let ended_steps = state.ended_steps();
+    state.merge(vec![there], &Scope::All, ended_steps, true)
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn on_host<T: Send + 'static>(
 ) -> Result<T> {
     let (what, seen) = (format!("the scan of {hctl}"), || "state=running".to_owned());
     let deadline = Deadline::after(limit);
-    scheduler.on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
+    scheduler.run_on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
 }
 
 fn on_device<T: Send + 'static>(
@@ -53,7 +53,7 @@ fn on_device<T: Send + 'static>(
         "state=running".to_owned()
     });
     let deadline = Deadline::after(limit);
-    scheduler.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
+    scheduler.run_on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
 }
 
 /// Polls until the condition holds.
@@ -66,13 +66,13 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 fn queued(scheduler: &CallScheduler, host: u32) -> usize {
-    let register = scheduler.register();
+    let register = scheduler.table();
     let running = register.running(crate::id::HostNo(host));
     running.map_or(0, |(_, _, waiting)| waiting)
 }
 
 fn is_idle(scheduler: &CallScheduler) -> bool {
-    scheduler.register().is_empty()
+    scheduler.table().is_empty()
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn calls_on_one_host_run_one_at_a_time_in_the_order_in_which_they_came() {
     thread::scope(|scope| {
         scope.spawn(|| on_host(&scheduler, "3:0:0:0", LONG, first));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         for number in 1..=5 {
             let (scheduler, done) = (&scheduler, done.clone());
@@ -147,7 +147,7 @@ fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
     let (error, waited) = thread::scope(|scope| {
         let first = scope.spawn(|| on_host(&scheduler, "3:0:0:7", SHORT, call));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         let start = Instant::now();
         let error = on_host(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap_err();
@@ -166,7 +166,7 @@ fn a_wait_in_the_queue_ends_at_its_own_deadline_and_names_what_is_ahead() {
     thread::scope(|scope| {
         scope.spawn(|| on_host(&scheduler, "3:0:0:7", LONG, call));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         let error = on_host(&scheduler, "3:0:0:8", SHORT, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -233,7 +233,7 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
     };
     assert!(!on_host(&scheduler, "1:0:0:1", LONG, call()).unwrap());
     let (deadline, what) = (Deadline::after(LONG), "the rescan");
-    let rescan = scheduler.on_device_apart(
+    let rescan = scheduler.run_on_device_isolated(
         at("1:0:0:1"),
         Stage::Rescan,
         what,

@@ -118,8 +118,8 @@ impl Identity {
         if self.names.is_empty() || other.names.is_empty() {
             return Comparison::Unknown;
         }
-        let (ours, theirs) = (self.split(), other.split());
-        let unique = Side::compare(&ours.unique, &theirs.unique);
+        let (ours, theirs) = (self.names_by_strength(), other.names_by_strength());
+        let unique = KindComparison::compare(&ours.unique, &theirs.unique);
         if let Some((ours, theirs)) = unique.differ {
             return different(Strength::Strong, ours, theirs);
         }
@@ -135,9 +135,9 @@ impl Identity {
             };
         }
         let is_weak = ours.unique.is_empty() && theirs.unique.is_empty();
-        let mut support = Side::compare(&ours.support, &theirs.support);
+        let mut support = KindComparison::compare(&ours.support, &theirs.support);
         if ours.support.is_empty() && theirs.support.is_empty() && is_weak {
-            support = Side::compare(&ours.made_up, &theirs.made_up);
+            support = KindComparison::compare(&ours.vendor_defined, &theirs.vendor_defined);
         }
         if let Some((ours, theirs)) = support.differ {
             return different(Strength::Weak, ours, theirs);
@@ -177,12 +177,12 @@ impl Identity {
         !self.names.is_empty() && !self.names.iter().any(Wwid::is_unique)
     }
 
-    fn split(&self) -> Split<'_> {
-        let mut split = Split::default();
+    fn names_by_strength(&self) -> NamesByStrength<'_> {
+        let mut split = NamesByStrength::default();
         for name in &self.names {
             match name.kind() {
                 _ if name.is_unique() => &mut split.unique,
-                _ if name.is_made_up() => &mut split.made_up,
+                _ if name.is_vendor_defined() => &mut split.vendor_defined,
                 _ => &mut split.support,
             }
             .push(name);
@@ -201,15 +201,15 @@ fn different(strength: Strength, ours: String, theirs: String) -> Comparison {
 
 /// The names of one unit, by what they prove.
 #[derive(Default)]
-struct Split<'a> {
+struct NamesByStrength<'a> {
     unique: Vec<&'a Wwid>,
     support: Vec<&'a Wwid>,
-    made_up: Vec<&'a Wwid>,
+    vendor_defined: Vec<&'a Wwid>,
 }
 
 /// The comparison of names, kind by kind.
 #[derive(Default)]
-struct Side {
+struct KindComparison {
     /// For some kind all names are equal.
     agree: bool,
     /// For some kind some names are equal and some are not.
@@ -218,7 +218,7 @@ struct Side {
     differ: Option<(String, String)>,
 }
 
-impl Side {
+impl KindComparison {
     fn compare(ours: &[&Wwid], theirs: &[&Wwid]) -> Self {
         let mut side = Self::default();
         let mut kinds: Vec<NameKind> = ours.iter().map(|name| name.kind()).collect();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::hidden_writers::{FixedFile, Mapper, OwnTable};
 use super::lio::Store;
 use super::md::Array;
 use super::nvmet::NvmeNamespace;
@@ -52,6 +53,12 @@ pub enum DiskUser {
     WriterOfPartition,
     /// A process that has a generic node of the disk, or of one of its paths, open for writing.
     WriterOfGeneric,
+    /// A process that has mapped the disk for writing and closed its descriptor.
+    WriterByMapping,
+    /// A process that has registered the disk with `io_uring` and closed its descriptor.
+    WriterByFixedFile,
+    /// A thread that has the disk open for writing in a table of descriptors of its own.
+    WriterOfOwnTable,
     /// A volume of the kernel's target, which claims the disk.
     LioIblock,
     /// A volume of the kernel's target, which opens the disk as a file.
@@ -69,7 +76,7 @@ pub enum DiskUser {
 
 impl DiskUser {
     /// All kinds of users.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Mount,
         Self::MountElsewhere,
         Self::Swap,
@@ -81,6 +88,9 @@ impl DiskUser {
         Self::Writer,
         Self::WriterOfPartition,
         Self::WriterOfGeneric,
+        Self::WriterByMapping,
+        Self::WriterByFixedFile,
+        Self::WriterOfOwnTable,
         Self::LioIblock,
         Self::LioFileio,
         Self::Nvmet,
@@ -119,6 +129,9 @@ impl DiskUser {
             Self::Writer => "a process that has the disk open for writing",
             Self::WriterOfPartition => "a process that has a partition open for writing",
             Self::WriterOfGeneric => "a process that has `/dev/sg*` open for writing",
+            Self::WriterByMapping => "a process that has the disk mapped for writing",
+            Self::WriterByFixedFile => "a process that has the disk registered with `io_uring`",
+            Self::WriterOfOwnTable => "a thread with a descriptor table of its own",
             Self::LioIblock => "LIO, as a block device (iblock)",
             Self::LioFileio => "LIO, as a file (fileio)",
             Self::Nvmet => "nvmet, on the disk",
@@ -147,7 +160,10 @@ impl DiskUser {
             Self::Writer
             | Self::WriterOfPartition
             | Self::WriterOfGeneric
+            | Self::WriterOfOwnTable
             | Self::WriterOfQueueingMap => "open for writing in process",
+            Self::WriterByMapping => "mapped for writing in process",
+            Self::WriterByFixedFile => "registered with io_uring in process",
             Self::LioIblock => "exported by the kernel's target as iblock_",
             Self::LioFileio => "exported by the kernel's target as fileio_",
             Self::Nvmet | Self::NvmetOnPartition => "exported by the kernel's target as nqn.",
@@ -192,6 +208,9 @@ impl DiskUser {
                 let node = generic_node(disk);
                 Box::new(OpenOptions::new().write(true).open(node).expect("a writer"))
             }
+            Self::WriterByMapping => Box::new(Mapper::writing(disk)),
+            Self::WriterByFixedFile => Box::new(FixedFile::of(disk)),
+            Self::WriterOfOwnTable => Box::new(OwnTable::with(disk)),
             Self::LioIblock => Box::new(Store::iblock_on("1b", disk)),
             Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
             Self::Nvmet => Box::new(NvmeNamespace::on(disk)),

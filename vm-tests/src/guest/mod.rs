@@ -15,6 +15,7 @@ pub mod fault_table;
 #[cfg(feature = "guest")]
 pub mod faults;
 pub mod fcoe;
+pub mod hidden_writers;
 pub mod inject;
 pub mod iscsi_proxy;
 pub mod iscsi_target;

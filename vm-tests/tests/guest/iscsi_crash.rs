@@ -223,8 +223,8 @@ fn is_tried(step: &str) -> bool {
     match point {
         "iscsi.to-set" | "iscsi.set" => pass.parse::<u32>().unwrap() <= 6,
         _ => {
-            let of_lease = guest::sweeps_are_whole() && point.starts_with("lease.");
-            of_lease || point.starts_with("iscsi.")
+            let of_device_lock = guest::sweeps_are_whole() && point.starts_with("device-lock.");
+            of_device_lock || point.starts_with("iscsi.")
         }
     }
 }

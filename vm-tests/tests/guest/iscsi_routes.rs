@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lunbd::Roots;
 use lunbd::id::{Hctl, HostNo, IscsiUri, Lun, SessionId};
-use lunbd::transport::{MissingReason, Route, RouteKind, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, RouteKind, iscsi_routes, transport_of};
 use vm_tests::guest;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
@@ -36,7 +36,7 @@ fn route(portal: &str, session: &Session) -> Route {
             portal: portal.parse().unwrap(),
             session: Some(SessionId(session.id)),
         },
-        place: Ok(hctl(session, 3)),
+        address: Ok(hctl(session, 3)),
     }
 }
 
@@ -66,10 +66,15 @@ fn each_portal_is_a_route_to_where_a_scan_finds_the_unit() {
             target,
             lun,
         } = hctl(session, 3);
-        assert_eq!(reach(&Roots::default(), hctl(session, 3)).unwrap(), None);
+        assert_eq!(
+            transport_of(&Roots::default(), hctl(session, 3)).unwrap(),
+            None
+        );
         let scan = format!("/sys/class/scsi_host/host{host}/scan");
         fs::write(scan, format!("{channel} {target} {lun}")).unwrap();
-        let by = reach(&Roots::default(), hctl(session, 3)).unwrap().unwrap();
+        let by = transport_of(&Roots::default(), hctl(session, 3))
+            .unwrap()
+            .unwrap();
         let id = session.id;
         assert_eq!(by.to_string(), format!("session {id}, {portal}, {IQN}"));
     }
@@ -92,7 +97,7 @@ fn a_dead_connection_is_data_about_one_path() {
         (errno(&dead, "address") == Some(nix::libc::ENOTCONN)).then_some(())
     });
     assert_eq!(found[0], route(PORTALS[0], &alive));
-    let missing = found[1].place.as_ref().unwrap_err();
+    let missing = found[1].address.as_ref().unwrap_err();
     let id = dead.id;
     assert_eq!(
         missing.text,
@@ -100,7 +105,7 @@ fn a_dead_connection_is_data_about_one_path() {
     );
     let state = "FAILED".to_owned();
     assert_eq!(missing.reason, MissingReason::SessionDown { state });
-    let none = found[2].place.as_ref().unwrap_err();
+    let none = found[2].address.as_ref().unwrap_err();
     assert_eq!(none.reason, MissingReason::NoSession);
     assert_eq!(routes(&portals), found);
 
@@ -121,6 +126,6 @@ fn two_sessions_through_one_portal_are_two_routes_and_a_logout_leaves_one() {
     first.logout();
     assert_eq!(routes(&[portal]), both[1..]);
     second.logout();
-    let none = routes(&[portal]).remove(0).place.unwrap_err();
+    let none = routes(&[portal]).remove(0).address.unwrap_err();
     assert_eq!(none.reason, MissingReason::NoSession);
 }

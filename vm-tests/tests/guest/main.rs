@@ -89,6 +89,7 @@ mod scsi_reap;
 mod scsi_settle;
 mod scsi_storm;
 mod udevd;
+mod usage_hidden_scsi;
 mod usage_matrix_scsi_and_nbd;
 mod usage_scsi;
 mod usage_unseen_scsi;

@@ -201,7 +201,7 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     assert_eq!(daemon.add_path(second, soon()).unwrap(), Answer::Done);
     assert!(daemon.knows_path(second, soon()).unwrap());
     assert_eq!(map.paths().unwrap().len(), 2);
-    assert_eq!(daemon.add_path("nbd0", soon()).unwrap(), Answer::NotWanted);
+    assert_eq!(daemon.add_path("nbd0", soon()).unwrap(), Answer::Excluded);
 
     // dm-N is not a name to multipathd here, and a map in use stays. udev no longer looks at
     // the map.

@@ -522,7 +522,7 @@ fn the_deaths_of_32_simultaneous_links_are_all_reported() {
     let mut dead: Vec<_> = devices.iter().filter_map(|_| all.next(soon())).collect();
     dead.sort_unstable_by_key(|notice| match notice {
         LinkNotice::Dead(index) => index.get(),
-        LinkNotice::LookAgain => u32::MAX,
+        LinkNotice::Resync => u32::MAX,
     });
     let expected: Vec<_> = devices
         .iter()
@@ -567,7 +567,7 @@ fn commands_and_events_work_after_the_module_is_loaded_again() {
     }
     for _ in 0..2 {
         let _module = NbdModule::load(1);
-        assert_eq!(watch.next(soon()), Some(LinkNotice::LookAgain));
+        assert_eq!(watch.next(soon()), Some(LinkNotice::Resync));
         let store = Store::sparse(MIB);
         let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
         let device = Device::connect(&server.uri("a"), 0, HEALING);

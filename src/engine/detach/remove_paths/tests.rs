@@ -52,7 +52,7 @@ pub(in crate::engine) fn path(roots: &Roots, hctl: &str, disk: &str) -> KnownPat
         disk: device.disk().unwrap(),
         device,
         identity_now: PathIdentity::Silent(Identity::default()),
-        leaves: false,
+        is_being_removed: false,
         timed_out: false,
     }
 }

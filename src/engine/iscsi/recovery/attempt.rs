@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use super::devices;
-use super::options::{Ask, ONE_TRY};
+use super::options::{ATTEMPT_LIMIT, CredentialsFn};
 use super::spawn::spawn;
 use crate::deadline::Deadline;
 use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
@@ -26,7 +26,7 @@ pub(super) struct RecoveryAttempt {
     pub(super) roots: Roots,
     pub(super) scheduler: CallScheduler,
     pub(super) session: IscsiSession,
-    pub(super) ask: Option<Arc<Ask>>,
+    pub(super) credentials: Option<Arc<CredentialsFn>>,
     pub(super) digests: (bool, bool),
     /// Whether to log out of the target first.
     pub(super) logs_out_first: bool,
@@ -50,7 +50,7 @@ impl RecoveryAttempt {
     /// Runs on a thread of its own, which sends its result and wakes the receiver.
     pub(super) fn start(self, told: Sender<AttemptDone>, waker: SessionWaker) -> Result<()> {
         spawn(move || {
-            let run = AssertUnwindSafe(|| self.run(Deadline::after(ONE_TRY)));
+            let run = AssertUnwindSafe(|| self.run(Deadline::after(ATTEMPT_LIMIT)));
             // The caller's credentials function may panic, and a session without a result
             // would never be tried again.
             let outcome = catch_unwind(run).unwrap_or_else(|_| {
@@ -114,7 +114,7 @@ impl RecoveryAttempt {
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
             .kept_by(&self.session)?;
-        let credentials = match &self.ask {
+        let credentials = match &self.credentials {
             Some(ask) => ask(name)?,
             None => None,
         };
@@ -142,7 +142,7 @@ impl RecoveryAttempt {
     fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
         let patience = deadline.at_most(TO_SHARE);
         match share(&self.roots, &self.session, patience) {
-            Err(error) if error.kind().is_out_of_time() => Ok(None),
+            Err(error) if error.kind().is_timeout_or_cancel() => Ok(None),
             shared => shared,
         }
     }

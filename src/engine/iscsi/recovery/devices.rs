@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::options::ONE_TRY;
+use super::options::ATTEMPT_LIMIT;
 use super::spawn::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -35,18 +35,18 @@ pub(super) fn set_offline_running(
         Ok(())
     };
     let id = session.id();
-    let devices = ailing(roots, session).unwrap_or_else(|error| {
+    let devices = unusable(roots, session).unwrap_or_else(|error| {
         tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
     for (device, ailment) in devices {
         let hctl = device.hctl();
         let ran = match ailment {
-            Ailment::Offline => run(&device),
-            Ailment::NoSize => Ok(()),
+            DeviceFault::Offline => run(&device),
+            DeviceFault::NoSize => Ok(()),
         };
         // A device that fails does not hold up the others.
-        match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
+        match ran.and_then(|()| scsi::reread_size(&device, scheduler, deadline)) {
             Ok(true) => {}
             Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
             Err(error) => {
@@ -64,21 +64,21 @@ pub(super) fn set_running_in_background(
     scheduler: &CallScheduler,
     session: &IscsiSession,
 ) -> Result<()> {
-    if ailing(roots, session).is_ok_and(|devices| devices.is_empty()) {
+    if unusable(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
     let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
-    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
+    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ATTEMPT_LIMIT)))
 }
 
 /// Why a device serves no I/O though its session is logged in.
 #[derive(Clone, Copy)]
-enum Ailment {
+enum DeviceFault {
     Offline,
     NoSize,
 }
 
-impl fmt::Display for Ailment {
+impl fmt::Display for DeviceFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Offline => "offline",
@@ -87,16 +87,16 @@ impl fmt::Display for Ailment {
     }
 }
 
-fn ailing(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
+fn unusable(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, DeviceFault)>> {
     let mut found = Vec::new();
     for hctl in session.devices()? {
         let Some(device) = ScsiDevice::find(roots, hctl)? else {
             continue;
         };
         if device.state()? == Some(State::Offline) {
-            found.push((device, Ailment::Offline));
+            found.push((device, DeviceFault::Offline));
         } else if scsi::shows_no_size(&device)? {
-            found.push((device, Ailment::NoSize));
+            found.push((device, DeviceFault::NoSize));
         }
     }
     Ok(found)

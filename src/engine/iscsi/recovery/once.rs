@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::attempt::{AttemptOutcome, RecoveryAttempt};
-use super::options::ONE_TRY;
+use super::options::ATTEMPT_LIMIT;
 use super::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
@@ -72,7 +72,7 @@ impl Engine {
             roots: self.roots().clone(),
             scheduler: self.scheduler.clone(),
             session: session.clone(),
-            ask: options.ask.clone(),
+            credentials: options.credentials.clone(),
             digests: options.digests,
             logs_out_first: false,
         };
@@ -106,7 +106,7 @@ impl RecoveryAttempt {
                 }
                 Some(ConnectionStatus::Lost | ConnectionStatus::GivenUp) => *tries += 1,
             }
-            let limit = deadline.at_most(ONE_TRY);
+            let limit = deadline.at_most(ATTEMPT_LIMIT);
             let failure = match self.run(limit) {
                 Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
                 Ok(AttemptOutcome::NotOurs) => {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::iscsi::{Credentials, SessionName};
 
-pub(super) type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
+pub(super) type CredentialsFn = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
 
 /// The data that a re-login needs and that the kernel does not keep.
 #[derive(Clone, Default)]
 pub struct SessionRecoveryOptions {
-    pub(super) ask: Option<Arc<Ask>>,
+    pub(super) credentials: Option<Arc<CredentialsFn>>,
     pub(super) digests: (bool, bool),
 }
 
@@ -33,7 +33,7 @@ impl SessionRecoveryOptions {
         mut self,
         ask: impl Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync + 'static,
     ) -> Self {
-        self.ask = Some(Arc::new(ask));
+        self.credentials = Some(Arc::new(ask));
         self
     }
 
@@ -49,12 +49,12 @@ impl SessionRecoveryOptions {
 
 impl fmt::Debug for SessionRecoveryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepOptions")
-            .field("asks_for_credentials", &self.ask.is_some())
+        f.debug_struct("SessionRecoveryOptions")
+            .field("asks_for_credentials", &self.credentials.is_some())
             .field("digests", &self.digests)
             .finish()
     }
 }
 
 /// The time of one attempt in which the target must answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
+pub(super) const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);

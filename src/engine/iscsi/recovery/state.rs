@@ -30,7 +30,7 @@ pub(super) struct RecoveryState {
     tries: u32,
     /// The kind of the last reported failure.
     failure: Option<ErrorKind>,
-    said_spent: bool,
+    reported_spent: bool,
     /// The target asked for a logout.
     logs_out_first: bool,
 }
@@ -72,7 +72,7 @@ impl RecoveryState {
             between_tries: Pauses::quick(),
             tries: 0,
             failure: None,
-            said_spent: false,
+            reported_spent: false,
             logs_out_first: false,
         }
     }
@@ -165,15 +165,15 @@ impl RecoveryState {
     }
 
     /// Whether to report a failure of this kind.
-    pub(in crate::engine) fn is_news(&mut self, failure: ErrorKind) -> bool {
+    pub(in crate::engine) fn is_new_failure(&mut self, failure: ErrorKind) -> bool {
         self.failure.replace(failure) != Some(failure)
     }
 
     /// Whether to report now that the recovery timeout has passed. I/O fails by now, so
     /// longer pauses cost nothing.
-    pub(super) fn is_first_to_say_spent(&mut self) -> bool {
+    pub(super) fn first_budget_report(&mut self) -> bool {
         self.between_tries.slow_down();
-        !std::mem::replace(&mut self.said_spent, true)
+        !std::mem::replace(&mut self.reported_spent, true)
     }
 
     /// Slows down where the target refuses the login or fails to prove itself, which
@@ -231,8 +231,8 @@ mod tests {
         assert!(pauses[11] >= Duration::from_secs(1));
         assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(2)));
         assert_eq!(recovery.tries(), 12);
-        assert!(recovery.is_first_to_say_spent());
-        assert!(!recovery.is_first_to_say_spent());
+        assert!(recovery.first_budget_report());
+        assert!(!recovery.first_budget_report());
         let pauses: Vec<_> = (0..12).map(|_| pause(&mut recovery)).collect();
         assert!(pauses[11] >= Duration::from_secs(7));
     }
@@ -279,7 +279,7 @@ mod tests {
             ErrorKind::NotPermitted,
             ErrorKind::Unreachable,
         ];
-        let told = kinds.map(|kind| recovery.is_news(kind));
+        let told = kinds.map(|kind| recovery.is_new_failure(kind));
         assert_eq!(told, [true, false, true, true]);
     }
 }

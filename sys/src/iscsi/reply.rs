@@ -116,7 +116,7 @@ pub fn answer(message: &[u8]) -> Option<Answer> {
 
 /// The event in a message of the group; `None` if the message is none.
 #[must_use]
-pub fn news(message: &[u8]) -> Option<KernelEvent<'_>> {
+pub fn event(message: &[u8]) -> Option<KernelEvent<'_>> {
     let data = message.get(DATA..)?;
     let [first, second, third] = [0, 4, 8].map(|at| u32_at(message, HEADER + R + at));
     Some(match u32_at(message, HEADER + offset_of!(Uevent, kind)) {
@@ -173,7 +173,7 @@ mod tests {
     fn news_names_the_session_wherever_the_kernel_puts_it() {
         let of = |kind| made(kind, 0, [1, 2, 3]);
         assert_eq!(
-            news(&of(102)),
+            event(&of(102)),
             Some(KernelEvent::ConnectionError {
                 sid: 1,
                 cid: 2,
@@ -181,18 +181,24 @@ mod tests {
             })
         );
         assert_eq!(
-            news(&of(104)),
+            event(&of(104)),
             Some(KernelEvent::SessionDestroyed { sid: 2 })
         );
-        assert_eq!(news(&of(105)), Some(KernelEvent::SessionUnbound { sid: 1 }));
-        assert_eq!(news(&of(106)), Some(KernelEvent::SessionCreated { sid: 1 }));
-        assert_eq!(news(&of(107)), Some(KernelEvent::Other(107)));
+        assert_eq!(
+            event(&of(105)),
+            Some(KernelEvent::SessionUnbound { sid: 1 })
+        );
+        assert_eq!(
+            event(&of(106)),
+            Some(KernelEvent::SessionCreated { sid: 1 })
+        );
+        assert_eq!(event(&of(107)), Some(KernelEvent::Other(107)));
         let mut received = of(101);
         received.extend(b"pdu");
         let (sid, cid) = (1, 2);
         let pdu = &b"pdu"[..];
         assert_eq!(
-            news(&received),
+            event(&received),
             Some(KernelEvent::ReceivedPdu { sid, cid, pdu })
         );
     }

@@ -10,7 +10,7 @@ use crate::kernel::{Roots, mounts, process, sysfs};
 
 /// Why udevd's events do not reach this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deaf {
+pub(crate) enum UdevUnreachable {
     /// udevd's control socket is missing.
     NotRunning,
     /// libudev listens to nothing.
@@ -19,7 +19,7 @@ pub(crate) enum Deaf {
     OtherNetworkNamespace,
 }
 
-impl fmt::Display for Deaf {
+impl fmt::Display for UdevUnreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotRunning => "no udevd runs (it has no control socket below /run/udev)",
@@ -31,7 +31,7 @@ impl fmt::Display for Deaf {
     }
 }
 
-impl Deaf {
+impl UdevUnreachable {
     /// How to fix the cause.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
@@ -43,14 +43,14 @@ impl Deaf {
 }
 
 /// Why no event of udevd reaches this process; `None` if they do.
-pub(crate) fn why_deaf(roots: &Roots) -> Option<Deaf> {
+pub(crate) fn udev_unreachable_reason(roots: &Roots) -> Option<UdevUnreachable> {
     let control = roots.run.join("udev/control");
     if !control.exists() {
-        Some(Deaf::NotRunning)
+        Some(UdevUnreachable::NotRunning)
     } else if !libudev_listens() {
-        Some(Deaf::LibudevLooksElsewhere)
+        Some(UdevUnreachable::LibudevLooksElsewhere)
     } else if !is_in_udevds_network_namespace(roots) {
-        Some(Deaf::OtherNetworkNamespace)
+        Some(UdevUnreachable::OtherNetworkNamespace)
     } else {
         None
     }

@@ -69,7 +69,7 @@ impl fmt::Display for TransportInfo {
 ///
 /// # Errors
 /// Those of following the device's link.
-pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> {
+pub fn transport_of(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> {
     let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
     let device = sysfs::resolve(&link)?;
     Ok(device.and_then(|dir| TransportReader::new(roots).of(hctl, &dir)))

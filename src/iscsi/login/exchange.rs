@@ -22,12 +22,12 @@ const MOST_EXCHANGES: usize = 32;
 pub(in crate::iscsi) enum Outcome {
     LoggedIn(Session),
     /// The target redirects to this portal, where the login starts again.
-    Moved(Portal),
+    Redirected(Portal),
 }
 
 /// Logs in. `challenges` are the CHAP challenges that we have sent so far for the same
 /// caller.
-pub(in crate::iscsi) fn agree<S: Read + Write>(
+pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
     wire: &mut Wire<S>,
     options: &LoginOptions,
     challenges: &mut Vec<Vec<u8>>,
@@ -50,7 +50,9 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         wire.send("a login request", &request.encode())?;
         let waiting_for = format!("the answer to a login request of the stage {stage:?}");
         let received = wire.receive(&waiting_for);
-        let (response, data) = match received.map_err(|error| went(error, stage, options))? {
+        let (response, data) = match received
+            .map_err(|error| explain_disconnect(error, stage, options))?
+        {
             (Response::Login(response), data) => (response, data),
             (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
             (other, _) => return Err(broken("opcode", other.name(), "that of a login response")),
@@ -58,7 +60,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         check(&response, options)?;
         match response.status_class {
             0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
-            1 => return moved(&data),
+            1 => return redirected(&data),
             class => return Err(status::failure(class, response.status_detail)),
         }
         if let Step::Done(agreed) = negotiation.take(&response, &data)? {
@@ -87,7 +89,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
 
 /// Adds what was offered, because some targets close the connection without an answer if
 /// they want CHAP and are offered none.
-fn went(error: Error, stage: LoginStage, options: &LoginOptions) -> Error {
+fn explain_disconnect(error: Error, stage: LoginStage, options: &LoginOptions) -> Error {
     if stage == LoginStage::Security && error.kind() == ErrorKind::Unreachable {
         let offered = format!("it was offered AuthMethod={}", options.methods());
         return error.with_last_seen(offered);
@@ -126,11 +128,11 @@ fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
     Ok(())
 }
 
-fn moved(data: &[u8]) -> Result<Outcome> {
+fn redirected(data: &[u8]) -> Result<Outcome> {
     for pair in pairs(data) {
         let pair = pair?;
         if pair.key == "TargetAddress" {
-            return target_address(&pair).map(|(portal, _)| Outcome::Moved(portal));
+            return target_address(&pair).map(|(portal, _)| Outcome::Redirected(portal));
         }
     }
     let field = format!("the TargetAddress of {PEER}'s redirect");

@@ -23,7 +23,7 @@ pub(crate) enum Changed {
 /// The names that a subscription has recorded, shared by the hub's thread and the
 /// caller.
 #[derive(Debug)]
-pub(crate) struct Noted {
+pub(crate) struct ChangedNames {
     naming: Naming,
     inner: Mutex<Inner>,
 }
@@ -34,7 +34,7 @@ struct Inner {
     lost: bool,
 }
 
-impl Noted {
+impl ChangedNames {
     pub(super) fn new(naming: Naming) -> Arc<Self> {
         Arc::new(Self {
             naming,
@@ -54,7 +54,7 @@ impl Noted {
         }
     }
 
-    pub(crate) fn lose(&self) {
+    pub(crate) fn mark_lost(&self) {
         self.lock().lost = true;
     }
 
