@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
+use crate::engine::{
+    AttachRequest, Attachment, Detachment, Multipath, NbdOptions, NotLookedAt, Unit,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{
     BackendId, ContentName, DevNo, DiskSeq, InterfaceName, Iqn, NbdIndex, Source, VolumeId, Wwid,
@@ -33,6 +35,25 @@ pub struct Record {
     /// means another device after the next. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
+    /// What its detach has proven. Such a record says that nothing of the volume is left on
+    /// this machine, and the journal keeps it for a repeated detach: see
+    /// [`Journal::detached`](super::Journal::detached).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached: Option<Detached>,
+}
+
+/// What a detach has proven.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Detached {
+    /// As [`Detachment::safe_to_unmap`](crate::Detachment::safe_to_unmap).
+    pub safe_to_unmap: bool,
+    /// As [`Detachment::not_looked_at`](crate::Detachment::not_looked_at).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_looked_at: Vec<NotLookedAt>,
+    /// When, by the machine's clock, in UTC.
+    pub at: String,
 }
 
 /// How a volume is attached, without what was asked of a single call.
@@ -315,6 +336,16 @@ impl AttachRequest {
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::InvalidInput, message))
+    }
+}
+
+impl Detached {
+    pub(in crate::engine) fn of(detachment: &Detachment) -> Self {
+        Self {
+            safe_to_unmap: detachment.safe_to_unmap,
+            not_looked_at: detachment.not_looked_at.clone(),
+            at: now(),
+        }
     }
 }
 

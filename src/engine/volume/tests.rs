@@ -43,6 +43,7 @@ impl Node {
             intent: Some(Intent::now(Operation::Attach)),
             outcome: None,
             boot: None,
+            detached: None,
         }
     }
 

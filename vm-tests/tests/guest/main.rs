@@ -12,6 +12,7 @@
     reason = "a test panics to fail, and prints what it saw"
 )]
 
+mod apply_followed_file;
 mod apply_scsi_and_nbd;
 mod attach;
 mod behaviours;
@@ -40,6 +41,7 @@ mod iscsi_inventory;
 mod iscsi_lab;
 mod iscsi_log_in;
 mod iscsi_names;
+mod iscsi_netlink_port;
 mod iscsi_paths;
 mod iscsi_proof;
 mod iscsi_proxied;

@@ -151,6 +151,14 @@ impl Engine {
         self.survey_where(&journal.records(), |volume| volumes.contains(volume))
     }
 
+    /// The same of records that are no journal's.
+    pub(in crate::engine) fn survey_records(
+        &self,
+        records: &[Record],
+    ) -> Result<Vec<VolumeStatus>> {
+        self.survey_where(records, |_| true)
+    }
+
     fn survey_where(
         &self,
         records: &[Record],
