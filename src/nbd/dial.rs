@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, ListedExport};
 use super::tls;
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -22,6 +23,8 @@ pub struct Connection {
     pub stream: OwnedFd,
     /// What the server serves on it.
     pub export: Export,
+    /// The TLS of it; `None` of a connection without TLS.
+    pub tls: Option<TlsInfo>,
 }
 
 /// Connects to the server of `uri` and agrees with it on the export, all within
@@ -49,14 +52,20 @@ pub struct Connection {
 /// and `InvalidInput` for files that hold no certificates.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     let stream = connect(uri.server(), deadline)?;
-    let export = if let NbdServer::Tls { .. } = uri.server() {
-        tls::negotiate(&stream, uri, deadline)?
+    let (export, tls) = if let NbdServer::Tls { .. } = uri.server() {
+        let (export, tls) = tls::negotiate(&stream, uri, deadline)?;
+        (export, Some(tls))
     } else {
         let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
-        handshake::negotiate(&mut talk, uri.export(), deadline)?
+        let export = handshake::negotiate(&mut talk, uri.export(), deadline)?;
+        (export, None)
     };
     tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
-    Ok(Connection { stream, export })
+    Ok(Connection {
+        stream,
+        export,
+        tls,
+    })
 }
 
 /// As [`dial`], for a device whose requests may take no longer than `request`: the kernel

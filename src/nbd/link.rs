@@ -8,6 +8,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use super::command::NewTimeouts;
 use super::known_content::KnownContent;
 use super::served::Slots;
+use super::tls_info::TlsInfo;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdUri};
@@ -23,6 +24,8 @@ pub(crate) struct Link {
     pub(crate) timeouts: NewTimeouts,
     /// What was read of the volume before the kernel had a connection to it.
     pub(crate) content: Option<KnownContent>,
+    /// The TLS of the last connection that this process made.
+    pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
     sockets: Vec<OwnedFd>,
     /// The thread that connected the device, which no reconnect changes; `None` where it
@@ -102,6 +105,7 @@ impl Link {
             backend,
             timeouts,
             content: None,
+            tls: None,
             slots,
             sockets: Vec::new(),
             connected_by,
@@ -169,9 +173,11 @@ fn has_hung_up(socket: &OwnedFd) -> bool {
 }
 
 /// Duplicates, for the kernel to take over.
-pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+pub(crate) fn duplicate<'a>(
+    sockets: impl IntoIterator<Item = &'a OwnedFd>,
+) -> Result<Vec<OwnedFd>> {
     sockets
-        .iter()
+        .into_iter()
         .map(OwnedFd::try_clone)
         .collect::<std::io::Result<_>>()
         .map_err(|error| {

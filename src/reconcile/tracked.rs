@@ -1,7 +1,7 @@
 //! What a reconciler knows of one volume.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::plan::StepKind;
 use crate::deadline::Backoff;
@@ -30,6 +30,8 @@ pub(super) struct Tracked {
     pub(super) differs: Option<(Condition, String)>,
     /// It was said to be lost.
     pub(super) lost: bool,
+    /// The end of the server's certificate that an event told of.
+    pub(super) told_certificate_end: Option<SystemTime>,
     /// What it was refused for.
     pub(super) refused: Option<String>,
     /// The count of ended steps when its own last ended.
