@@ -70,6 +70,8 @@ mod nbd_links;
 mod nbd_receivers;
 mod nbd_rounds;
 mod nbd_tls;
+mod nbd_tls_shown;
+mod nbd_tls_wire;
 mod nbd_two_volumes;
 mod own_boot_crash_mpath_nbd;
 mod own_boot_faults_mpath;
