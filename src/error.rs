@@ -1,5 +1,5 @@
-//! One error type: what went wrong, at which stage, on which path, whether a
-//! retry can help, and the chain of causes.
+//! The crate's one error type. It says what went wrong, at which stage and on which path,
+//! whether a retry can help, and what caused it.
 
 mod kind;
 mod stage;
@@ -19,13 +19,13 @@ pub use kind::{ErrorKind, Retry};
 pub use stage::Stage;
 pub(crate) use untrusted::shown;
 
-/// The result of everything in this crate that can fail.
+/// The result of every fallible function in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure, with all that was known when it happened.
+/// A failure, with everything that was known when it happened.
 ///
-/// `{}` prints one line; `{:#}` adds the chain of causes, but for what the line says
-/// already.
+/// `{}` prints one line. `{:#}` adds the chain of causes, without what the line already
+/// says.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -55,7 +55,7 @@ impl Error {
         }))
     }
 
-    /// A system call on `path` that failed; the errno decides the kind.
+    /// The error of a failed system call on `path`; the errno decides the kind.
     pub(crate) fn io(action: &str, path: &Path, error: &io::Error) -> Self {
         let errno = error.raw_os_error().map(Errno::from_raw);
         let kind = errno.map_or(ErrorKind::Io, ErrorKind::of_errno);
@@ -68,7 +68,7 @@ impl Error {
         new
     }
 
-    /// A system call on no path that failed; the errno decides the kind.
+    /// The error of a failed system call that has no path; the errno decides the kind.
     pub(crate) fn of_errno(action: &str, errno: Errno) -> Self {
         let message = format!("{action}: {}", errno.desc());
         let mut new = Self::new(ErrorKind::of_errno(errno), message);
@@ -85,7 +85,8 @@ impl Error {
         new
     }
 
-    /// Nothing came of `waited`, whoever's limit that was.
+    /// A wait of `waited` ended without success, whether the caller or the engine set its
+    /// limit.
     pub(crate) fn not_within(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
         let mut new = Self::new(ErrorKind::TimedOut, format!("waiting for {waiting_for}"));
         new.0.stage = Some(stage);
@@ -93,7 +94,7 @@ impl Error {
         new
     }
 
-    /// Names the stage, unless a deeper one is named already.
+    /// Sets the stage, unless a deeper call has set one.
     pub(crate) fn at(mut self, stage: Stage) -> Self {
         self.0.stage.get_or_insert(stage);
         self
@@ -131,7 +132,7 @@ impl Error {
         self.0.kind.retry()
     }
 
-    /// The stage at which it happened.
+    /// The stage at which the failure happened.
     #[must_use]
     pub fn stage(&self) -> Option<Stage> {
         self.0.stage
@@ -149,8 +150,8 @@ impl Error {
         self.0.errno.map(|errno| errno as i32)
     }
 
-    /// What the device's state was when the wait ended, or what stands after the
-    /// failure: the error's own word, else that of the nearest cause that has one.
+    /// The device's state when the wait ended, or the state that the failure left behind.
+    /// It comes from this error, else from the nearest cause that has it.
     #[must_use]
     pub fn last_seen(&self) -> Option<&str> {
         let of_cause = || self.source()?.downcast_ref::<Self>()?.last_seen();
@@ -203,7 +204,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// The object that `--json` prints of an error.
+/// Serialises the object that `--json` prints for an error.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Error {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,5 @@
-//! One SCSI logical unit, one attempt, verified by reading back.
+//! Operations on one SCSI logical unit. Each makes one attempt and verifies it by reading
+//! back.
 
 mod access_state;
 mod ask;

@@ -1,9 +1,8 @@
-//! Which SCSI host, channel and target an iSCSI portal or a Fibre Channel port
-//! is on this machine, as sysfs shows it now. Nothing is logged in, scanned or
-//! written.
+//! Finds the SCSI host, channel and target of an iSCSI portal or a Fibre Channel port on
+//! this machine, as sysfs shows it now. It logs in, scans and writes nothing.
 //!
-//! What is wrong with one path is said of that path and never stops another: a
-//! session or a port that cannot be used, or cannot be read, is a [`RouteUnavailable`].
+//! A problem of one path is reported for that path and never stops another: a session or a
+//! port that cannot be used or read is a [`RouteUnavailable`].
 
 mod fc;
 mod iscsi;

@@ -1,18 +1,17 @@
-//! Kernel and udev events: subscribe, act, and wait for the cause.
+//! Kernel and udev events: subscribe, act, and wait for the resulting event.
 //!
-//! The kernel announces a device when it exists (netlink group 1); udevd
-//! announces it again when its rules have run and its links stand (group 2).
-//! One [`Hub`] thread reads both for all waiters. A waiter holds a [`Watch`]
-//! on one component of a device path, takes it **before** it acts, and can
-//! then not miss the answer: what a full socket buffer loses comes back as
-//! [`Notice::Resync`], which means "look at sysfs again".
+//! The kernel announces a device when it exists (netlink group 1). udevd announces it again
+//! when its rules have run and its links exist (group 2). One [`Hub`] thread reads both
+//! for all waiters. A waiter takes a [`Watch`] on one component of a device path
+//! **before** it acts, so it cannot miss the event. If a full socket buffer loses events,
+//! the waiter gets [`Notice::Resync`], which means "look at sysfs again".
 //!
-//! Ten thousand may wait: one costs less than 1 KiB, an event costs no more when
-//! others wait for something else, and only a full socket buffer makes work for
-//! each of them, once until it has read that. [`Hub::counters`] tells how it went.
+//! Ten thousand waiters may wait. A waiter costs less than 1 KiB. The cost of an event does
+//! not depend on waiters for other events. Only a full socket buffer causes work for every
+//! waiter, once until the waiter has read its notice. [`Hub::counters`] reports statistics.
 //!
-//! What arrays report by themselves (their logical units have changed, a
-//! capacity has) comes to a [`UnitAttentionWatch`]. Nothing is scanned for that.
+//! A [`UnitAttentionWatch`] delivers what arrays report on their own, such as changed
+//! logical units or a changed capacity. lunbd scans nothing for that.
 
 mod changes;
 mod counters;

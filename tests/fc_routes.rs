@@ -1,5 +1,5 @@
-//! Which address a Fibre Channel target port has, on a machine that is a
-//! directory laid out as Linux 6.1 lays sysfs out.
+//! The address of a Fibre Channel target port, on a machine that is a directory with the sysfs
+//! layout of Linux 6.1.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -27,7 +27,7 @@ fn link(machine: &Machine, class: &str, name: &str, below_sys: &str) {
     symlink(format!("../../{below_sys}"), folder.join(name)).unwrap();
 }
 
-/// A port that a local port sees, by its name in the kernel; a usable target.
+/// A remote port that a local port sees, by its kernel name; a usable target.
 struct Rport<'a> {
     machine: &'a Machine,
     dir: String,
@@ -65,7 +65,7 @@ impl<'a> Rport<'a> {
         fs::remove_file(path).unwrap();
     }
 
-    /// A read of it fails, as with `EINVAL`: here with `EISDIR`.
+    /// Makes a read of the attribute fail, as with `EINVAL`: here with `EISDIR`.
     fn break_attribute(&self, attribute: &str) {
         self.remove(attribute);
         let path = self.machine.path(&format!("{}/{attribute}", self.dir));
@@ -81,7 +81,7 @@ fn routes(machine: &Machine, ports: &str) -> Vec<Route> {
     fc_routes(&machine.roots(), &uri).unwrap()
 }
 
-/// `VIA at H:C:T:L`, or why not.
+/// `VIA at H:C:T:L`, or why there is no route.
 fn told(routes: &[Route]) -> Vec<String> {
     let told = routes.iter().map(|route| match &route.place {
         Ok(hctl) => format!("{} at {hctl}", route.via),
@@ -148,7 +148,7 @@ fn a_port_that_is_down_is_data_about_one_path() {
     host(&machine, 3, "Online");
     Rport::new(&machine, "rport-2:0-1", ONE);
     let down = Rport::new(&machine, "rport-3:0-1", ONE);
-    // A port that is not present has no role left.
+    // A port that is not present has no role any more.
     down.set("roles", "unknown");
     for state in ["Blocked", "Not Present", "Offline"] {
         down.set("port_state", state);

@@ -1,5 +1,5 @@
-//! Which address an iSCSI portal and target have, on a machine that is a
-//! directory laid out as Linux 6.1 lays sysfs out.
+//! The address of an iSCSI portal and target, on a machine that is a directory with the sysfs
+//! layout of Linux 6.1.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -14,7 +14,7 @@ use machine::Machine;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
 
-/// A session as the kernel shows one that is logged in.
+/// A logged-in session, as the kernel shows it.
 struct Session<'a> {
     machine: &'a Machine,
     host: u32,
@@ -22,7 +22,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Through this portal; the host's number is the session's and 1.
+    /// A session through this portal. Its host's number is the session's plus 1.
     fn new(machine: &'a Machine, id: u32, address: &str, port: u16) -> Self {
         let session = Self {
             machine,
@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
         fs::remove_file(self.machine.path(&format!("{}/{attribute}", self.class()))).unwrap();
     }
 
-    /// A read of it fails, as with `ENOTCONN`: here with `EISDIR`.
+    /// Makes a read of the attribute fail, as with `ENOTCONN`: here with `EISDIR`.
     fn break_attribute(&self, path: &str) {
         let path = self.machine.path(path);
         fs::remove_file(&path).unwrap();
@@ -118,7 +118,7 @@ fn routes(machine: &Machine, portals: &str) -> Vec<Route> {
     iscsi_routes(&machine.roots(), &uri).unwrap()
 }
 
-/// `VIA at H:C:T:L`, or why not.
+/// `VIA at H:C:T:L`, or why there is no route.
 fn told(routes: &[Route]) -> Vec<String> {
     let told = routes.iter().map(|route| match &route.place {
         Ok(hctl) => format!("{} at {hctl}", route.via),
@@ -295,7 +295,7 @@ fn a_session_that_goes_away_while_it_is_read_is_none() {
         reason(&routes(&machine, "10.0.0.1")[0]),
         MissingReason::NoSession
     );
-    // The link of the class is the last to go.
+    // The link of the class goes last.
     fs::remove_dir_all(machine.path(&session.dir())).unwrap();
     assert_eq!(
         reason(&routes(&machine, "10.0.0.1")[0]),
@@ -430,8 +430,8 @@ fn a_thousand_sessions_are_each_read_once() {
     }
     assert!(cost[0] > 100 && cost[1] <= 10 * cost[0], "{cost:?}");
 
-    // Those of other targets cost one attribute each, and a device that is there
-    // is found without looking at any session but its own.
+    // The sessions of other targets cost one attribute each. The engine finds an existing
+    // device without a look at any session but its own.
     let uri = format!("iscsi://10.1.0.1/{TARGET}2/7").parse().unwrap();
     let before = reads();
     assert_eq!(iscsi_routes(&machine.roots(), &uri).unwrap().len(), 1);

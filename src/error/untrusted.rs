@@ -1,11 +1,12 @@
-//! What a peer said, in the words of an error.
+//! Errors that quote what a peer sent.
 
 use std::fmt;
 
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// `peer` ("the NBD server") sent what its protocol does not allow.
+    /// The error for a field that `peer` ("the NBD server") sent and its protocol does not
+    /// allow.
     pub(crate) fn broken(
         peer: &str,
         field: &str,
@@ -17,8 +18,7 @@ impl Error {
     }
 }
 
-/// A peer's text as it may be shown: one line of it, escaped, and not too
-/// much.
+/// A peer's text, safe to print: one escaped line of at most 200 characters.
 pub(crate) fn shown(text: &[u8]) -> String {
     const LONGEST: usize = 200;
     let text = String::from_utf8_lossy(text);

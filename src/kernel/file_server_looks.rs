@@ -1,5 +1,5 @@
-//! Looks at files that may be a file server's: one that the server does not answer is
-//! given up.
+//! Lookups of files that may be on a file server. A lookup that the server does not answer
+//! is given up.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +11,18 @@ use crate::deadline::Deadline;
 use crate::error::Stage;
 use crate::id::DevNo;
 
-/// How long one look may take. A file system of this machine answers at once.
+/// How long one lookup may take. A local file system answers at once.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One look takes no more than this part of the time that its caller has left, so that
-/// several that hang leave most of it.
+/// One lookup takes at most this fraction of its caller's remaining time, so that several
+/// lookups that hang leave most of it.
 const PART: u32 = 8;
 
-/// What a look finds: a block device's number, `None` where there is something else.
+/// The result of a lookup: a block device's number; `None` if it is something else.
 type Found = io::Result<Option<DevNo>>;
 
-/// The looks that were given up and whose kernel calls have not returned, by what they
-/// look at: each holds a thread, and is not begun a second time.
+/// The lookups that were given up and whose kernel calls have not returned, by name. Each
+/// holds a thread, so none is started a second time.
 static GIVEN_UP: Mutex<BTreeMap<String, Pending<Found>>> = Mutex::new(BTreeMap::new());
 
 fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
@@ -30,18 +30,18 @@ fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
     GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until when a look that may be at a file server is waited for.
+/// The deadline for one lookup that may ask a file server.
 pub(crate) fn patience(deadline: Deadline) -> Deadline {
     deadline.at_most(PATIENCE.min(deadline.remaining() / PART))
 }
 
-/// What `look` finds, which is at the thing of this name, until `deadline`. The kernel may
-/// not end the thread of a look even where the process is killed, so `look` opens what it
-/// uses itself.
+/// Runs `look`, which looks up the object called `name`, and returns its result by
+/// `deadline`. The kernel may hold the thread even after the process is killed, so `look`
+/// must open what it uses itself.
 ///
 /// # Errors
-/// Those of `look`; `TimedOut` where it, or an earlier one at the same thing, has not
-/// returned in time.
+/// Those of `look`; `TimedOut` if this lookup, or an earlier one of the same object, has
+/// not returned in time.
 pub(crate) fn look(
     name: String,
     deadline: Deadline,
@@ -89,7 +89,7 @@ mod tests {
         });
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(seen.recv().is_err(), "it was begun");
-        // Another is not held up by it.
+        // A lookup of another object is not held up.
         let other = || look("loop8 of this test".to_owned(), long, || Ok(Some(SDA)));
         assert_eq!(other().unwrap(), Some(SDA));
         drop(release);

@@ -1,5 +1,5 @@
-//! The character devices of a SCSI disk, by which a process sends it commands past the
-//! block device: `/dev/sg*` and `/dev/bsg/*`.
+//! The character devices of a SCSI disk, `/dev/sg*` and `/dev/bsg/*`, through which a
+//! process sends it commands past the block device.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use super::sysfs;
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GenericNode {
-    /// Its name below `/dev`: `sg0`, `bsg/0:0:0:1`.
+    /// The device's name below `/dev`: `sg0`, `bsg/0:0:0:1`.
     pub(crate) name: String,
-    /// Its number among the character devices.
+    /// The character device number.
     pub(crate) number: DevNo,
 }
 
-/// Those of the disk of this directory of sysfs; none where it is no SCSI disk.
+/// The generic devices of the disk at this directory of sysfs; none if it is no SCSI
+/// disk.
 pub(crate) fn read_generic_nodes(disk: &Path) -> Result<Vec<GenericNode>> {
     let mut nodes = Vec::new();
     for (class, directory) in [("scsi_generic", ""), ("bsg", "bsg/")] {

@@ -1,4 +1,4 @@
-//! Loop devices whose backing is a block device.
+//! Loop devices that a block device backs.
 
 use std::path::Path;
 
@@ -8,26 +8,27 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::DevNo;
 
-/// What was found of loop devices.
 #[derive(Debug, Default)]
 pub(crate) struct Loops {
-    /// Their names, each with the device that backs it.
+    /// The loop devices' names, each with the device that backs it.
     pub(crate) found: Vec<(String, DevNo)>,
-    /// Those of which it cannot be said.
+    /// Names of the loop devices whose backing is unknown.
     pub(crate) unseen: Vec<String>,
 }
 
-/// The loop devices that one of `devices` backs. sysfs shows a path alone, which
-/// means what its user saw there; so the kernel is asked for the device's number.
+/// The loop devices that one of `devices` backs. sysfs shows only a path, as the
+/// process that set the loop device up saw it. So this asks the kernel for the device's
+/// number.
 ///
-/// One whose path is on a file server is passed over, since a file there is no disk of
-/// this machine. Where the path does not show that (its mount is in another mount
-/// namespace, or was detached with `umount --lazy`) and the server does not answer, the
-/// device is unseen. One whose path is below `/dev` may be on one of `devices`, so its
-/// look may take all the time that there is.
+/// It passes over a loop device whose path is on a file server, because a file there is
+/// no disk of this machine. If the path does not show that (its mount is in another
+/// mount namespace, or was detached with `umount --lazy`) and the server does not
+/// answer, the loop device is unseen. A loop device whose path is below `/dev` may be
+/// on one of `devices`, so its lookup may take all the remaining time.
 ///
 /// # Errors
-/// `TimedOut` at stage `claim` where the kernel does not say what such a device is on.
+/// `TimedOut` at stage `claim` if the kernel does not say what backs a loop device
+/// whose path is below `/dev`.
 pub(crate) fn read_loops(
     roots: &Roots,
     devices: &[DevNo],
@@ -74,8 +75,8 @@ pub(crate) fn read_loops(
     Ok(loops)
 }
 
-/// What backs it; `None` where that is a file, or nothing any more. Where the node is
-/// not there or may not be opened, as in a container, the path has to do.
+/// The device that backs the loop device; `None` if a file or nothing backs it. If the
+/// node is missing or may not be opened, as in a container, this uses the path.
 fn backing(roots: &Roots, node: &Path, path: &Path) -> std::io::Result<Option<DevNo>> {
     match roots.devices.loop_backing(node) {
         Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => Ok(None),
@@ -136,7 +137,7 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let (disk, node) = (roots.dev.join("sda"), roots.dev.join("loop7"));
         fs::write(directory.join("backing_file"), disk.to_str().unwrap()).unwrap();
-        // An earlier look at it has not returned.
+        // An earlier lookup of it has not returned.
         let (_release, hang) = std::sync::mpsc::channel::<()>();
         let what = format!("{} of {}", disk.display(), node.display());
         let past = Deadline::after(std::time::Duration::ZERO);

@@ -28,8 +28,8 @@ impl<'a> Sources<'a> {
         }
     }
 
-    /// The block device at a path; `None` where there is none, where the path is on a file
-    /// server, and where a link in it leads to one that does not answer: then it is unseen.
+    /// The block device at a path; `None` if there is none or if the path is on a file
+    /// server. Also `None` if the lookup gets no answer in time; the path is then unseen.
     pub(super) fn number_at(&mut self, path: &Path) -> Option<DevNo> {
         if !path.is_absolute() || self.servers.have(path) {
             return None;
@@ -49,7 +49,7 @@ impl<'a> Sources<'a> {
         number
     }
 
-    /// The paths of which nobody could say what they are.
+    /// The paths whose lookup got no answer in time.
     pub(super) fn unseen(self) -> Vec<PathBuf> {
         self.unseen
     }

@@ -1,23 +1,23 @@
-//! Many short kernel calls, shared among the processors.
+//! Divides many short kernel calls among the processors.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a thread must find to do to be worth its start.
+/// The least number of items that is worth a thread.
 const SHARE: usize = 500;
 
-/// Beyond these the kernel's own locks are what is waited for.
+/// With more threads the calls would only wait for the kernel's own locks.
 const MOST: usize = 4;
 
-/// What `work` makes of the items, in their order: of all at once, or where
-/// there are many, of an equal share on each of a few threads. The caller's thread is one
-/// of them, and does the shares of threads that cannot be started. None of the
-/// calls may block: nobody's deadline ends this.
+/// Applies `work` to the items and returns the results in order. It calls `work` once
+/// with all items or, if there are many, with an equal share on each of a few threads.
+/// The caller's thread is one of them, and does the shares of threads that cannot be
+/// started. None of the calls may block: no deadline ends this.
 ///
 /// # Errors
-/// `Io` where a thread died.
+/// `Io` if a thread died.
 pub(crate) fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
@@ -70,7 +70,7 @@ fn in_shares_on<T: Send, R: Send>(
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave what they guard half changed.
+    // No code under these locks can leave their contents half changed.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_caller_does_the_shares_of_threads_that_cannot_be_started() {
-        // No machine has the room for its stack.
+        // No machine has room for this stack.
         are_in_their_order(|| thread::Builder::new().stack_size(1 << 60));
     }
 }

@@ -1,4 +1,4 @@
-//! Work on many items at once, on a bounded number of threads.
+//! Works on many items at once, on a bounded number of threads.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -7,14 +7,14 @@ use super::worker::not_started;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// So many threads work on the items of one call at the most.
+/// The most threads that work on the items of one call.
 pub(crate) const MOST: usize = 64;
 
-/// What `work` makes of each item, in their order. Up to [`MOST`] items are worked on at
-/// once, each on a thread of its own. The others wait until one of these ends.
+/// Applies `work` to each item and returns the results in order. It works on up to
+/// [`MOST`] items at once, each on a thread of its own. The other items wait.
 ///
-/// Where a thread cannot be started, those that could be do its work. The result of an
-/// item is `Io` where none could be started, or where the thread that worked on it died.
+/// If a thread cannot be started, the started threads do its work. The result of an item
+/// is `Io` if no thread could be started, or if the thread that worked on it died.
 pub(crate) fn each<T: Send, R: Send>(
     stage: Stage,
     items: impl IntoIterator<Item = T>,
@@ -59,7 +59,7 @@ fn each_on<T: Send, R: Send>(
             }
         }
         for thread in threads {
-            // A thread that panicked leaves its items without a result.
+            // A panicked thread leaves its item without a result.
             let _ = thread.join();
         }
         refused
@@ -75,10 +75,10 @@ fn each_on<T: Send, R: Send>(
         .collect()
 }
 
-/// As [`each`], for items that may need several turns: `work` says with its result
-/// whether that is the last. No item has its second turn before each had its first. The
-/// result is that of the last turn, and `None` of an item whose turn did not come by
-/// `deadline`.
+/// Like [`each`], for items that may need several turns: `work` returns its result and
+/// whether this was the item's last turn. Every item has its first turn before any has
+/// its second. The result is that of the item's last turn. It is `None` if the item had
+/// no turn by `deadline`.
 pub(crate) fn in_turns<'a, T: Send + 'a, R: Send>(
     stage: Stage,
     items: impl IntoIterator<Item = &'a mut T>,
@@ -111,7 +111,7 @@ pub(crate) fn in_turns<'a, T: Send + 'a, R: Send>(
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave what they guard half changed.
+    // No code under these locks can leave their contents half changed.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -201,7 +201,7 @@ mod tests {
         assert!(done.iter().all(Option::is_none));
     }
 
-    /// No machine has the room for its stack.
+    /// No machine has room for this stack.
     fn too_large() -> thread::Builder {
         thread::Builder::new().stack_size(1 << 60)
     }

@@ -1,4 +1,4 @@
-//! Which files processes have written to.
+//! Reports the files that processes have written to.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 use crate::error::{Error, Result};
 
-/// Hears of each write through any process of the file systems' instance: of one of
-/// sysfs, all mounts in the same network namespace. The kernel's own changes of a file
-/// are none.
+/// Reports each write by any process through the same instance of a file system. All
+/// mounts of sysfs in one network namespace are one instance. It does not report the
+/// kernel's own changes.
 #[derive(Debug)]
 pub(crate) struct Written(Inotify);
 
-/// A file that is listened to.
+/// A watched file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Listened(WatchDescriptor);
 
@@ -25,13 +25,14 @@ impl Written {
             .map_err(|errno| Error::of_errno("cannot listen for writes", errno))
     }
 
-    /// Listens to this file from now on.
+    /// Starts to watch this file.
     ///
     /// # Errors
-    /// `Vanished` where it is not there; by the errno where the user may listen to no
-    /// more files (`fs.inotify.max_user_watches`).
+    /// `Vanished` if the file is missing; by the errno if the user may watch no more
+    /// files (`fs.inotify.max_user_watches`).
     pub(crate) fn listen(&self, file: &Path) -> Result<Listened> {
-        // inotify reports a write when it returns, and a refused write at its close.
+        // inotify reports a write when the write returns, and a refused write at the
+        // close.
         let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE;
         self.0
             .add_watch(file, events)
@@ -39,13 +40,13 @@ impl Written {
             .map_err(|errno| Error::io("cannot listen for writes", file, &errno.into()))
     }
 
-    /// Does not listen to it any more.
+    /// Stops watching the file.
     pub(crate) fn drop(&self, listened: Listened) {
         let _gone_with_its_file = self.0.rm_watch(listened.0);
     }
 
-    /// The files that were written to since the last call, before this one; `None`
-    /// where that is not known, since the kernel kept no more of them.
+    /// The files that processes wrote to since the last call; `None` if that is
+    /// unknown because the kernel's queue overflowed.
     pub(crate) fn take(&self) -> Option<Vec<Listened>> {
         let mut written = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Which of the steps that wait for a worker is next.
+//! The queues of steps that wait for a worker.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,8 +11,8 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    /// Those that waited are thought over: these take their place. What was due first is
-    /// taken first.
+    /// Replaces the waiting steps by `jobs`, which come from a new plan. The earliest due
+    /// step is first.
     pub(super) fn fill(&mut self, mut jobs: Vec<Job>) {
         self.lanes.clear();
         jobs.sort_by_key(|job| job.due);
@@ -29,7 +29,7 @@ impl Queues {
         self.lanes.values().all(VecDeque::is_empty)
     }
 
-    /// Whether one of them may begin now.
+    /// Whether a waiting step may begin now.
     pub(super) fn has_one(&self, room: &Room) -> bool {
         self.waiting()
             .any(|job| room.is_for(job.lane, job.place.as_deref()))

@@ -1,4 +1,4 @@
-//! How many threads there are to be: what takes long keeps nobody waiting.
+//! The number of worker threads: slow steps must not delay the others.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 use super::job::Priority;
 use crate::id::VolumeId;
 
-/// After this long a step's thread no longer counts among those that were given, and
-/// another is started in its place where something waits for one.
+/// After this time a step's thread no longer counts as given, and another is started where
+/// a step waits.
 const SLOW: Duration = Duration::from_secs(5);
-/// The same of a step that failed before: it may hang again.
+/// The same for a step that failed before, since it may hang again.
 const SLOW_AGAIN: Duration = Duration::from_secs(1);
-/// So many threads are started in the place of others at the most.
+/// The most threads that are started in place of slow ones.
 const MOST_BESIDE: usize = 64;
-/// Threads beside those that were given: no attach takes the last for what goes, nor
-/// the last for what may be over.
+/// Threads beside the given ones: one for detaches, and one for steps whose obstacle may be
+/// gone. No attach takes them.
 const RESERVED: usize = 2;
 
-/// The threads, and the steps that they are at.
+/// The threads, and their steps.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     started: usize,
     at: BTreeMap<VolumeId, At>,
-    /// Until when no thread is started, since the last could not be.
+    /// Until when no thread is started, after a start that failed.
     none_before: Option<Instant>,
-    /// The thread that keeps sessions is wanted and not started.
+    /// The thread of the session recovery is wanted and not started.
     lacks_keeper: bool,
 }
 
@@ -42,16 +42,16 @@ impl At {
     }
 }
 
-/// For what there is room beside the steps that are under way.
+/// The room for further steps beside those under way.
 #[derive(Debug)]
 pub(super) struct Room {
     given: usize,
-    /// All steps that are under way, also those that are slow.
+    /// The number of steps under way, including slow ones.
     under_way: usize,
-    /// Those under way that are not slow.
+    /// The steps under way that are not slow.
     quick: BTreeMap<Priority, usize>,
-    /// Those that heal for the first time, or are tried again, at one server, target or
-    /// host: all of them, also those that are slow.
+    /// The steps at each server, target or host that are a first heal or a retry, including
+    /// slow ones.
     places: BTreeMap<String, usize>,
 }
 
@@ -95,13 +95,13 @@ impl Workers {
         self.started += 1;
     }
 
-    /// None could be had. The loop looks at the threads again within [`SLOW_AGAIN`] while a
-    /// step waits.
+    /// Records that no thread could be started. The loop checks again within [`SLOW_AGAIN`]
+    /// while a step waits.
     pub(super) fn fail_to_start(&mut self, now: Instant) {
         self.none_before = Some(now + SLOW_AGAIN);
     }
 
-    /// Whether no thread for steps could be started so far.
+    /// Whether no worker thread could be started so far.
     pub(super) fn are_none(&self) -> bool {
         self.started == 0
     }
@@ -118,7 +118,7 @@ impl Workers {
         self.lacks_keeper && !self.must_wait(now)
     }
 
-    /// When the start of the thread that keeps sessions is tried again.
+    /// When to try again to start the thread of the session recovery.
     pub(super) fn next_keeper(&self) -> Option<Instant> {
         self.none_before.filter(|_| self.lacks_keeper)
     }
@@ -164,9 +164,8 @@ impl Workers {
         room
     }
 
-    /// Whether another thread is to be started for one of the steps that are `waiting`: of
-    /// the threads that there are to be, `given` and those in the place of steps that hang,
-    /// no more are started than have a step.
+    /// Whether to start another thread for one of the `waiting` steps: up to `given` and
+    /// the extra ones, and no more than there are steps.
     pub(super) fn lack_one(&self, given: usize, waiting: usize, now: Instant) -> bool {
         if self.must_wait(now) {
             return false;
@@ -177,14 +176,14 @@ impl Workers {
         self.started < given.min(have_a_step) || are_busy && self.started < given + self.slow(now)
     }
 
-    /// Whether one that has nothing to do is to go, since fewer hang by now.
+    /// Whether an idle thread must end, since fewer steps are slow now.
     pub(super) fn let_one_go(&mut self, given: usize, now: Instant) -> bool {
         let too_many = self.started > given + RESERVED + self.slow(now);
         self.started -= usize::from(too_many);
         too_many
     }
 
-    /// When the next step may be slow, be it one that begins only now.
+    /// When the next step may become slow, even one that begins only now.
     pub(super) fn next_slow(&self, now: Instant) -> Instant {
         let slow = self.at.values().map(At::slow_from);
         let next = slow.filter(|at| *at > now).min();
@@ -262,7 +261,7 @@ mod tests {
         assert_eq!(called, attaches + 1);
         let room = workers.room(given, later);
         assert!(room.is_for(Priority::Leaving, None));
-        // There is a thread for it.
+        // A thread can be started for it.
         for _ in 0..called {
             workers.start_one();
         }

@@ -1,5 +1,4 @@
-//! Which kernel calls are under way for which host, who waits for whom, and
-//! which have not come back.
+//! Schedules the kernel calls for each host, and records the calls that do not return.
 
 mod call_table;
 mod stuck;
@@ -19,15 +18,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
 use crate::kernel::{Devices, Roots, worker};
 
-/// The way of every blocking call to the kernel's SCSI layer.
+/// Every blocking call to the kernel's SCSI layer goes through this scheduler.
 ///
-/// The kernel does scans and deletes one after the other for each host
-/// (`scan_mutex`), so here each host has a queue, and hosts know nothing of each
-/// other. A call that does not come back by its caller's deadline quarantines
-/// its host, or its device where the kernel serialises nothing: what comes next
-/// is refused at once and told why, until the call returns. So at most one
-/// thread is lost to a host, and to a device at most those that were under way
-/// together.
+/// The kernel runs the scans and deletes of a host one after the other (`scan_mutex`), so
+/// here each host has its own queue. A call that has not returned by its caller's deadline
+/// quarantines its host, or only its device if the kernel does not serialise the call.
+/// Further calls then fail at once with the reason, until the call returns. So a host
+/// blocks at most one thread, and a device at most those that ran at the same time.
 #[derive(Debug, Clone)]
 pub(crate) struct CallScheduler(Arc<Shared>);
 
@@ -36,12 +33,12 @@ struct Shared {
     proc: PathBuf,
     devices: Devices,
     register: Mutex<CallTable>,
-    /// A call has returned or is given up.
+    /// Signals that a call has returned or that its caller has given up.
     changed: Condvar,
 }
 
 impl CallScheduler {
-    /// With nothing under way.
+    /// A scheduler without calls.
     pub(crate) fn new(roots: &Roots) -> Self {
         Self(Arc::new(Shared {
             proc: roots.proc.clone(),
@@ -51,22 +48,22 @@ impl CallScheduler {
         }))
     }
 
-    /// How the devices are reached that the calls are about.
+    /// The access to the devices that the calls use.
     pub(crate) fn devices(&self) -> &Devices {
         &self.0.devices
     }
 
-    /// Runs what the kernel serialises for each host: a scan or a delete. Calls
-    /// on one host run in the order in which they came.
+    /// Runs a call that the kernel serialises for each host: a scan or a delete. The calls
+    /// of one host run in the order of their arrival.
     ///
-    /// A call that is not back by `deadline` goes on by itself, and its host is
-    /// quarantined until it returns. `last_seen` is asked for the error of a
-    /// timeout. It has none of the open files of the process, and must open what it
-    /// uses: where the process is killed meanwhile, its locks are gone.
+    /// A call that has not returned by `deadline` goes on by itself, and its host is
+    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
+    /// The call runs without the open files of the process, and must open what it uses. So
+    /// if the process is killed meanwhile, its file locks are released.
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, and nothing was begun; `TimedOut` at
-    /// stage `queue`, and nothing was begun, or at `stage`.
+    /// Those of `call`; `Quarantined`, without starting it; `TimedOut` at stage `queue`,
+    /// without starting it, or at `stage`.
     pub(crate) fn on_host<T: Send + 'static>(
         &self,
         hctl: Hctl,
@@ -111,16 +108,15 @@ impl CallScheduler {
         slot.run_apart(stage, what, deadline, last_seen, call)
     }
 
-    /// Runs what the kernel does not serialise: an open, a command, a flush. Nothing
-    /// waits here for anything else.
+    /// Runs a call that the kernel does not serialise: an open, a command, a flush. It
+    /// waits for no other call.
     ///
-    /// A call that is not back by `deadline` goes on by itself, and its device
-    /// is quarantined until it returns. `last_seen` is asked for the error of a
-    /// timeout.
+    /// A call that has not returned by `deadline` goes on by itself, and its device is
+    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, for the device or its host, and nothing
-    /// was begun; `TimedOut` at `stage`.
+    /// Those of `call`; `Quarantined`, for the device or its host, without starting it;
+    /// `TimedOut` at `stage`.
     pub(crate) fn on_device<T: Send + 'static>(
         &self,
         hctl: Hctl,
@@ -134,9 +130,9 @@ impl CallScheduler {
         slot.run(stage, what, deadline, last_seen, call)
     }
 
-    /// As [`on_device`](Self::on_device), with none of the open files of the process,
-    /// as [`on_host`](Self::on_host): a rescan, which the kernel may hold as long as a
-    /// scan.
+    /// As [`on_device`](Self::on_device), but without the open files of the process, as in
+    /// [`on_host`](Self::on_host). It is for a rescan, which the kernel may hold as long as
+    /// a scan.
     pub(crate) fn on_device_apart<T: Send + 'static>(
         &self,
         hctl: Hctl,
@@ -150,10 +146,10 @@ impl CallScheduler {
         slot.run_apart(stage, what, deadline, last_seen, call)
     }
 
-    /// Asks a device something that its caller can do without. `None` where no answer
-    /// comes by `deadline`, where an earlier question about the device is still under
-    /// way, and where the device or its host is quarantined. It quarantines nothing,
-    /// and at most one thread is lost to a device.
+    /// Asks a device for something that its caller can do without. `None` if no answer
+    /// comes by `deadline`, if an earlier question to the device still runs, or if the
+    /// device or its host is quarantined. It quarantines nothing, and a device blocks at
+    /// most one thread.
     ///
     /// # Errors
     /// Those of `call`; `Cancelled`.
@@ -186,18 +182,18 @@ impl CallScheduler {
         Ok(self.enter(&mut register, hctl, Kind::OnDevice, stage, what))
     }
 
-    /// What has not come back.
+    /// The calls that have not returned.
     pub(crate) fn stuck(&self) -> Vec<StuckCall> {
         let calls: Vec<Call> = self.register().stuck().cloned().collect();
         calls.iter().map(Call::describe).collect()
     }
 
-    /// Whether this process scans or deletes the device, or is about to.
+    /// Whether this process scans or deletes the device, or has queued such a call.
     pub(crate) fn is_at_work_on(&self, hctl: Hctl) -> bool {
         self.register().is_at_work_on(hctl)
     }
 
-    /// Whether a call at `stage` on the device has not come back.
+    /// Whether a call at `stage` on the device has not returned.
     pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
         let register = self.register();
         let mut stuck = register.stuck();
@@ -205,7 +201,7 @@ impl CallScheduler {
     }
 
     fn register(&self) -> MutexGuard<'_, CallTable> {
-        // No code under this lock can leave it half changed.
+        // Code under this lock leaves no partial change, so a poisoned lock is safe to use.
         self.0
             .register
             .lock()
@@ -236,10 +232,10 @@ impl CallScheduler {
         }
     }
 
-    /// Notes that the call runs, on this thread.
+    /// Records that the call runs, on this thread.
     fn begin(&self, ticket: Ticket) {
-        // As this /proc counts processes, which may be that of another
-        // namespace: `PID/task/TID`.
+        // The link is `PID/task/TID`, with the numbers of this /proc, which may belong to
+        // another namespace.
         let thread = fs::read_link(self.0.proc.join("thread-self")).ok();
         let stack = thread.map(|thread| self.0.proc.join(thread).join("stack"));
         if let Some(call) = self.register().call(ticket) {
@@ -256,19 +252,19 @@ impl CallScheduler {
     }
 }
 
-/// How calls of this kind are kept apart.
+/// How calls run beside others of their kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// One after the other on a host.
     OnHost,
-    /// Beside each other.
+    /// In parallel.
     OnDevice,
-    /// One at a time on a device, and its caller can do without.
+    /// One at a time on a device. Its caller can do without the answer.
     Question,
 }
 
-/// A place in a lane. The call's thread has it while it runs, so that its return
-/// frees the place whether anybody waits for it or not.
+/// A call's entry in the table. The call's thread owns it while it runs, so the call's
+/// return removes the entry even if its caller no longer waits.
 struct CallSlot {
     scheduler: CallScheduler,
     ticket: Ticket,
@@ -306,7 +302,7 @@ impl CallSlot {
         let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
             worker::apart(stage, move || {
-                // The one that the kernel has.
+                // This is the thread that enters the kernel.
                 scheduler.begin(ticket);
                 call()
             })

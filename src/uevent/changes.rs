@@ -1,6 +1,5 @@
-//! Which devices of one kind have had an event of the kernel's since the last
-//! question: what an index of them has to read again, and when it has to be made
-//! again.
+//! The devices of one kind that had a kernel event since the last question. An index of
+//! such devices reads these again, or everything if events were lost.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,11 +7,11 @@ use super::dispatch::Dispatch;
 use super::kernel_reader::KernelReader;
 use super::noted::{Changed, Naming, Noted};
 
-/// A subscription to the names of the devices that have events. Dropping it ends it.
+/// A subscription to the names of devices that have events. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Changes {
     noted: Arc<Noted>,
-    /// The source of the events; `None` in a test that hands them out itself.
+    /// The source of the events; `None` in a test that delivers events itself.
     source: Option<(Arc<Dispatch>, Arc<Mutex<KernelReader>>)>,
 }
 
@@ -28,7 +27,7 @@ impl Changes {
         Self { noted, source }
     }
 
-    /// A subscription without a hub, and the end that its events go into.
+    /// A subscription without a hub, and the end that receives its events.
     #[cfg(test)]
     pub(crate) fn by_hand(naming: Naming) -> (Self, Arc<Noted>) {
         let noted = Noted::new(naming);
@@ -39,10 +38,10 @@ impl Changes {
         (changes, noted)
     }
 
-    /// What has changed since the last call, or since the subscription. What the
-    /// kernel's socket holds is read first, so that no event that was sent before the
-    /// call is missing. Until the first event has come it is not known that any come: a
-    /// network namespace of another user namespace gets none.
+    /// The changes since the last call, or since the subscription. It first reads what
+    /// the kernel's socket holds, so it includes every event that was sent before the
+    /// call. Until the first event has come, it is unknown whether any come: a network
+    /// namespace of another user namespace gets none.
     pub(crate) fn take(&mut self) -> Changed {
         let has_all = self.source.as_ref().is_none_or(|(dispatch, reader)| {
             KernelReader::lock(reader).catch_up(dispatch) && dispatch.counts().has_events()

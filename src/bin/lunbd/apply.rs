@@ -18,7 +18,7 @@ use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
 use crate::{arguments, desired_file, exit, recover, table, threads};
 
-/// A plan: of what is to be done, or of what is left, and why.
+/// A report: the plan, or the steps and failures that are left.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report<'a> {
@@ -39,9 +39,10 @@ struct Failed<'a> {
 /// The exit code of `--dry-run --exit-code`.
 const SOMETHING_TO_DO: u8 = 2;
 
-/// Exits as the first volume says that is not as it is wanted.
+/// Exits with the code of the first failed volume; with 1 where steps are left without a
+/// failure.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
-    // Before the first read, so that no change is missed.
+    // The watch starts before the first read, so that no change is missed.
     let changes = what.watch.then(|| FileWatch::of(&what.file)).transpose()?;
     let desired = desired_file::read(&what.file)?;
     let deadline = Deadline::after(what.timeout);
@@ -74,7 +75,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let deaf = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
-        // It ends by itself only where the file cannot be followed any more.
+        // The run ends by itself only where the file can no longer be followed.
         return deaf.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
@@ -89,10 +90,11 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     })
 }
 
-/// A file that could not be read, or held against what stands, is read again after this.
+/// The pause before the file is read again after it could not be read or compared with
+/// the attached volumes.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The error that was told last. One that stays is told once.
+/// The last reported error. A repeated error is reported once.
 #[derive(Default)]
 struct Told(Option<String>);
 
@@ -105,7 +107,7 @@ impl Told {
     }
 }
 
-/// What became of a change of the file.
+/// The result of a change of the file.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum FileEvent<'a> {
@@ -123,9 +125,11 @@ struct Timed<'a> {
 }
 
 impl FileEvent<'_> {
-    /// Among the events on standard output for a program, and beside them for people.
+    /// Writes it among the events on standard output for `--json`, and on standard error
+    /// otherwise.
     fn tell(self, json: bool) {
-        // Where nobody reads it, the printer of the events notices it.
+        // A failed write is ignored: the thread that prints the events notices that the
+        // reader is gone.
         let _told = BARS.suspend(|| match self {
             event if json => {
                 let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
@@ -143,9 +147,9 @@ impl FileEvent<'_> {
     }
 }
 
-/// Sets what the file says whenever the file changes. A file that is broken, or that
-/// would detach too many volumes, changes nothing. Where the file cannot be followed any
-/// more the reconciler is stopped, and the error is sent.
+/// Takes in the file whenever it changes. A file that is broken, or that would detach too
+/// many volumes, changes nothing. Where the file can no longer be followed, it stops the
+/// reconciler and sends the error.
 fn follow(
     reconciler: &Arc<Reconciler>,
     what: &arguments::Apply,
@@ -189,7 +193,7 @@ fn follow(
     Ok(deaf)
 }
 
-/// Sets what the file says, unless it says what is wanted already.
+/// Sets the volumes of the file, unless they are wanted already.
 fn take_in(
     reconciler: &Reconciler,
     file: &Path,
@@ -250,7 +254,8 @@ fn show_left(
     without_step.try_for_each(|(volume, error)| writeln!(out, "{volume}: failed: {error:#}"))
 }
 
-/// A table for people, a line a step for programs; what failed with its error.
+/// Writes a table on a terminal, else one line for each step; a failed step comes with
+/// its error.
 fn write_steps(
     out: &mut dyn Write,
     plan: &Plan,
@@ -291,7 +296,7 @@ fn write_steps(
     lines.try_for_each(|(line, kind)| writeln!(out, "{}", in_colour(line, kind, colours)))
 }
 
-/// A detach in red.
+/// Colours a detach red.
 fn in_colour(line: &str, kind: Option<StepKind>, colours: bool) -> String {
     match kind {
         Some(StepKind::Detach) if colours => format!("\x1b[31m{line}\x1b[0m"),

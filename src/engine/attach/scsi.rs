@@ -1,4 +1,4 @@
-//! The way of one SCSI attach, from top to bottom.
+//! The steps of a SCSI attach, from top to bottom.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,8 @@ impl Engine {
         let (routes, sessions) = self.routes_with_sessions(request, timer, deadline)?;
         let attached = self.attach_over(routes, request, timer, deadline);
         match attached {
-            // What the kernel is still at would go with it.
+            // After a timeout the kernel still works on devices that a logout would
+            // remove.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 sessions.give_up(self.roots(), deadline.for_rollback());
                 Err(error)
@@ -78,7 +79,7 @@ impl Engine {
                 (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
             }
         }
-        // Two sources may name one path.
+        // Two sources may name the same path.
         let mut seen = BTreeSet::new();
         ways.retain(|(_, hctl)| seen.insert(*hctl));
         let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
@@ -116,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Where sources lead on this machine.
+    /// The routes to which the sources lead on this machine.
     pub(in crate::engine) fn routes<'a>(
         &self,
         sources: impl Iterator<Item = &'a Source>,
@@ -140,8 +141,7 @@ impl Engine {
         Ok(routes)
     }
 
-    /// The rights to work on these addresses, taken in their order, so that two
-    /// that want the same ones do not wait for each other.
+    /// Locks the addresses in ascending order, so that callers cannot deadlock.
     pub(in crate::engine) fn lock_addresses(
         &self,
         addresses: BTreeSet<Hctl>,
@@ -151,8 +151,8 @@ impl Engine {
         addresses.into_iter().map(take).collect()
     }
 
-    /// Whether the kernel scans one of these addresses for us, be it for a process that
-    /// was killed: what such a scan finds comes at its end.
+    /// Whether the kernel scans one of these addresses for a lunbd process, even a killed
+    /// one: its devices appear at the scan's end.
     pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
         for &hctl in addresses {
             if DeviceLock::is_held(self.roots(), &DeviceLock::of_scan(hctl))? {
@@ -162,10 +162,10 @@ impl Engine {
         Ok(false)
     }
 
-    /// Waits until it scans none of them any more.
+    /// Waits until the kernel scans none of these addresses for lunbd.
     ///
     /// # Errors
-    /// `TimedOut` at stage `lock`, naming whose scan it is.
+    /// `TimedOut` at stage `lock`, naming the process of the scan.
     pub(in crate::engine) fn wait_for_scans(
         &self,
         addresses: &BTreeSet<Hctl>,
@@ -175,7 +175,6 @@ impl Engine {
         addresses.iter().try_for_each(wait)
     }
 
-    /// From paths that have each said who they are to an attached unit.
     fn prove(
         &self,
         unit: &mut PathSet,
@@ -201,7 +200,8 @@ impl Engine {
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
         timer.enter(Stage::Settle);
-        // Now, since udev is at work: the less is left to do when it is done.
+        // The map waiter is prepared while udev works, which leaves less to do
+        // afterwards.
         let named = unit.paths.len() + unit.missing.len();
         let map_waiter = self.map_waiter(request, named)?;
         let mut settled = self.settle_paths(unit, request, deadline)?;
@@ -230,7 +230,8 @@ impl Engine {
         }
         let changed = unit.paths.iter().any(|path| path.changed);
         if changed {
-            // Whoever takes the unit anew begins with what is on it.
+            // A new user of the unit starts from the data on it, so earlier failed
+            // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
@@ -255,10 +256,10 @@ impl Engine {
         })
     }
 
-    /// Where a unit is there at another LUN of the same target too (an array may
-    /// present LUN 1 as 16385), the disk that was there first is the one: two disks
-    /// of one unit on one path would have a page cache each. What this attach
-    /// scanned beside it is taken away again; what others did is left.
+    /// Replaces each path by an older alias: where the unit is also at another LUN of the
+    /// same target (an array may present LUN 1 as 16385), the older disk is used, since
+    /// two disks of one unit on one path would have separate page caches. The call
+    /// removes only devices that this attach scanned.
     fn adopt_aliases(
         &self,
         unit: &mut PathSet,
@@ -300,8 +301,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until udev is done with each path. One of several has half of what is
-    /// left of the time, so that the others and the map have theirs.
+    /// Waits until udev has handled each path. One of several gets half of the remaining
+    /// time, to leave time for the others and the map.
     fn settle_paths(
         &self,
         unit: &mut PathSet,
@@ -320,7 +321,7 @@ impl Engine {
     }
 }
 
-/// The paths of one attach so far.
+/// The paths of an attach, found and missing.
 #[derive(Default)]
 pub(in crate::engine) struct PathSet {
     pub(in crate::engine) paths: Vec<ProbedPath>,
@@ -350,8 +351,8 @@ impl PathSet {
         self.paths = once;
     }
 
-    /// Keeps the paths that pass. One that does not, since it went away or udev
-    /// does not answer for it, is missing, as long as enough are left.
+    /// Keeps the paths that pass. A path that vanished, or that udev does not handle,
+    /// counts as missing as long as enough are left.
     pub(in crate::engine) fn keep(
         &mut self,
         request: &AttachRequest,
@@ -371,7 +372,7 @@ impl PathSet {
                 let missing = MissingPath::of_error(path.via.clone(), &error);
                 self.missing.push(missing);
             } else {
-                // It is taken down with the others.
+                // The rollback removes it with the others.
                 self.paths.push(path);
                 first = first.and(Err(error));
             }
@@ -379,7 +380,7 @@ impl PathSet {
         first
     }
 
-    /// Who the unit is, by the word of every path.
+    /// The identity of the unit, on which every path must agree.
     fn agree(&self, engine: &Engine) -> Result<Identity> {
         let first = self.first()?;
         for path in self.paths.iter().skip(1) {
@@ -397,11 +398,11 @@ impl PathSet {
 }
 
 impl ProbedPath {
-    /// The device that is handed out is the one that was proven, and serves I/O.
+    /// Checks that the device is still the one that was proven, and serves I/O.
     fn look_again(&self) -> Result<()> {
         self.device.require_usable(Stage::Settle)?;
         let same = match self.diskseq {
-            // One life, so one number as well.
+            // One sequence number implies one device number.
             Some(life) => self.disk.diskseq()? == Some(life),
             None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
         };
@@ -439,8 +440,7 @@ impl ProbedPath {
     }
 }
 
-/// Of two failures the one that weighs more: another unit at a path's end is
-/// no outage.
+/// The more severe of two failures: a path that leads to another unit is no outage.
 fn worse(earlier: Option<Error>, later: Error) -> Error {
     match earlier {
         Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
@@ -449,8 +449,8 @@ fn worse(earlier: Option<Error>, later: Error) -> Error {
 }
 
 /// # Errors
-/// `TooFewPaths`, naming those that are missing; a path that leads to another
-/// unit is an error however many others there are.
+/// `TooFewPaths`, naming the missing paths. A path to another unit is an error, however
+/// many others there are.
 fn require_paths(
     request: &AttachRequest,
     found: usize,

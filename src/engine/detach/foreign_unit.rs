@@ -1,5 +1,5 @@
-//! Other units in the way of a detach: at one of its unit's addresses, since the array
-//! has given that to another volume, or below its map.
+//! Other units that a detach meets: at an address of its unit, which the array has given
+//! to another volume, or below its map.
 
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Flush;
@@ -11,8 +11,8 @@ use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl DetachRun<'_> {
-    /// Where another unit has answered once, it does for the whole of this detach: a
-    /// path that is slow to say it again must not be written to.
+    /// Keeps a path as replaced for the whole detach once another unit has answered there:
+    /// a path that does not answer the next time must not be written to.
     pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
         for path in paths {
             let known = self.replaced.iter().find(|(it, _)| *it == path.device);
@@ -29,12 +29,11 @@ impl DetachRun<'_> {
         }
     }
 
-    /// A map may have disks below it that the kernel scanned as another unit, or of which
-    /// only names that are not unique say that they are this one, and which are none of the
-    /// `paths` for that.
+    /// Refuses a map over a disk that the kernel scanned as another unit, or that shares
+    /// only names which are not unique, and that is therefore not in `paths`.
     ///
     /// # Errors
-    /// `IdentityMismatch`, naming the disk: what the map holds would be written there.
+    /// `IdentityMismatch`, naming the disk to which the map's data would be written.
     pub(super) fn refuse_others_below(
         &self,
         map: &Map,
@@ -76,7 +75,7 @@ impl DetachRun<'_> {
     }
 }
 
-/// A path at which another unit answers may be below that one's map by now.
+/// Refuses a path at which another unit answers and that is already in that unit's map.
 ///
 /// # Errors
 /// `InUse`, naming the map.
@@ -92,19 +91,20 @@ pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
         if map.wwid().is_some_and(|name| now.is(&name)) {
             let (hctl, disk, map) = (path.device.hctl(), disk.name(), map.name());
             let message = format!("{disk} ({hctl}) is a path of the map {map} now, of {now}");
-            // Nothing of it passes by itself.
+            // This state is not transient.
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve));
         }
     }
     Ok(())
 }
 
-/// What was written to a map belongs to the unit that the map is named after.
+/// Refuses a map over a path that is now another unit's: data written to a map belongs to
+/// the unit after which the map is named.
 ///
 /// # Errors
-/// `IdentityMismatch` where a path below the map was scanned as another unit since: what
-/// the map holds would be written there. A name that only multipathd's configuration
-/// spells otherwise is no other unit.
+/// `IdentityMismatch` where a path below the map was scanned as another unit since: the
+/// map's data would be written there. A name that only multipathd's configuration spells
+/// differently is no other unit.
 pub(super) fn refuse_map_of_another(
     map: &Map,
     paths: &[KnownPath],
@@ -133,7 +133,7 @@ pub(super) fn refuse_map_of_another(
     Ok(())
 }
 
-/// What is said instead of a flush where another unit answers.
+/// The result in place of a flush where another unit answers.
 pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
     let PathIdentity::Replaced { now, .. } = &path.identity_now else {
         return None;
@@ -142,7 +142,7 @@ pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
     Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
 }
 
-/// The same of a map with these disks below it.
+/// The same for a map with the disks `below`.
 pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
     let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
     paths.iter().filter(is_below).find_map(replaced)
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// The map of a unit over the disks of these paths.
+    /// Creates the map of the unit `name` over the disks of these paths.
     fn map_over(roots: &Roots, name: &str, paths: &[KnownPath]) -> Map {
         let dir = roots.sysfs.join("devices/virtual/block/dm-0");
         for below in ["dm", "slaves"] {
@@ -239,7 +239,7 @@ mod tests {
         let below = map.paths().unwrap();
         assert_eq!(below.len(), 2);
         let soon = Deadline::after(std::time::Duration::from_secs(30));
-        // Of one that says nothing nobody knows better.
+        // A silent device has an unknown identity.
         run.refuse_others_below(&map, &paths[..1], &below, soon)
             .unwrap();
         for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
@@ -279,7 +279,7 @@ mod tests {
             assert!(error.to_string().contains(said), "{error}");
         }
         assert!(run.receipt.map.is_none() && map.is_there());
-        // A name that is no contradiction, and a path that the map does not hold.
+        // A name that contradicts nothing, and a path outside the map, are accepted.
         let mut one = path(roots, "3:0:0:4", "sdd");
         let below = [one.disk.clone().unwrap()];
         one.identity_now = PathIdentity::Live(unit("t10.VENDOR_x"));

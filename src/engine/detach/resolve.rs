@@ -1,4 +1,4 @@
-//! What the target of a detach, or of a resize, leads to.
+//! Resolves the target of a detach or of a resize.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// What a detach was told to take down.
+/// A SCSI unit as the target names it.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct ResolvedUnit {
-    /// Where the sources lead.
+    /// The addresses to which the sources lead.
     pub(in crate::engine) addresses: BTreeSet<Hctl>,
-    /// The one life of a device that was named by its node.
+    /// The device that was named by its node. A later device at its address is not meant.
     pub(in crate::engine) device: Option<ScsiDevice>,
     /// The map that was named by its node.
     pub(in crate::engine) map: Option<Map>,
@@ -26,7 +26,7 @@ pub(in crate::engine) struct ResolvedUnit {
 }
 
 impl ResolvedUnit {
-    /// The addresses that nobody else may work on meanwhile.
+    /// The addresses to lock against other processes.
     pub(in crate::engine) fn locked_addresses(&self) -> BTreeSet<Hctl> {
         let mut addresses = self.addresses.clone();
         addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
@@ -34,7 +34,7 @@ impl ResolvedUnit {
     }
 }
 
-/// What the target of a detach, or of a resize, leads to.
+/// What the target of a detach or of a resize names.
 pub(in crate::engine) enum Resolved {
     Scsi(ResolvedUnit),
     NbdBackend(BackendId),
@@ -42,7 +42,7 @@ pub(in crate::engine) enum Resolved {
 }
 
 impl Engine {
-    /// The SCSI unit that a target names.
+    /// Resolves a target.
     pub(in crate::engine) fn find(
         &self,
         target: &DetachTarget,
@@ -69,8 +69,8 @@ impl Engine {
         }
     }
 
-    /// Where a source leads, also where its session or port is down: the kernel
-    /// keeps the devices.
+    /// The addresses to which a source leads, even where its session or port is down: the
+    /// kernel keeps the devices.
     pub(in crate::engine) fn addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
         if let Source::Scsi(hctl) = source {
             return Ok(BTreeSet::from([*hctl]));

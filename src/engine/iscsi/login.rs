@@ -1,5 +1,4 @@
-//! The logins of an attach: where no session is there, through every portal at
-//! once.
+//! The logins of an attach: where there is no session, through every portal at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -22,30 +21,30 @@ use crate::kernel::Roots;
 use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
-/// How long I/O waits for a lost session where there are other paths, and where
-/// there are none: `node.session.timeo.replacement_timeout` as open-iscsi's README
-/// has it with multipath, and as it is by default.
+/// How long I/O waits for a lost session with other paths, and without:
+/// `node.session.timeo.replacement_timeout` as open-iscsi's README has it for multipath,
+/// and its default.
 const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
 const RECOVERY_ALONE: Duration = Duration::from_secs(120);
-/// How long portals may take beside those that are enough already, at least.
+/// The least time that the remaining portals get once enough of them have logged in.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The sessions of one attach, and the right to use them.
+/// The sessions of one attach, and the locks that keep them from being ended.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Sessions {
     shares: Vec<DeviceLock>,
-    /// Those of ours that it shares, whoever made them.
+    /// lunbd's sessions that the attach shares, no matter which process made them.
     used: Vec<IscsiSession>,
     fresh: Vec<NewSession>,
-    /// Why there is none.
+    /// Why there is no session of this name.
     failures: BTreeMap<SessionName, Error>,
 }
 
-/// A route, and why the login for it failed, where one was tried.
+/// A route, and the error of its login where one was tried.
 pub(in crate::engine) type RouteAttempt = (Route, Option<Error>);
 
-/// A route of a source, and the target that it leads to, where that has a name:
-/// several targets may be behind one portal.
+/// A route of a source, and its target where it has a name: several targets may be behind
+/// one portal.
 #[derive(Debug)]
 struct TargetRoute<'a> {
     target: Option<&'a Iqn>,
@@ -53,7 +52,7 @@ struct TargetRoute<'a> {
 }
 
 impl Sessions {
-    /// Why the login of this way failed, where one was tried.
+    /// The error of the login for this route, where one was tried.
     fn why_none(&mut self, candidate: &TargetRoute<'_>, options: &SessionOptions) -> Option<Error> {
         match (&candidate.route.via, candidate.target) {
             (
@@ -67,16 +66,15 @@ impl Sessions {
         }
     }
 
-    /// The attach has succeeded: what was made for it stands.
     pub(in crate::engine) fn keep(self) {
         for fresh in self.fresh {
             fresh.keep();
         }
     }
 
-    /// The attach has failed: what was made for it is ended, unless another uses
-    /// it by now. So is what another attach has made and left to this one, as it was
-    /// shared: of several that fail the last one ends it.
+    /// Ends the sessions of a failed attach, unless another process uses them by now, and
+    /// those that another attach left to this one while it shared them: of several
+    /// attaches that fail, the last one ends the session.
     pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
         let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
@@ -84,7 +82,7 @@ impl Sessions {
             end_if_nobody_uses(roots, session, deadline);
         }
         if deadline.has_passed() {
-            // Each is ended by a thread of its own, for which nobody waits.
+            // Dropping each session ends it on a thread for which no caller waits.
             return drop(self.fresh);
         }
         for fresh in self.fresh {
@@ -96,7 +94,7 @@ impl Sessions {
     }
 }
 
-/// A session that was just made, for an attach that may have gone by now.
+/// A session that was just made; its attach may have ended by now.
 #[derive(Debug)]
 struct NewSession {
     roots: Roots,
@@ -112,7 +110,7 @@ impl NewSession {
 }
 
 impl Drop for NewSession {
-    /// Nobody waits for it any more.
+    /// Ends the session: no attach waits for it any more.
     fn drop(&mut self) {
         if self.is_kept {
             return;
@@ -127,8 +125,8 @@ impl Drop for NewSession {
     }
 }
 
-/// Runs `end` on a thread that nobody waits for, and tells it how long it may take. Where
-/// that thread cannot be started, the caller's runs it, for a moment.
+/// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
+/// with a short limit, where no thread can be started.
 fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
     const BESIDE: Duration = Duration::from_secs(30);
     const HERE: Duration = Duration::from_secs(3);
@@ -149,8 +147,8 @@ fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + '
 }
 
 impl Engine {
-    /// Where the sources lead, after the logins that are wanted. The sessions of
-    /// ours among them stand until what is returned is dropped.
+    /// The routes of the sources after the requested logins. lunbd's sessions among them
+    /// do not end before the returned `Sessions` are dropped.
     pub(in crate::engine) fn routes_with_sessions(
         &self,
         request: &AttachRequest,
@@ -176,7 +174,7 @@ impl Engine {
     ) -> Result<Vec<RouteAttempt>> {
         loop {
             let candidates = self.candidates(request)?;
-            // Ended by another, just now or some time ago.
+            // Another process may have ended a session.
             let all_stand = self.share_all(&candidates, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
                 Some(options) if all_stand => wanted(&candidates, request, options),
@@ -225,8 +223,8 @@ impl Engine {
         Ok(candidates)
     }
 
-    /// Where the source leads; with `initiator`, over its sessions alone: an array
-    /// shows its units to one and not to another.
+    /// The routes of the source; with `initiator`, only over that initiator's sessions,
+    /// since an array may show its units to one initiator and not to another.
     pub(in crate::engine) fn routes_as(
         &self,
         source: &Source,
@@ -264,9 +262,10 @@ impl Engine {
         }
     }
 
-    /// Shares the right to each session of ours. `false` where one was ended
-    /// before we had it, or was just started, or is in our way: a logout that was not
-    /// finished, or, where there is to be a login, a lost session that has no devices.
+    /// Shares the lock of each session of lunbd. Returns `false` where the routes must be
+    /// read again: a session was ended before the lock was taken, was just started, or
+    /// was in the way and ended by this call (an unfinished logout or, before a login, a
+    /// lost session without devices).
     fn share_all(
         &self,
         candidates: &[TargetRoute<'_>],
@@ -302,7 +301,7 @@ impl Engine {
                         let state = session.state()?;
                         Ok::<_, Error>(state.as_deref() == Some(IscsiSession::LOGGED_IN))
                     };
-                    // Another may have been at its login when it was looked at.
+                    // Another process may have been logging in when the session was read.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
                     all_stand &= !(is_down
                         && (end_if_down(roots, &session, deadline)?
@@ -314,8 +313,8 @@ impl Engine {
         Ok(all_stand)
     }
 
-    /// Logs in through all portals at once. Waits for `enough` of them, then for
-    /// the others as long again.
+    /// Logs in through all portals at once. Waits for `enough` of them, and the same time
+    /// again for the others.
     fn log_in_all(
         &self,
         names: Vec<SessionName>,
@@ -328,7 +327,7 @@ impl Engine {
         let portals: usize = request.sources().map(portals_of).sum();
         let has_other_paths = match request.multipath {
             Multipath::Require => true,
-            // Without the daemon there will be no map, and I/O has no other path.
+            // Without multipathd there is no map, and I/O has no other path.
             Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
             Multipath::Off => false,
         };
@@ -337,8 +336,8 @@ impl Engine {
         } else {
             RECOVERY_ALONE
         });
-        // What one portal cannot do in half of the time does not take the rest of
-        // it from those that can.
+        // A portal that does not succeed in half of the time leaves the rest to the
+        // others.
         let limit = if portals > 1 {
             deadline.half()
         } else {
@@ -354,7 +353,7 @@ impl Engine {
         let mut patience = limit;
         loop {
             if enough == 0 {
-                // Those that are enough did it in this time.
+                // The other portals get as much time as the first ones needed.
                 let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
                 patience = limit.at_most(as_long_again);
                 enough = usize::MAX;
@@ -369,7 +368,8 @@ impl Engine {
                     waited_for.insert(name, Some(error));
                 }
                 Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
-                // Each ends by itself now. What it has made is to be given up.
+                // Each login ends by itself now, and its session must be collected and
+                // given up.
                 Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
                     patience = limit.for_rollback();
                 }
@@ -384,8 +384,7 @@ impl Engine {
         }
     }
 
-    /// Logs in on a thread of its own, which nobody has to wait for: a session
-    /// that comes too late is ended again.
+    /// Logs in on a detached thread, which ends a session that comes too late.
     fn log_in_beside(
         &self,
         name: SessionName,
@@ -398,7 +397,7 @@ impl Engine {
         let run = move || {
             let _entered = span.entered();
             let made = log_in(&roots, &name, &options, deadline);
-            // Where nobody listens any more, what was made is dropped.
+            // Without a receiver the new session is dropped and so ended.
             let _ = told.send((name, made));
         };
         let thread = thread::Builder::new().name("lunbd-login".to_owned());
@@ -409,7 +408,7 @@ impl Engine {
     }
 }
 
-/// The sessions that are not there.
+/// The names of the sessions that are missing.
 fn wanted(
     candidates: &[TargetRoute<'_>],
     request: &AttachRequest,
@@ -451,7 +450,7 @@ fn portals_of(source: &Source) -> usize {
     }
 }
 
-/// Makes one session; `None` where another has made it meanwhile.
+/// Makes one session; returns `None` where another process has made it meanwhile.
 fn log_in(
     roots: &Roots,
     name: &SessionName,
@@ -465,7 +464,7 @@ fn log_in(
     }
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
-        // The kernel is at it still, and nobody may be there to see its end.
+        // The kernel still works on it, maybe with no process left to see it end.
         Err(error) if error.kind().is_out_of_time() => {
             alone.abandon();
             return Err(error);
@@ -479,7 +478,7 @@ fn log_in(
     }))
 }
 
-/// Whether a session of this name serves I/O, whoever made it.
+/// Whether a session of this name serves I/O, no matter which program made it.
 fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
     for session in IscsiSession::all(roots)? {
         let is_it = session.name()?.as_ref() == Some(name);

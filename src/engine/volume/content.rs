@@ -19,7 +19,7 @@ impl Engine {
     /// their last connections. What cannot be written now is written at the next event, or
     /// at the next attach.
     pub(crate) fn learn_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
-        /// A write to the file of a journal takes less.
+        /// A write to the journal takes less than this.
         const LIMIT: Duration = Duration::from_secs(5);
         let is_attached = |there: &&VolumeStatus| {
             there.spec.nbd.is_some()
@@ -27,7 +27,8 @@ impl Engine {
                 && there.condition == Condition::Complete
         };
         for there in found.iter().filter(is_attached) {
-            // Whoever works on it now reads its content, or leaves it as it is.
+            // The process that works on the volume now records its content itself, or does
+            // not change it.
             let no_wait = Deadline::after(Duration::ZERO);
             let Ok(guard) = journal.guard(&there.volume, None, no_wait) else {
                 continue;
@@ -38,10 +39,10 @@ impl Engine {
         }
     }
 
-    /// The same of one volume.
+    /// Does the same for one volume.
     ///
     /// # Errors
-    /// Where sysfs or udev's record cannot be read, or the journal cannot be written.
+    /// Those of reading sysfs or udev's record, and of writing the journal.
     pub(super) fn learn_content(&self, guard: &Arc<VolumeGuard>, deadline: Deadline) -> Result<()> {
         if let Some(mut record) = guard.record()
             && record.intent.is_none()

@@ -5,11 +5,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::text::{Pair, Text};
 use crate::iscsi::{PEER, broken, random};
 
-/// Of a challenge, in bytes (RFC 7143, 12.1.3).
+/// The longest challenge in bytes (RFC 7143, 12.1.3).
 const LONGEST_CHALLENGE: usize = 1024;
 
-/// One conversation; `sent` are the challenges of ours that other targets of
-/// the same login have seen.
+/// One CHAP conversation. `sent` holds the challenges that we have sent to the targets of
+/// the same login.
 #[derive(Debug)]
 pub(in crate::iscsi) struct Conversation<'a> {
     credentials: &'a Credentials,
@@ -19,13 +19,13 @@ pub(in crate::iscsi) struct Conversation<'a> {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing was said.
+    /// Neither side has sent anything.
     New,
-    /// The target picks an algorithm and sends its challenge.
+    /// We wait for the target to pick an algorithm and send its challenge.
     Offered,
-    /// It waits for our proof.
+    /// The target waits for our proof.
     Challenged(Challenge),
-    /// We wait for its proof, where it owes one.
+    /// We wait for the target's proof, if it owes one.
     Proved(Option<Owed>),
     Done,
 }
@@ -37,11 +37,11 @@ struct Challenge {
     bytes: Vec<u8>,
 }
 
-/// What a target must answer to our challenge.
+/// The proof that a target owes to our challenge.
 #[derive(Debug)]
 struct Owed {
     expected: Vec<u8>,
-    /// What it must not send back.
+    /// Our own response, which the target must not send back.
     ours: Vec<u8>,
 }
 
@@ -54,12 +54,12 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// The target owes nothing more.
+    /// Whether the target owes nothing more.
     pub(in crate::iscsi) fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Writes what is next. `true` where that is our last word.
+    /// Writes the next keys. Returns `true` if these are our last keys.
     pub(in crate::iscsi) fn request(&mut self, text: &mut Text) -> Result<bool> {
         match &self.state {
             State::New => {
@@ -89,12 +89,11 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Takes the keys of CHAP of one response, each at most once in it.
+    /// Takes the CHAP keys of one response, which holds each key at most once.
     ///
     /// # Errors
-    /// `Protocol`, naming the key; `NotPermitted` where the target proves itself
-    /// wrongly or not at all, or sends back what is ours. Nothing may be sent to
-    /// it then.
+    /// `Protocol`, naming the key; `NotPermitted` if the target's proof is wrong or
+    /// missing, or if it sends back what is ours. The caller must then send nothing to it.
     pub(in crate::iscsi) fn take(&mut self, keys: &[Pair<'_>]) -> Result<()> {
         let next = match &self.state {
             State::Offered => {
@@ -165,7 +164,7 @@ impl Challenge {
             .response(self.identifier, secret, &self.bytes)
     }
 
-    /// Our challenge for who sent this one.
+    /// Our challenge to the target that sent this one.
     fn counter(&self) -> Result<Self> {
         let mut bytes = vec![0; 1 + self.algorithm.length()];
         random(&mut bytes)?;
@@ -194,7 +193,7 @@ fn only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
     }
 }
 
-/// In a time that does not tell where they differ.
+/// Compares in constant time, so that the time does not show where the bytes differ.
 fn equal(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differ == 0
@@ -221,7 +220,7 @@ mod tests {
         text.iter().map(pair).collect()
     }
 
-    /// Up to our proof; `make` makes the target's answer of our words.
+    /// Runs a conversation up to our proof; `make` makes the target's answer from our keys.
     fn mutual(make: impl FnOnce(u8, &[u8], &str) -> (String, String)) -> Result<()> {
         let credentials = credentials();
         let mut sent = Vec::new();

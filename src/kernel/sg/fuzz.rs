@@ -1,13 +1,13 @@
-//! The fuzz target of the answers to SCSI commands, whose parsers are private.
+//! The fuzz target for the answers to SCSI commands, whose parsers are private.
 
 use lunbd_sys::sg::{Completion, Info};
 
 use super::inquiry::{Page, page_in};
 use super::{LONGEST, capacity, failed, port_groups, presence, report_luns, verdict};
 
-/// What a device answers, as data of each command and as sense data. Of the first
-/// four bytes three are the statuses, and the fourth is the code of a VPD page.
-/// Returns whether there is such a page.
+/// Parses `bytes` as a device's answer to each command and as sense data. Three
+/// of the first four bytes are the statuses, and the fourth is the code of a VPD
+/// page. Returns whether the answer holds that page.
 pub fn sg_reply(bytes: &[u8]) -> bool {
     let Some(([status, host_status, driver_status, code], answer)) = bytes.split_first_chunk()
     else {
@@ -20,7 +20,7 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
                 assert!(page.len() >= 4 && page.len() <= answer.len());
                 understood = true;
             }
-            // Each try asks for more, so there is a last one.
+            // Each try asks for more, so the tries end.
             Ok(Page::Needs(longer)) => assert!(longer > allocation && longer <= LONGEST),
             Err(error) => assert!(!error.to_string().contains(char::is_control)),
         }

@@ -1,4 +1,4 @@
-//! Whether a logical unit is there: what its target itself answers for it.
+//! Asks a target whether a logical unit exists.
 
 use std::time::Duration;
 
@@ -13,23 +13,24 @@ const TEST_UNIT_READY: &str = "TEST UNIT READY";
 /// LOGICAL UNIT NOT SUPPORTED (SPC-5, table F.1).
 const NOT_SUPPORTED: (u8, u8) = (0x25, 0x00);
 
-/// A target's word on one of its LUNs.
+/// A target's answer about one of its LUNs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// A unit is there, whichever it is.
+    /// Some unit is there.
     Present,
-    /// This command was refused with LOGICAL UNIT NOT SUPPORTED.
+    /// The target refused this command with LOGICAL UNIT NOT SUPPORTED.
     NotSupported(&'static str),
     /// The first byte of the standard INQUIRY data says that no unit is there.
     NoUnit(u8),
 }
 
-/// Asks with INQUIRY, which a target answers for LUNs as well that it does not
-/// have, and then with TEST UNIT READY. **Blocks** for up to `timeout` a try and
+/// Sends INQUIRY, which a target also answers for LUNs that it does not have,
+/// and then TEST UNIT READY. **Blocks** for up to `timeout` per try and
 /// the kernel's error recovery: call it on a worker.
 ///
 /// # Errors
-/// `Io` or `NotReady` where nobody answered, which says nothing of the unit.
+/// `Io` or `NotReady` if the target did not answer. That says nothing about the
+/// unit.
 pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Presence> {
     let mut memory = page()?;
     let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
@@ -52,17 +53,17 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
     if is_refused(&done) {
         return Ok(Presence::NotSupported(TEST_UNIT_READY));
     }
-    // A unit that is not ready is there.
+    // A unit that is not ready exists.
     if done.status == 0 && !matches!(verdict(&done), Verdict::Good) {
         return Err(failed(TEST_UNIT_READY, &done));
     }
     Ok(Presence::Present)
 }
 
-/// Peripheral qualifier and device type (SPC-5, 6.7.2): 011b is "no unit can be
-/// here". 001b is "none is connected here", which a path in the ALUA state
-/// offline says too, of a unit that stands; it names the unit's type then, and
-/// where it names none (1Fh, as LIO does at LUN 0) there is none.
+/// Decodes the peripheral qualifier and device type (SPC-5, 6.7.2). 011b means
+/// "no unit can be here". 001b means "none is connected here". A path in the
+/// ALUA state offline also answers 001b for a unit that exists, but then names
+/// the unit's type. With type 1Fh, no type (LIO at LUN 0), there is no unit.
 pub(super) fn says_no_unit(first: u8) -> bool {
     const NO_TYPE: u8 = 0x1f;
     let (qualifier, kind) = (first >> 5, first & 0x1f);
@@ -73,7 +74,8 @@ pub(super) fn is_refused(done: &Completion) -> bool {
     done.status == CHECK_CONDITION && is_not_supported(&done.sense)
 }
 
-/// Only sense data of the command itself (70h, 72h), not of an earlier one.
+/// Accepts only sense data of the command itself (70h, 72h), not of an earlier
+/// one.
 fn is_not_supported(sense: &[u8]) -> bool {
     let at = |index: usize| sense.get(index).copied();
     let (key, code) = match at(0).map(|byte| byte & 0x7f) {

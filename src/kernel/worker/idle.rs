@@ -1,5 +1,6 @@
-//! The threads of calls. One whose call has returned takes another for a moment: most
-//! calls are short, and the start and the end of a thread take twenty system calls.
+//! The threads of calls. A thread whose call has returned waits a moment for another:
+//! most calls are short, and the start and the end of a thread take twenty system
+//! calls.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -12,27 +13,26 @@ use std::time::Duration;
 use nix::sys::prctl;
 use nix::sys::signal::SigSet;
 
-/// What a thread runs.
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
-/// Whose open files a thread has.
+/// Which open files a thread has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Files {
-    /// The process's.
+    /// Those of the process.
     OfTheProcess,
-    /// Its own, which begin with none.
+    /// Its own, initially none.
     Apart,
-    /// Its own, and with a file that it was given. Such a thread takes no other call.
+    /// Its own, with one file that it was given. Such a thread takes no other call.
     ApartWithOne,
 }
 
-/// How long a thread waits for another call. One attach has no longer pause.
+/// How long a thread waits for another call. No pause within an attach is longer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// So many wait at most.
+/// The most threads that wait.
 const MOST: usize = 8;
 
-/// The threads that wait; the last that came is the first to be taken.
+/// The waiting threads. The thread that came last is taken first.
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting {
     next: 0,
     threads: Vec::new(),
@@ -53,22 +53,22 @@ thread_local! {
     static FILES: Cell<Files> = const { Cell::new(Files::OfTheProcess) };
 }
 
-/// Whose files the calling thread has.
+/// Which files the calling thread has.
 pub(super) fn files() -> Files {
     FILES.get()
 }
 
-/// Notes what the calling thread has done to its files, for good.
+/// Records what the calling thread has done to its files. A thread cannot go back.
 pub(super) fn have_files(files: Files) {
     FILES.set(files);
 }
 
-/// Runs `call` on a thread that has this name for so long. A thread that has files
-/// apart is one whose earlier call has [left](have_files) those of the process: where
-/// none waits, `call` has to do that.
+/// Runs `call` on a thread that has this name meanwhile. A waiting thread of the kind
+/// `Apart` has [left](have_files) the files of the process in an earlier call. If no
+/// such thread waits, `call` must leave them itself.
 ///
 /// # Errors
-/// Where no thread waits and none can be started.
+/// Fails if no thread waits and none can be started.
 pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
     let call: Call = Box::new(move || {
         if let Ok(name) = CString::new(name) {
@@ -94,9 +94,9 @@ fn take(files: Files) -> Option<Thread> {
     Some(threads.remove(last))
 }
 
-/// Runs a call and those that come while the thread waits. The thread takes no signal:
-/// those of the process are for the caller's own threads, and a write past a limit
-/// (`SIGXFSZ`) is an error of the call and not the end of the process.
+/// Runs a call, and those that come while the thread waits. The thread takes no
+/// signal: those of the process are for the caller's own threads. A write past a limit
+/// (`SIGXFSZ`) is an error of the call and does not end the process.
 fn run_all(first: Call) {
     let _stays_as_it_was = SigSet::all().thread_block();
     let mut call = first;
@@ -114,7 +114,7 @@ fn run_all(first: Call) {
                 waiting.threads.retain(|thread| thread.number != number);
                 let is_taken = waiting.threads.len() == before;
                 drop(waiting);
-                // Somebody has taken the thread, and sends the call.
+                // Another thread has taken this one, and sends the call.
                 match is_taken.then(|| calls.recv()) {
                     Some(Ok(next)) => next,
                     _ => return,
@@ -124,15 +124,15 @@ fn run_all(first: Call) {
     }
 }
 
-/// Has the calling thread wait among the others; `None` where enough wait, and where
-/// its files are of no use to another call.
+/// Adds the calling thread to those that wait. `None` if enough wait, or if no other
+/// call can use its files.
 fn wait() -> Option<(u64, Receiver<Call>)> {
     let files = files();
     let mut waiting = lock();
     if files == Files::ApartWithOne || waiting.threads.len() >= MOST {
         return None;
     }
-    // Room for one: who takes the thread never waits for it.
+    // The channel holds one call, so the thread that sends it never waits.
     let (sender, calls) = mpsc::sync_channel(1);
     let number = waiting.next;
     waiting.next += 1;
@@ -145,7 +145,7 @@ fn wait() -> Option<(u64, Receiver<Call>)> {
 }
 
 fn lock() -> MutexGuard<'static, Waiting> {
-    // No code under this lock can leave it half changed.
+    // No code under this lock can leave the list half changed.
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -196,7 +196,8 @@ mod tests {
     fn a_call_never_runs_on_a_thread_that_has_other_files_than_it_needs() {
         for left in [Files::Apart, Files::ApartWithOne] {
             for _ in 0..5 {
-                // In fact, since calls of other tests may take the thread.
+                // Leave the files in fact, because calls of other tests may take the
+                // thread.
                 on_a_thread(left, move || {
                     lunbd_sys::files::leave_those_of_the_process().unwrap();
                     have_files(left);

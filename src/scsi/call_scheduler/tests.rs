@@ -1,4 +1,4 @@
-//! A call that hangs is one that waits for a channel.
+//! A hanging call here waits for a channel.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -11,7 +11,7 @@ use super::*;
 use crate::error::Retry;
 
 const LONG: Duration = Duration::from_secs(60);
-/// Long enough for a thread to begin on a busy machine.
+/// Long enough for a thread to start on a busy machine.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn scheduler() -> CallScheduler {
@@ -22,7 +22,7 @@ fn at(hctl: &str) -> Hctl {
     hctl.parse().unwrap()
 }
 
-/// What lets a hanging call go, and the call.
+/// A sender that releases a hanging call, and the call.
 fn hanging() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
     let (release, hang): (Sender<()>, Receiver<()>) = mpsc::channel();
     let call = move || {
@@ -56,7 +56,7 @@ fn on_device<T: Send + 'static>(
     scheduler.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
 }
 
-/// Looks again until it is so.
+/// Polls until the condition holds.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Deadline::after(LONG);
     while !so() {
@@ -133,7 +133,7 @@ fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
     assert_eq!(stuck[0].hctl, at("3:0:0:7"));
     assert!(stuck[0].whole_host && !stuck[0].age.is_zero());
 
-    // The return alone lifts it: nobody asks in between.
+    // The return alone lifts the quarantine: no call asks in between.
     drop(release);
     until("the quarantine lifts", || is_idle(&scheduler));
     assert_eq!(scheduler.stuck(), []);
@@ -172,7 +172,7 @@ fn a_wait_in_the_queue_ends_at_its_own_deadline_and_names_what_is_ahead() {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Queue));
         assert!(error.to_string().contains("the scan of 3:0:0:7"), "{error}");
-        // It has left the queue, and what merely waited quarantines nothing.
+        // The call has left the queue, and a call that only waited quarantines nothing.
         assert_eq!(queued(&scheduler, 3), 0);
         assert_eq!(scheduler.stuck(), []);
         drop(release);
@@ -193,7 +193,7 @@ fn a_device_that_hangs_stops_neither_its_hosts_other_devices_nor_its_delete() {
     assert!(!scheduler.is_stuck_at(at("3:0:0:8"), Stage::Flush));
 
     on_device(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap();
-    // As the delete of an abandoned device runs.
+    // The delete of an abandoned device runs like this.
     on_host(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap();
     drop(release);
     until("the quarantine lifts", || is_idle(&scheduler));
@@ -242,7 +242,7 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
         call(),
     );
     assert!(!rescan.unwrap());
-    // What opens a file for its caller.
+    // This call may open a file for its caller, so it shares the open files.
     assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }
 
@@ -262,7 +262,7 @@ fn a_question_that_is_not_answered_quarantines_nothing_and_is_not_asked_beside_i
     drop(release);
     until("the question to return", || is_idle(&scheduler));
     assert_eq!(ask(Box::new(|| Ok(()))).unwrap(), Some(()));
-    // A device that is quarantined is not asked.
+    // A quarantined device is not asked.
     let (release, hang) = hanging();
     on_device(&scheduler, "3:0:0:1", SHORT, hang).unwrap_err();
     let refused = ask(Box::new(|| panic!("asked while it is quarantined")));

@@ -50,7 +50,7 @@ impl Machine {
         self.noted.event(&path);
     }
 
-    /// Shows the device, without an event.
+    /// Adds the device to sysfs without an event.
     fn show(&self, hctl: &str, last: u8) {
         let dir = self.dir(hctl);
         fs::create_dir_all(&dir).unwrap();
@@ -106,7 +106,7 @@ fn a_device_that_another_process_adds_or_removes_is_seen_by_its_event() {
     machine.event("2:0:0:1");
     assert_eq!(machine.that_may_be(ONE), ["4:0:0:1"]);
     assert!(machine.leaving().is_empty());
-    // Another unit comes under the address of the one that has gone.
+    // Another unit gets the address of the removed one.
     machine.add("2:0:0:1", OTHER);
     assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1", "3:0:0:1"]);
 }
@@ -123,7 +123,7 @@ fn a_rescan_by_any_process_has_the_pages_read_again_though_no_event_tells_of_it(
     fs::write(machine.dir("2:0:0:1").join("rescan"), "1").unwrap();
     assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1", "3:0:0:1"]);
     assert!(machine.that_may_be(ONE).is_empty());
-    // And of a device that has come under the address since.
+    // The same holds for a device that was added at the address since.
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     machine.add("2:0:0:1", ONE);
@@ -150,7 +150,7 @@ fn a_device_is_leaving_from_the_event_of_its_removal_until_its_directory_is_gone
     machine.add("2:0:0:1", ONE);
     machine.add("2:0:0:2", OTHER);
     assert!(machine.leaving().is_empty());
-    // The event comes while the device is on the bus still.
+    // The event comes while the device is still on the bus.
     fs::write(machine.dir("2:0:0:1").join("state"), "cancel\n").unwrap();
     machine.event("2:0:0:1");
     assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
@@ -159,7 +159,7 @@ fn a_device_is_leaving_from_the_event_of_its_removal_until_its_directory_is_gone
     assert!(machine.that_may_be(ONE).is_empty());
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     assert!(machine.leaving().is_empty());
-    // One that came and went since the last question.
+    // This device was added and removed since the last query.
     machine.add("2:0:0:3", ONE);
     fs::remove_file(machine.link("2:0:0:3")).unwrap();
     assert_eq!(machine.leaving(), ["2:0:0:3"]);
@@ -223,7 +223,7 @@ fn the_first_questions_of_a_process_and_all_without_events_look_at_each_device()
     assert_eq!(machine.that_may_be(ONE).len(), 2);
 }
 
-/// How often this thread has read from a file.
+/// How many reads this thread has done.
 fn reads() -> u64 {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap();
     let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));

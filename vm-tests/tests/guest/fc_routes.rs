@@ -1,4 +1,4 @@
-//! The paths of a Fibre Channel source, found in the sysfs of real ports.
+//! The paths of a Fibre Channel source, read from the sysfs of real ports.
 
 use std::fs;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use vm_tests::guest::fcoe::FcFabric;
 use vm_tests::guest::lio::Store;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// No port's.
+/// A name that no port has.
 const NOBODY: &str = "0x50014380000000ff";
 
 fn routes(ports: &[&str]) -> Vec<Route> {
@@ -33,8 +33,8 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
     let store = Store::ramdisk("fc7", 8 << 20);
     let mut fabric = FcFabric::up();
     fabric.map(2, &store);
-    // The target's port sees the initiator's, which presents nothing; the
-    // fabric has waited for the other way alone.
+    // The target's port sees the initiator's port, which presents nothing. The fabric has
+    // waited only for the other direction.
     guest::wait_until("the target's port to see the initiator's", LIMIT, || {
         let [route] = routes(&[fabric.initiator_wwpn()]).try_into().unwrap();
         (missing(route).reason == MissingReason::NotATarget).then_some(())

@@ -1,5 +1,5 @@
-//! The paths of an iSCSI source, found in the sysfs of sessions that
-//! open-iscsi's daemon keeps with the kernel's own target.
+//! The paths of an iSCSI source, read from the sysfs of sessions of open-iscsi's daemon with
+//! the kernel's own target.
 
 use std::fs;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn route(portal: &str, session: &Session) -> Route {
     }
 }
 
-/// The errno of reading an attribute of its connection; `None` where it reads.
+/// The errno of reading an attribute of the session's connection; `None` if the read succeeds.
 fn errno(session: &Session, attribute: &str) -> Option<i32> {
     let id = session.id;
     let path = format!("/sys/class/iscsi_connection/connection{id}:0/{attribute}");
@@ -73,7 +73,7 @@ fn each_portal_is_a_route_to_where_a_scan_finds_the_unit() {
         let id = session.id;
         assert_eq!(by.to_string(), format!("session {id}, {portal}, {IQN}"));
     }
-    // A target that was scanned has a directory now.
+    // A scanned target has a directory now.
     assert_eq!(routes(&["[::1]", "127.0.0.1", "127.0.0.2"]), expected);
 }
 
@@ -87,7 +87,7 @@ fn a_dead_connection_is_data_about_one_path() {
     dead.wait_for_state("FAILED", LIMIT);
     let portals = [PORTALS[0], PORTALS[2], PORTALS[1]];
     let found = routes(&portals);
-    // Else the test would not show that an unreadable attribute does no harm.
+    // Otherwise the test would not show that an unreadable attribute does no harm.
     guest::wait_until("the peer to be unknown", LIMIT, || {
         (errno(&dead, "address") == Some(nix::libc::ENOTCONN)).then_some(())
     });

@@ -32,7 +32,7 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
     assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
 
-    // The failure of the one is not told of the other.
+    // One session's failure is not reported for the other.
     let candidates = [candidate(&one, None), candidate(&other, None)];
     let mut sessions = Sessions::default();
     let no = Error::new(ErrorKind::Refused, "no");
@@ -64,7 +64,7 @@ fn a_session_that_another_has_ended_since_is_looked_for_again() {
 
 #[test]
 fn a_session_made_for_nothing_is_ended_also_where_no_thread_can_be_started() {
-    // No machine has the room for its stack.
+    // No machine can map a stack of this size.
     let too_large = thread::Builder::new().stack_size(1 << 60);
     for thread in [thread::Builder::new(), too_large] {
         let (ended, end) = mpsc::channel();

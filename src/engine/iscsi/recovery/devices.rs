@@ -1,5 +1,5 @@
-//! Devices of a session that the kernel has given up, or lost the size of, while it was
-//! lost.
+//! The devices of a recovered session that the kernel set offline, or whose size it lost,
+//! during the loss.
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;
 use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
-/// Has those run again that are offline, and has the size of those read again that the
-/// kernel takes for empty.
+/// Sets offline devices to running, and makes the kernel read the size again of disks that
+/// it takes for empty.
 ///
-/// A command that could not be sent for too long may have had the kernel give its
-/// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
-/// given up where the command's own end comes before that of the recovery timeout);
-/// devices whose transport alone was given up run already. Nobody else's will is
-/// overruled: what was offline before, the kernel itself has run again. A rescan while
-/// the session was lost has left a disk without a size.
+/// The kernel may set a device offline after a command that could not be sent for too
+/// long, and does not undo that (`scsi_eh_offline_sdevs`; it happens where the command's
+/// own timeout ends before the recovery timeout). A device that was only
+/// `transport-offline` runs again by itself. This overrules no other program: the kernel
+/// itself has set devices to running that were offline before the loss. A rescan during
+/// the loss leaves a disk without a size.
 pub(super) fn set_offline_running(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -45,7 +45,7 @@ pub(super) fn set_offline_running(
             Ailment::Offline => run(&device),
             Ailment::NoSize => Ok(()),
         };
-        // One that cannot be does not hold up the others.
+        // A device that fails does not hold up the others.
         match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
             Ok(true) => {}
             Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
@@ -71,7 +71,7 @@ pub(super) fn set_running_in_background(
     spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
 }
 
-/// Why a device serves no I/O though its session stands.
+/// Why a device serves no I/O though its session is logged in.
 #[derive(Clone, Copy)]
 enum Ailment {
     Offline,
