@@ -161,7 +161,7 @@ impl Engine {
                 }
                 let record = Record {
                     intent: None,
-                    outcome: Some(Outcome::of(&attachment)),
+                    outcome: Some(Outcome::after(&attachment, read_last)),
                     ..intent
                 };
                 guard

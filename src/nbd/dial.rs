@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, ListedExport};
 use super::tls;
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
@@ -22,6 +23,8 @@ pub struct Connection {
     pub stream: OwnedFd,
     /// The export that the server serves on it.
     pub export: Export,
+    /// The TLS of it; `None` of a connection without TLS.
+    pub tls: Option<TlsInfo>,
 }
 
 /// Connects to the server of `uri` and negotiates the export, all within `deadline`. It
@@ -53,14 +56,19 @@ pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
 
 fn dial_export(server: &NbdServer, name: &str, deadline: Deadline) -> Result<Connection> {
     let stream = connect(server, deadline)?;
-    let export = if let NbdServer::Tls { .. } = server {
-        tls::negotiate(&stream, server, name, deadline)?
+    let (export, tls) = if let NbdServer::Tls { .. } = server {
+        let (export, tls) = tls::negotiate(&stream, server, name, deadline)?;
+        (export, Some(tls))
     } else {
         let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
-        handshake::negotiate(&mut talk, name, deadline)?
+        (handshake::negotiate(&mut talk, name, deadline)?, None)
     };
     tracing::debug!(%server, name, size = export.size, flags = ?export.flags, "shook hands");
-    Ok(Connection { stream, export })
+    Ok(Connection {
+        stream,
+        export,
+        tls,
+    })
 }
 
 /// Like [`dial`], for a device with the request timeout `request`. The kernel gives a TCP

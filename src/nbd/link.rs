@@ -10,6 +10,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use super::command::NewTimeouts;
 use super::known_content::KnownContent;
 use super::served::Slots;
+use super::tls_info::TlsInfo;
 use super::unread::Unread;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
@@ -27,6 +28,8 @@ pub(crate) struct Link {
     pub(crate) timeouts: NewTimeouts,
     /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
+    /// The TLS of the last connection that this process made.
+    pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
     ends: Vec<End>,
     /// The thread that connected the device; a reconnect does not change it. `None` if
@@ -131,6 +134,7 @@ impl Link {
             backend,
             timeouts,
             content: None,
+            tls: None,
             slots,
             ends: Vec::new(),
             connected_by,
@@ -222,9 +226,11 @@ fn has_hung_up(socket: &OwnedFd) -> bool {
 }
 
 /// Duplicates the sockets for the kernel to take over.
-pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+pub(crate) fn duplicate<'a>(
+    sockets: impl IntoIterator<Item = &'a OwnedFd>,
+) -> Result<Vec<OwnedFd>> {
     sockets
-        .iter()
+        .into_iter()
         .map(OwnedFd::try_clone)
         .collect::<std::io::Result<_>>()
         .map_err(|error| {

@@ -11,6 +11,7 @@
 //! that rustls used, so that the two would use one twice. So ChaCha20-Poly1305 alone is
 //! offered.
 
+mod certificate;
 mod certificates;
 mod failure;
 mod hand_over;
@@ -32,6 +33,7 @@ pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
@@ -47,12 +49,21 @@ pub(super) fn negotiate(
     server: &NbdServer,
     name: &str,
     deadline: Deadline,
-) -> Result<Export> {
+) -> Result<(Export, TlsInfo)> {
     let (export, session) = agree(stream, server, name, deadline)?;
-    let session = session.map_err(|error| error.at(Stage::Tls))?;
-    let cipher = hand_over::to_kernel(session, stream).map_err(|error| error.at(Stage::Tls))?;
-    tracing::debug!(%server, cipher, "the kernel has the keys");
-    Ok(export)
+    let info = session
+        .and_then(|session| {
+            let certificate = certificate::of_server(&session)?;
+            let (version, cipher) = hand_over::to_kernel(session, stream)?;
+            Ok(TlsInfo {
+                version,
+                cipher,
+                certificate,
+            })
+        })
+        .map_err(|error| error.at(Stage::Tls))?;
+    tracing::debug!(%server, tls = %info, "the kernel has the keys");
+    Ok((export, info))
 }
 
 /// As far as rustls goes. The inner error is that the server has sent more than was read.

@@ -186,7 +186,10 @@ impl State {
             self.transports.change();
         }
         match done {
-            Done::Stands(there) => events.extend(self.stands(*there, options)),
+            Done::Stands(there) => {
+                events.extend(self.stands(*there, options));
+                events.extend(self.certificate_event(volume));
+            }
             Done::Gone { safe_to_unmap } => {
                 self.forget(volume);
                 events.push(Event::Detached {

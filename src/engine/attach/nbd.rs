@@ -16,7 +16,9 @@ use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
-use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::nbd::{
+    self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State, TlsInfo,
+};
 use crate::uevent::Watch;
 
 impl Engine {
@@ -76,7 +78,7 @@ impl Engine {
             nbd::dial_for_device(uri, Some(request_timeout), deadline)
         };
         let first = dial()?;
-        let export = first.export.clone();
+        let (export, tls) = (first.export.clone(), first.tls.clone());
         let mut connections = vec![first];
         let wanted = usize::from(request.nbd.connections.get());
         while connections.len() < wanted && export.can_multi_conn() {
@@ -128,13 +130,15 @@ impl Engine {
             connected_by,
         );
         link.content = known.flatten();
+        link.tls.clone_from(&tls);
+        let served = Served { content, tls };
         let received = device
             .limit_requests(export.maximum_payload(), deadline)
             .and_then(|()| self.receives(&device, &mut link, deadline));
         let connects_again = matches!(received, Ok(Receives::NotOverEach));
         let proven = received
             .and_then(|receives| receives.require(&device))
-            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, timer, deadline))
+            .and_then(|()| self.prove_nbd(&device, request, served, &mut watch, timer, deadline))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
@@ -292,7 +296,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &AttachRequest,
-        content: Option<Vec<ContentName>>,
+        served: Served,
         watch: &mut Watch,
         timer: &mut StageTimer,
         deadline: Deadline,
@@ -318,7 +322,8 @@ impl Engine {
                 index: device.index(),
                 backend: backend.map(str::parse).transpose()?,
                 connections: device.connections()?,
-                content,
+                content: served.content,
+                tls: served.tls,
             },
             size: disk.size()?,
             read_only: disk.read_only()?,
@@ -328,6 +333,12 @@ impl Engine {
             changed: true,
         })
     }
+}
+
+/// What an attach learned of an export over its connection.
+struct Served {
+    content: Option<Vec<ContentName>>,
+    tls: Option<TlsInfo>,
 }
 
 /// A later process finds the server of a device by its id, which is the URI, or in the

@@ -15,6 +15,7 @@ use crate::id::{
     BackendId, ContentName, DevNo, DiskSeq, InterfaceName, Iqn, NbdIndex, Source, VolumeId, Wwid,
 };
 use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions, Tunables};
+use crate::nbd::TlsInfo;
 
 /// One volume: how it is attached, what is under way, and what was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,6 +185,10 @@ pub struct Outcome {
     /// earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ContentName>>,
+    /// The TLS of the last NBD connection that a process with this journal made: by an
+    /// attach, or by a reconciler's reconnect since. `None` without TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsInfo>,
     /// When it was read back.
     pub at: String,
 }
@@ -360,10 +365,23 @@ impl Intent {
 }
 
 impl Outcome {
+    /// The outcome of an attach of a volume whose last outcome is `last`. Where the device
+    /// is the same, the TLS of connections that another process made stays known.
+    pub(in crate::engine) fn after(attachment: &Attachment, last: Option<&Self>) -> Self {
+        let mut new = Self::of(attachment);
+        if let Some(last) = last
+            && !attachment.changed
+            && (last.devno, last.diskseq) == (new.devno, new.diskseq)
+        {
+            new.tls = new.tls.or_else(|| last.tls.clone());
+        }
+        new
+    }
+
     pub(in crate::engine) fn of(attachment: &Attachment) -> Self {
-        let (map, content) = match &attachment.unit {
-            Unit::Scsi { map, .. } => (map.clone(), None),
-            Unit::Nbd { content, .. } => (None, content.clone()),
+        let (map, content, tls) = match &attachment.unit {
+            Unit::Scsi { map, .. } => (map.clone(), None, None),
+            Unit::Nbd { content, tls, .. } => (None, content.clone(), tls.clone()),
         };
         let identity = attachment.identity();
         Self {
@@ -375,6 +393,7 @@ impl Outcome {
             map,
             nbd_index: attachment.nbd_index(),
             content,
+            tls,
             at: now(),
         }
     }

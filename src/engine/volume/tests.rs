@@ -58,6 +58,7 @@ impl Node {
             map: None,
             nbd_index: None,
             content: None,
+            tls: None,
             at: Intent::now(Operation::Attach).begun_at,
         };
         Record {

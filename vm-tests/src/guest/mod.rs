@@ -46,6 +46,10 @@ mod tcp_reset;
 pub mod terminal;
 pub mod tgt;
 pub mod thread_limit;
+#[cfg(feature = "guest")]
+pub mod tls_proxy;
+#[cfg(feature = "guest")]
+pub mod tls_servers;
 pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;
