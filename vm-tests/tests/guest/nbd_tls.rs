@@ -83,7 +83,7 @@ fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
 }
 
 #[test]
-fn an_export_of_each_server_comes_and_goes_over_tls() {
+fn an_export_of_nbdkit_and_of_qemu_nbd_attaches_and_detaches_over_tls() {
     let _module = module(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
@@ -98,9 +98,6 @@ fn an_export_of_each_server_comes_and_goes_over_tls() {
         &certificates,
         &store,
     );
-    let store = Store::sparse(8 * MIB as u64);
-    let server = NbdServer::of_nbd_server_with_tls("disk", store.path(), certificates.path());
-    carries(&server, &certificates, &store);
 }
 
 #[test]
@@ -238,17 +235,6 @@ fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
     for connections in [1, 2] {
         let store = Store::sparse(8 * MIB as u64);
         let server = nbdkit(&certificates, store.path(), &[]);
-        grows(&server, &certificates, &store, connections);
-    }
-}
-
-#[test]
-fn a_device_of_qemu_nbd_grows_over_tls_with_one_connection_and_with_two() {
-    let _module = module(1);
-    let certificates = Certificates::new("tls");
-    for connections in [1, 2] {
-        let store = Store::sparse(8 * MIB as u64);
-        let server = qemu_nbd(&certificates, store.path(), "NORMAL");
         grows(&server, &certificates, &store, connections);
     }
 }
