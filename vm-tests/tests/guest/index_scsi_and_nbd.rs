@@ -188,7 +188,8 @@ fn wait_for_the_workers_end() {
 }
 
 #[test]
-fn an_nbd_attach_takes_no_more_calls_beside_150_others_and_a_detach_two_for_each_server_connection() {
+fn an_nbd_attach_takes_no_more_calls_beside_150_others_and_a_detach_two_for_each_server_connection()
+{
     const OTHERS: u32 = 150;
     guest::time_limit(Duration::from_secs(600));
     let (_module, server, [one, warming]) = exports();
