@@ -10,7 +10,7 @@ use super::handshake::{self, DiscoveredExport, ListedExport};
 use super::tls;
 use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
 use crate::kernel::{stream::DeadlineStream, tcp};
 
@@ -124,6 +124,8 @@ pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<Discovered
                 export.export = Some(opened.export);
                 export.error = None;
             }
+            // A server that takes no second client has said why it gives no size.
+            Err(error) if error.kind() == ErrorKind::Unreachable && export.error.is_some() => {}
             Err(error) => export.error = Some(error),
         }
     }
