@@ -318,6 +318,10 @@ impl State {
         there.condition = Condition::Complete;
         there.verify_reason = died_since.then(|| MAY_HAVE_DIED.to_owned());
         "it answers".clone_into(&mut there.seen);
+        // A reconnect may have met another certificate.
+        if there.tls.is_some() {
+            self.look_at(volume);
+        }
         lost.then(|| Event::Healed {
             volume: volume.clone(),
         })

@@ -43,7 +43,8 @@ pub struct VolumeStatus {
     pub silent: Vec<Hctl>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
-    /// The TLS of the NBD device's connections, by the journal; `None` without TLS.
+    /// The TLS of the NBD device's connections, by this process or else by the journal;
+    /// `None` without TLS.
     pub tls: Option<TlsInfo>,
     /// Addresses of its sources that can be scanned and where no device is.
     pub unscanned: Vec<Hctl>,
@@ -223,7 +224,10 @@ impl Engine {
         found.nbd_index = Some(index);
         let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
         if handed_out {
-            found.tls = outcome.and_then(|outcome| outcome.tls.clone());
+            let nbd = found.spec.nbd.as_ref();
+            found.tls = nbd
+                .and_then(|nbd| self.known_tls(device, &nbd.backend))
+                .or_else(|| outcome.and_then(|outcome| outcome.tls.clone()));
             found.node = Some(disk.node(self.roots()));
             found.size = size_if_there(disk)?;
         }
