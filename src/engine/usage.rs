@@ -27,10 +27,10 @@ mod not_looked_at;
 
 use super::Engine;
 use crate::deadline::Deadline;
+pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
-pub use holder::Holder;
 pub(super) use judge::{Act, Usage, refuse};
 pub(super) use look::{Extent, Users};
 pub(super) use looked::Looked;

@@ -138,7 +138,9 @@ pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
         names.join(", ")
     };
     let message = format!("{} is in use: {by}", disk.name());
-    Error::new(ErrorKind::InUse, message).at(Stage::Claim)
+    Error::new(ErrorKind::InUse, message)
+        .at(Stage::Claim)
+        .with_holders(users)
 }
 
 #[cfg(test)]
