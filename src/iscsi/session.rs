@@ -110,9 +110,9 @@ impl SessionOptions {
     }
 
     /// How long I/O waits for a lost connection to come back before it fails, in whole
-    /// seconds: an attach refuses a fraction of a second. The default is 5 s if a multipath
-    /// map is required, or preferred while multipathd runs, since a map has other paths, and
-    /// else 120 s. An existing session keeps its own.
+    /// seconds: an attach refuses a fraction of a second. The default is 120 s. It is 5 s if
+    /// I/O has other paths: a multipath map is required, or is preferred over several portals
+    /// while multipathd runs. An existing session keeps its own.
     #[must_use]
     pub fn recovery_timeout(mut self, limit: Duration) -> Self {
         self.recovery_timeout = Some(limit);
