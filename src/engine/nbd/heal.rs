@@ -297,7 +297,7 @@ impl Healer<'_> {
     }
 
     fn admit_dead_links(&mut self) -> Result<()> {
-        let links = self.engine.links();
+        let links = self.engine.links.lock();
         let dead: Vec<_> = links
             .iter()
             .filter(|(_, link)| link.state().dead > 0)

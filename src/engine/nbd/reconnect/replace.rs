@@ -171,7 +171,7 @@ impl NbdReconnect {
 
     /// Forgets the connections of ours that have ended: they are no longer the device's.
     pub(super) fn forget_dead_connections(&self, engine: &Engine) {
-        if let Some(link) = engine.links().get_mut(&self.index())
+        if let Some(link) = engine.links.lock().get_mut(&self.index())
             && link.backend == self.backend
         {
             link.forget_dead();
@@ -226,7 +226,7 @@ impl NbdReconnect {
 
     fn note_that_no_slot_is_dead(&self, engine: &Engine, state: LinkState) {
         if state.unknown == 0
-            && let Some(link) = engine.links().get_mut(&self.index())
+            && let Some(link) = engine.links.lock().get_mut(&self.index())
             && link.backend == self.backend
         {
             link.set_slots_exact();
