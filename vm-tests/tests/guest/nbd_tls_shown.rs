@@ -16,7 +16,7 @@ use vm_tests::guest::tls_servers::{address, nbdkit, qemu_nbd, source};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Stops the reconciler, also where the test fails: its thread would hold the test up.
+/// Stops the reconciler, also if the test fails: otherwise its thread would block the test.
 struct Stop<'a>(&'a Reconciler);
 
 impl Drop for Stop<'_> {
