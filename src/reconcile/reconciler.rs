@@ -115,7 +115,7 @@ impl Reconciler {
     /// does nothing and sets nothing.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn preview(&self, desired: &Desired) -> Result<Plan> {
         let actual = Actual::read(&self.engine, &self.journal)?;
         Ok(plan::plan(desired, &actual))

@@ -79,7 +79,7 @@ impl IscsiSession {
     /// What sysfs shows now; `None` if the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read; a parameter that cannot be read is left out.
+    /// If it cannot be read; a parameter that cannot be read is left out.
     pub fn facts(&self) -> Result<Option<SessionFacts>> {
         let Some(state) = self.state()? else {
             return Ok(None);

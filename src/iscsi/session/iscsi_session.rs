@@ -62,7 +62,7 @@ impl IscsiSession {
     /// All sessions of this machine, sorted by their numbers as text.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn all(roots: &Roots) -> Result<Vec<Self>> {
         let names = sysfs::names(&roots.sysfs.join("class/iscsi_session"))?;
         Ok(Self::of_names(roots, &names))
@@ -71,7 +71,7 @@ impl IscsiSession {
     /// The sessions of one SCSI host; each session of `iscsi_tcp` has a host of its own.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn of_host(roots: &Roots, host: HostNo) -> Result<Vec<Self>> {
         let dir = roots
             .sysfs
@@ -101,7 +101,7 @@ impl IscsiSession {
     /// gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn state(&self) -> Result<Option<String>> {
         self.attribute("state")
     }
@@ -126,7 +126,7 @@ impl IscsiSession {
     /// Its SCSI host; `None` if it is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn host(&self) -> Result<Option<HostNo>> {
         let dir = self.host_dir()?;
         let name = dir.as_deref().and_then(|dir| dir.file_name()?.to_str());
@@ -138,7 +138,7 @@ impl IscsiSession {
     /// program has another interface.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_lunbd_owned(&self) -> Result<bool> {
         let interface = self.attribute("ifacename")?;
         Ok(interface.as_deref() == Some(INTERFACE) && self.is_of_no_process()?)
@@ -150,7 +150,7 @@ impl IscsiSession {
     /// `None` if the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn creator(&self) -> Result<Option<i32>> {
         let creator = self.attribute("creator")?;
         Ok(creator.and_then(|creator| creator.parse().ok()))
@@ -164,7 +164,7 @@ impl IscsiSession {
     /// process other than iscsid is making it, or was killed while it did.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_nameless(&self) -> Result<bool> {
         if !self.carries_no_io()? || !self.is_of_no_process()? {
             return Ok(false);
@@ -206,7 +206,7 @@ impl IscsiSession {
     /// middle of a login.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn name(&self) -> Result<Option<SessionName>> {
         let initiator = self.attribute("initiatorname")?;
         let initiator = initiator.and_then(|name| name.parse().ok());
@@ -229,7 +229,7 @@ impl IscsiSession {
     /// for one that is being made, since it gets its names only with a connection.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn unbound_endpoints(&self) -> Result<Option<(Iqn, Iqn)>> {
         if self.has_connection() || !self.is_lunbd_owned()? {
             return Ok(None);
@@ -244,7 +244,7 @@ impl IscsiSession {
     /// The SCSI devices on it.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn devices(&self) -> Result<Vec<Hctl>> {
         let mut devices = Vec::new();
         let Some(dir) = self.device_dir()? else {
@@ -285,7 +285,7 @@ impl IscsiSession {
     /// is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn connection_status(&self) -> Result<Option<ConnectionStatus>> {
         let Some(state) = self.state()? else {
             return Ok(None);
@@ -310,7 +310,7 @@ impl IscsiSession {
     /// takes.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_at_login(&self) -> Result<bool> {
         // `connection_state_names` of scsi_transport_iscsi.c.
         Ok(self.connection_attribute("state")?.as_deref() == Some("bound"))
@@ -320,7 +320,7 @@ impl IscsiSession {
     /// or the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn recovery_timeout(&self) -> Result<Option<Duration>> {
         // The kernel prints "off" for a negative value.
         let seconds = self.attribute("recovery_tmo")?;
@@ -333,7 +333,7 @@ impl IscsiSession {
     /// gives `Nothing`; so does a session of a lunbd release that wrote no marks.
     ///
     /// # Errors
-    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    /// If it cannot be read, as without `CAP_SYS_ADMIN`.
     pub fn proven(&self) -> Result<Proven> {
         let mark = self.attribute("username_in")?;
         Ok(Proven::of_mark(mark.as_deref()))
@@ -343,7 +343,7 @@ impl IscsiSession {
     /// `username`.
     ///
     /// # Errors
-    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    /// If it cannot be read, as without `CAP_SYS_ADMIN`.
     pub fn requires_digests(&self) -> Result<bool> {
         Ok(self.attribute("username")?.as_deref() == Some(REQUIRES_DIGESTS))
     }
@@ -352,7 +352,7 @@ impl IscsiSession {
     /// connection is lost.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn digests(&self) -> Result<(bool, bool)> {
         let has = |name| {
             let value = self.connection_attribute(name)?;
