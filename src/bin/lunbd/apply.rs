@@ -13,20 +13,22 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::detach_limit::{self, DetachLimit};
+use crate::envelope::{self, Type};
 use crate::progress::BARS;
 use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
 use crate::{arguments, desired_file, exit, recover, table, threads};
 
-/// A report: the plan, or the steps and failures that are left.
 #[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Report<'a> {
-    Plan(&'a Plan),
-    Left {
-        steps: &'a Plan,
-        errors: Vec<Failed<'a>>,
-    },
+struct Steps<'a> {
+    steps: &'a Plan,
+}
+
+/// The steps and failures that are left.
+#[derive(Serialize)]
+struct Left<'a> {
+    steps: &'a Plan,
+    errors: Vec<Failed<'a>>,
 }
 
 /// A volume whose last step failed.
@@ -134,7 +136,8 @@ impl FileEvent<'_> {
             event if json => {
                 let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
                 let mut out = io::stdout().lock();
-                exit::write_json(&mut out, &Timed { time, event }).and_then(|()| out.flush())
+                envelope::write(&mut out, Type::FileEvent, &Timed { time, event })
+                    .and_then(|()| out.flush())
             }
             Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
             Self::Refused { error } => {
@@ -212,7 +215,7 @@ fn apply_change(
 
 fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()> {
     if json {
-        return exit::write_json(&mut out, &Report::Plan(plan));
+        return envelope::write(&mut out, Type::Plan, &Steps { steps: plan });
     }
     if plan.is_empty() {
         return writeln!(out, "nothing to do");
@@ -232,9 +235,10 @@ fn show_left(
             .iter()
             .map(|(volume, error)| Failed { volume, error });
         let errors = failed.collect();
-        return exit::write_json(
+        return envelope::write(
             &mut out,
-            &Report::Left {
+            Type::Left,
+            &Left {
                 steps: left,
                 errors,
             },

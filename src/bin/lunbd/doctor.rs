@@ -8,6 +8,7 @@ use lunbd::engine::{Check, Finding};
 use lunbd::{Deadline, Engine};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::exit;
 
 #[derive(Serialize)]
@@ -26,8 +27,9 @@ pub(crate) fn run(engine: &Engine, json: bool) -> ExitCode {
         if json {
             let mode = engine.hub().mode();
             let checks = &checks;
-            exit::write_json(
+            envelope::write(
                 &mut out,
+                Type::Doctor,
                 &Report {
                     mode,
                     ready,

@@ -13,6 +13,7 @@ use lunbd::kernel::file_system::Usage;
 use lunbd::{Deadline, Engine, Result};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::{exit, table};
 
 const HEADING: [&str; 8] = [
@@ -71,7 +72,7 @@ pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
     };
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &list)
+            envelope::write(&mut out, Type::Inventory, &list)
         } else {
             write(out, &list)
         }

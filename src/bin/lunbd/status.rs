@@ -11,6 +11,7 @@ use lunbd::engine::{Condition, InventoryUnit, VolumeStatus};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::list::{self, Listed};
 use crate::{arguments, attach, exit, recover, table};
 
@@ -107,7 +108,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     };
     let printed = exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &status)
+            envelope::write(&mut out, Type::Status, &status)
         } else {
             write(out, &status)
         }
