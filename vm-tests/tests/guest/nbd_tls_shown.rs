@@ -54,7 +54,7 @@ fn an_attach_and_a_later_process_show_the_tls_and_the_servers_certificate() {
     assert_eq!(tls.certificate.subject, "CN=server");
     let differs = tls.certificate.time_left(end);
     assert!(differs <= Duration::from_secs(1), "{differs:?}");
-    // An attach by a process that did not make the connection leaves the journal's word.
+    // An attach by a process that did not make the connection keeps the TLS in the record.
     drop((journal, agent));
     let agent = engine();
     let journal = agent.open_journal_at(&place, soon()).unwrap();

@@ -162,8 +162,8 @@ impl Node {
             })
     }
 
-    /// Kills the agent this often, in a whole sweep until all volumes are as wanted, each time
-    /// at a random moment of its work. Then waits for the wanted state.
+    /// Kills the agent `kills` times, each time at a random moment of its work. A whole sweep
+    /// continues until all volumes are as wanted. Then waits for the wanted state.
     fn converge(&mut self, wanted: &Wanted, kills: u32, chance: &mut Chance) {
         let start = Instant::now();
         self.want(wanted);
