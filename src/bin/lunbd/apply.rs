@@ -41,7 +41,7 @@ struct Failed<'a> {
 /// The exit code of `--dry-run --exit-code`.
 const SOMETHING_TO_DO: u8 = 2;
 
-/// Exits with the code of the first failed volume; with 1 where steps are left without a
+/// Exits with the code of the first failed volume; with 1 if steps are left without a
 /// failure.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
     // The watch starts before the first read, so that no change is missed.
@@ -77,7 +77,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let watch_error = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
-        // The run ends by itself only where the file can no longer be followed.
+        // The run ends by itself only if the file can no longer be followed.
         return watch_error.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
@@ -151,7 +151,7 @@ impl FileEvent<'_> {
 }
 
 /// Takes in the file whenever it changes. A file that is broken, or that would detach too
-/// many volumes, changes nothing. Where the file can no longer be followed, it stops the
+/// many volumes, changes nothing. If the file can no longer be followed, it stops the
 /// reconciler and sends the error.
 fn follow(
     reconciler: &Arc<Reconciler>,

@@ -40,7 +40,7 @@ pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
 /// Reports an error of any type, as [`failure`] does.
 pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
     let mut stderr = io::stderr().lock();
-    // Where standard error is closed, the report has no reader.
+    // If standard error is closed, the report has no reader.
     let _ = if json {
         envelope::write(&mut stderr, Type::Error, error)
     } else {

@@ -26,7 +26,7 @@ struct Sessions<'a> {
     sessions: &'a [SessionRecoveryReport],
 }
 
-/// Exits with 1 where a device or session is left that serves no I/O.
+/// Exits with 1 if a device or session is left that serves no I/O.
 pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
         return watch(engine, what.recovery_options(), json);

@@ -91,7 +91,7 @@ fn write(out: &mut dyn Write, list: &List) -> io::Result<()> {
     table::write(out, &rows)
 }
 
-/// A row for the unit, and one for each path where there are several paths or a map.
+/// A row for the unit, and one for each path if there are several paths or a map.
 fn rows_of(listed: &Listed) -> Vec<Row> {
     match &listed.unit.kind {
         UnitKind::Scsi(scsi) => {

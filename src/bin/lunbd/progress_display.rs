@@ -28,7 +28,7 @@ impl ProgressDisplay {
     /// Starts the display. With `once`, failed steps are not retried.
     ///
     /// # Errors
-    /// `Io` where the printing thread cannot be started.
+    /// `Io` if the printing thread cannot be started.
     pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Result<Self> {
         let events = reconciler.subscribe();
         let printer = {
