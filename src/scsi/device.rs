@@ -110,8 +110,9 @@ impl ScsiDevice {
     }
 
     /// The devices of units that may have one of the wanted names, by the strongest
-    /// name in the kernel's copies, in the order of their addresses. One of another
-    /// name costs three system calls.
+    /// name in the kernel's copies, in the order of their addresses. Those of which the
+    /// kernel has read no name are among them. One of another name costs three system
+    /// calls.
     pub(crate) fn all_that_may_be(
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,

@@ -69,7 +69,8 @@ impl Units {
     }
 
     /// The devices of units that may have one of the wanted names, by the strongest
-    /// name in the kernel's copies, in the order of their addresses.
+    /// name in the kernel's copies, in the order of their addresses. Those of which the
+    /// kernel has read no name are among them.
     pub(crate) fn that_may_be(
         &mut self,
         roots: &Roots,
@@ -78,7 +79,7 @@ impl Units {
         let Some(known) = self.read(roots) else {
             return ScsiDevice::all_that_may_be(roots, is_wanted);
         };
-        known.with(|names| names.first().is_some_and(&is_wanted))
+        known.with(|names| names.first().is_none_or(&is_wanted))
     }
 
     /// Those on the device's own target, without itself.

@@ -24,7 +24,7 @@ impl Engine {
     ) -> Result<Flush> {
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            scsi::delete(device, &self.scheduler, watch, deadline)?;
+            self.delete_bare(device, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
         let claimed = self.claim_and_flush(&disk, false, watch, timer, deadline)?;
@@ -47,7 +47,7 @@ impl Engine {
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            scsi::delete(device, &self.scheduler, watch, deadline)?;
+            self.delete_bare(device, watch, deadline)?;
             return Ok(flush);
         };
         timer.enter(Stage::Claim);
@@ -57,11 +57,11 @@ impl Engine {
         Ok(flush)
     }
 
-    /// Deletes a device that had no disk when it was looked at.
+    /// Deletes a device that had no disk when it was looked at, and that nobody uses.
     ///
     /// # Errors
     /// `Vanished` where its disk has come since, which nobody has claimed: nothing is
-    /// done. Else those of a delete.
+    /// done. `InUse`, which names the users. Else those of a delete.
     pub(in crate::engine) fn delete_bare(
         &self,
         device: &ScsiDevice,
@@ -72,6 +72,7 @@ impl Engine {
             let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
+        self.refuse_users_of_bare(device, deadline)?;
         scsi::delete(device, &self.scheduler, watch, deadline)
     }
 

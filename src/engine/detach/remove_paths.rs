@@ -47,6 +47,8 @@ impl DetachRun<'_> {
         for path in &paths {
             self.enter_into_receipt(path)?;
         }
+        timer.enter(Stage::Claim);
+        self.refuse_users_of_bare(&paths, deadline)?;
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
@@ -71,8 +73,12 @@ impl DetachRun<'_> {
             });
         }
         for one in &mut claimed {
-            self.have_it_forgotten(&one.path, deadline);
             one.claim = self.claim(one, deadline)?;
+        }
+        // A claim that is refused leaves multipathd as it was, and under the claims it can
+        // make no map of these paths.
+        for one in &claimed {
+            self.have_it_forgotten(&one.path, deadline);
         }
         timer.enter(Stage::Flush);
         self.flush_all(&claimed, deadline)?;
@@ -101,6 +107,19 @@ impl DetachRun<'_> {
         NotLookedAt::note(&mut self.receipt.not_looked_at, &looked.not_looked_at());
         looked.refuse_writers(self.engine)?;
         Ok(looked)
+    }
+
+    /// The same of the paths that have no disk, and so no claim: nothing is changed before.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users.
+    fn refuse_users_of_bare(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
+        let stays = |path: &&KnownPath| path.disk.is_none() && !path.leaves;
+        for path in paths.iter().filter(stays) {
+            let unseen = self.engine.refuse_users_of_bare(&path.device, deadline)?;
+            NotLookedAt::note(&mut self.receipt.not_looked_at, &unseen);
+        }
+        Ok(())
     }
 
     /// The map over these paths, or the one that was named, or one that has the
