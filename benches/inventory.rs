@@ -1,5 +1,5 @@
-//! The inventory of a machine with 10,000 SCSI disks: a directory in memory,
-//! whose files cost what sysfs's do but for the kernel's own formatting.
+//! The inventory of a machine with 10,000 SCSI disks. The machine is a directory in memory. Its
+//! files cost as much as sysfs's, except for the kernel's own formatting.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ fn inventory(criterion: &mut Criterion) {
     group.bench_function("lunbd", |bencher| {
         bencher.iter(|| engine.inventory().unwrap());
     });
-    // util-linux's, which shows less: no identity, no session, no state.
+    // The lsblk of util-linux, which shows less: no identity, no session, no state.
     let mut lsblk = Command::new("lsblk");
     let version = lsblk.arg("--version").stdout(Stdio::null()).status();
     if version.is_ok() {

@@ -1,4 +1,4 @@
-//! What a dial does beside waiting: reading the address and the handshake.
+//! The cost of a dial besides waiting: parsing the address, and the handshake.
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
 
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use lunbd::Deadline;
 use lunbd::id::NbdUri;
 use lunbd::nbd::handshake;
 
-/// What qemu-nbd says of a disk of 1 GiB, up to the ACK.
+/// qemu-nbd's answers for a disk of 1 GiB, up to the ACK.
 const GO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03\
     \0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0c\
     \0\0\0\0\0\0\x40\0\0\0\x01\x6d\
@@ -18,7 +18,7 @@ const GO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03\
     \0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0\
     \0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x01\0\0\0\0";
 
-/// A server whose answers are there already.
+/// A server whose answers are there at once.
 struct Canned<'a>(&'a [u8]);
 
 impl Read for Canned<'_> {

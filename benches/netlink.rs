@@ -1,4 +1,4 @@
-//! What an NBD command costs beside the kernel's own work.
+//! The cost of an NBD command besides the kernel's own work.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! The plan for 10,000 volumes: nothing to do, all to do, and every other one
-//! moved to another's source.
+//! The plan for 10,000 volumes: nothing to do, everything to do, and every second volume moved
+//! to another's source.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ fn id(number: u32) -> VolumeId {
         .unwrap()
 }
 
-/// NBD and SCSI by turns, as an agent's volumes are named.
+/// NBD and SCSI in turn, named as an agent names its volumes.
 fn request(number: u32) -> AttachRequest {
     let text = if number.is_multiple_of(2) {
         format!("nbd://192.0.2.1:10809/vol-{number}")
@@ -55,7 +55,7 @@ fn actual() -> Actual {
 fn plans(criterion: &mut Criterion) {
     let (there, nothing) = (actual(), Actual::default());
     let reached = desired(|number| number);
-    // Every second volume has the source of the next second one.
+    // Each second volume gets the source of the second volume after it.
     let moved = desired(|number| match number % 2 {
         0 => (number + 2) % VOLUMES,
         _ => number,

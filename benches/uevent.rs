@@ -1,5 +1,5 @@
-//! What the hub does with every uevent of the machine: read it, and hand it to
-//! those who wait for it, however many others wait.
+//! The hub's work for every uevent of the machine: it reads the event and delivers it to its
+//! waiters, however many other waiters there are.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ const ADD: &[u8] = b"add@/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7/bl
     ACTION=add\0DEVPATH=/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7/block/sda\0\
     SUBSYSTEM=block\0MAJOR=8\0MINOR=0\0DEVNAME=sda\0DEVTYPE=disk\0DISKSEQ=9\0SEQNUM=1771\0";
 
-/// What the disk's target reports.
+/// A report of the disk's target.
 const CHANGE: &[u8] = b"change@/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7\0\
     ACTION=change\0DEVPATH=/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7\0\
     SUBSYSTEM=scsi\0SDEV_UA=CAPACITY_DATA_HAS_CHANGED\0DEVTYPE=scsi_device\0DRIVER=sd\0\
@@ -30,7 +30,7 @@ fn parse(criterion: &mut Criterion) {
     });
 }
 
-/// A hub without sockets: its events are fed to it.
+/// A hub without sockets; the benchmark feeds its events.
 fn hub() -> Hub {
     let roots = Roots {
         sysfs: "/".into(),
@@ -44,8 +44,7 @@ fn others(hub: &Hub, count: usize) -> Vec<Watch> {
     (0..count).map(watch).collect()
 }
 
-/// One event to the one who waits for it, and its reading, while others wait
-/// for something else.
+/// Delivers one event to its waiter, which reads it, while others wait for something else.
 fn dispatch(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let mut group = criterion.benchmark_group("uevent/to its watch, others present");
@@ -63,7 +62,7 @@ fn dispatch(criterion: &mut Criterion) {
     }
 }
 
-/// One event that none of ten thousand waits for, which is what nearly all are.
+/// One event that none of ten thousand waiters wants, as nearly all events are.
 fn nobodys(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let hub = hub();
@@ -73,8 +72,7 @@ fn nobodys(criterion: &mut Criterion) {
     });
 }
 
-/// One report of a target's, and its reading, while ten thousand wait for
-/// something else.
+/// One report of a target, and its reading, while ten thousand waiters wait for something else.
 fn news(criterion: &mut Criterion) {
     let message = Message::parse(CHANGE).unwrap();
     let hub = hub();
@@ -89,7 +87,7 @@ fn news(criterion: &mut Criterion) {
     });
 }
 
-/// One event to all of those who watch one component.
+/// One event to all waiters that watch one component.
 fn crowd(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let mut group = criterion.benchmark_group("uevent/to a crowd on one component");
@@ -108,8 +106,8 @@ fn crowd(criterion: &mut Criterion) {
     }
 }
 
-/// Coming and going, alone and among ten thousand: on components of their own,
-/// and all on the same.
+/// Subscribes and unsubscribes, alone and among ten thousand: on separate components, and all
+/// on the same one.
 fn subscribe(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("uevent/watch and drop, others present");
     for count in [1, 10_000] {

@@ -1,11 +1,12 @@
-//! Where a test can end the process or the machine: before and after each act on
-//! the kernel, and on each file that must outlive a crash.
+//! The crash points: places where a test can end the process or the machine. They
+//! lie before and after each act on the kernel, and on each file that must outlive
+//! a crash.
 //!
-//! `point!(Name);` is nothing at all without the feature `crash-points`, which
-//! only the crash sweeps of the tests turn on. All points are listed here, so
-//! that the sweep can count them and show that it was at each.
+//! `point!(Name);` expands to nothing without the feature `crash-points`, which
+//! only the crash sweeps of the tests turn on. All points are listed here, so that
+//! the sweep can count them and prove that it reached each of them.
 
-/// Ends the process here, where a test has asked for it.
+/// Ends the process here if a test has asked for it.
 macro_rules! point {
     ($point:ident) => {
         #[cfg(feature = "crash-points")]
@@ -28,10 +29,10 @@ macro_rules! points {
         }
 
         impl Point {
-            /// All that there are.
+            /// Every point.
             pub const ALL: &'static [Self] = &[$(Self::$point,)*];
 
-            /// `journal.synced`.
+            /// The point's name, for example `journal.synced`.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self {
@@ -52,7 +53,8 @@ points! {
     JournalUnfinishedDropped "journal.unfinished-dropped",
     JournalToSetAside "journal.to-set-aside",
     JournalSetAside "journal.set-aside",
-    // Writing a record: beside, to the disk, renamed, the directory to the disk.
+    // Writing a record: create a file beside it, sync the file, rename it, sync
+    // the directory.
     JournalToWrite "journal.to-write",
     JournalCreated "journal.created",
     JournalWritten "journal.written",
@@ -62,19 +64,19 @@ points! {
     JournalToRemove "journal.to-remove",
     JournalRemoved "journal.removed",
     JournalForgotten "journal.forgotten",
-    // The right to work on a device or a unit.
-    LeaseToTake "lease.to-take",
-    LeaseCreated "lease.created",
-    LeaseTaken "lease.taken",
-    LeaseToDrop "lease.to-drop",
-    LeaseDropped "lease.dropped",
-    // The mark of a flush that failed.
-    LostToWrite "lost.to-write",
-    LostWritten "lost.written",
-    LostToClear "lost.to-clear",
-    LostCleared "lost.cleared",
-    LostToSweep "lost.to-sweep",
-    LostSwept "lost.swept",
+    // The lock on a device or a unit.
+    DeviceLockToTake "device-lock.to-take",
+    DeviceLockCreated "device-lock.created",
+    DeviceLockTaken "device-lock.taken",
+    DeviceLockToDrop "device-lock.to-drop",
+    DeviceLockDropped "device-lock.dropped",
+    // The mark of a failed flush.
+    FailedFlushToWrite "failed-flush.to-write",
+    FailedFlushWritten "failed-flush.written",
+    FailedFlushToClear "failed-flush.to-clear",
+    FailedFlushCleared "failed-flush.cleared",
+    FailedFlushToSweep "failed-flush.to-sweep",
+    FailedFlushSwept "failed-flush.swept",
     // A block device of any kind.
     ClaimToTake "block.to-claim",
     ClaimTaken "block.claimed",
@@ -112,7 +114,8 @@ points! {
     NbdReconfigured "nbd.reconfigured",
     NbdToDisconnect "nbd.to-disconnect",
     NbdDisconnected "nbd.disconnected",
-    // iSCSI: the login on a socket of our own, then what the kernel is told of it.
+    // iSCSI: the login on the engine's own socket, then the calls that hand it to
+    // the kernel.
     IscsiToDial "iscsi.to-dial",
     IscsiDialled "iscsi.dialled",
     IscsiLoggedIn "iscsi.logged-in",
@@ -126,10 +129,12 @@ points! {
     IscsiSet "iscsi.set",
     IscsiToStart "iscsi.to-start",
     IscsiStarted "iscsi.started",
-    // Of one that was lost, the devices that the kernel has given up.
+    // Setting the devices running that the kernel set offline while the session
+    // was lost.
     DeviceToRun "iscsi.to-run-device",
     DeviceRuns "iscsi.device-runs",
-    // Its logout; a lost connection is stopped and a login sent into it as well.
+    // iSCSI: the logout. Recovery also stops a lost connection and sends a login
+    // request on it.
     IscsiToUnbind "iscsi.to-unbind",
     IscsiUnbound "iscsi.unbound",
     IscsiToSend "iscsi.to-send",

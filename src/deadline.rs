@@ -1,19 +1,19 @@
-//! The caller's time limit, and the pause between looks where nothing wakes us.
+//! The caller's time limit, and the pauses between checks when nothing wakes the caller.
 
 mod cancel;
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longer than anything waits, and short enough for the clock.
+/// Longer than any wait, and short enough for the clock.
 const FOREVER: Duration = Duration::from_hours(30 * 365 * 24);
 
-/// How long a wait goes on before it looks whether its call is cancelled.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long a wait sleeps before it checks whether its call is cancelled.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a call that was cancelled goes on to undo what it has done. A slow array and a
-/// slow udev take a few seconds.
-const TO_UNDO: Duration = Duration::from_secs(15);
+/// How long a cancelled call may roll back what it has done. A slow array and a slow udev
+/// take a few seconds.
+const ROLLBACK_LIMIT: Duration = Duration::from_secs(15);
 
 pub use cancel::Cancel;
 use cancel::Token;
@@ -43,8 +43,8 @@ impl Deadline {
         }
     }
 
-    /// The same deadline, which has also passed as soon as `cancel` is used. The waits
-    /// of the call notice that within 50 ms.
+    /// The same deadline, which also passes as soon as `cancel` is used. The waits of the
+    /// call notice that within 50 ms.
     #[must_use]
     pub fn cancelled_by(self, cancel: &Cancel) -> Self {
         let cancel = Some(cancel.token());
@@ -57,19 +57,19 @@ impl Deadline {
         self.cancel.is_some_and(Token::is_cancelled)
     }
 
-    /// The same deadline, which no cancellation ends.
+    /// The same deadline, but no cancellation ends it.
     #[must_use]
     pub(crate) fn despite_cancel(self) -> Self {
         let cancel = None;
         Self { cancel, ..self }
     }
 
-    /// For undoing what the call has done: what is left of its time, and not much of
-    /// that where the caller has cancelled it.
+    /// The deadline for rolling back what the call has done: the rest of its time, or at
+    /// most 15 seconds of it if the caller has cancelled the call.
     #[must_use]
     pub(crate) fn for_rollback(self) -> Self {
         let limit = if self.is_cancelled() {
-            TO_UNDO
+            ROLLBACK_LIMIT
         } else {
             FOREVER
         };
@@ -85,12 +85,12 @@ impl Deadline {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// How long a wait may sleep before it looks at the deadline again: all the time that
-    /// is left, and less where the call can be cancelled.
+    /// How long a wait may sleep before it checks the deadline again: the remaining time,
+    /// but at most 50 ms if the call can be cancelled.
     #[must_use]
-    pub(crate) fn turn(&self) -> Duration {
+    pub(crate) fn max_sleep(&self) -> Duration {
         match self.cancel {
-            Some(_) => self.remaining().min(LOOK),
+            Some(_) => self.remaining().min(CANCEL_CHECK_INTERVAL),
             None => self.remaining(),
         }
     }
@@ -99,11 +99,11 @@ impl Deadline {
     pub(crate) fn pause(&self, pause: Duration) {
         let pause = self.at_most(pause);
         while !pause.has_passed() {
-            thread::park_timeout(pause.turn());
+            thread::park_timeout(pause.max_sleep());
         }
     }
 
-    /// A deadline `limit` from now, or this one where it is sooner.
+    /// A deadline `limit` from now, or this one if it is sooner.
     #[must_use]
     pub(crate) fn at_most(&self, limit: Duration) -> Self {
         let cancel = self.cancel;
@@ -119,7 +119,7 @@ impl Deadline {
         self.start.elapsed()
     }
 
-    /// A deadline when half of the time that is left has passed.
+    /// A deadline at half of the remaining time.
     #[must_use]
     pub fn half(&self) -> Self {
         self.at_most(self.remaining() / 2)
@@ -132,8 +132,8 @@ impl Deadline {
     }
 }
 
-/// Pauses that double from a shortest to a longest, for the places where the
-/// kernel offers nothing to wait on.
+/// Pauses that double from a shortest to a longest, for conditions that the kernel does
+/// not notify.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     next: Duration,
@@ -159,8 +159,8 @@ impl Backoff {
     }
 }
 
-/// Between half of `pause` and all of it, so that those that failed together do not all
-/// try again together.
+/// A random time between half of `pause` and all of it, so that callers that failed
+/// together do not all retry together.
 #[must_use]
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let noise = SystemTime::now()
@@ -197,12 +197,12 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(100)).cancelled_by(&cancel);
         let part = deadline.half().at_most(Duration::from_secs(60));
         assert!(!part.has_passed());
-        assert!(deadline.turn() < Duration::from_secs(1));
+        assert!(deadline.max_sleep() < Duration::from_secs(1));
         cancel.clone().cancel();
         assert!(deadline.has_passed() && deadline.is_cancelled());
         assert!(part.has_passed() && part.half().is_cancelled());
         let rollback = deadline.for_rollback();
-        assert!(!rollback.has_passed() && rollback.remaining() <= TO_UNDO);
+        assert!(!rollback.has_passed() && rollback.remaining() <= ROLLBACK_LIMIT);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Attach and detach: the only place where the rooms below are put together.
-//! Start reading at [`attach`](Engine::attach).
+//! The calls of [`Engine`]: this layer alone combines the layers below it. Start reading
+//! at [`attach`](Engine::attach).
 
 mod attach;
 #[cfg(feature = "journal")]

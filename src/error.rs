@@ -1,5 +1,5 @@
-//! One error type: what went wrong, at which stage, on which path, whether a
-//! retry can help, and the chain of causes.
+//! The crate's one error type. It says what went wrong, at which stage and on which path,
+//! whether a retry can help, and what caused it.
 
 mod kind;
 mod stage;
@@ -17,15 +17,15 @@ use crate::deadline::Deadline;
 use crate::id::ParseIdError;
 pub use kind::{ErrorKind, Retry};
 pub use stage::Stage;
-pub(crate) use untrusted::shown;
+pub(crate) use untrusted::escape_untrusted;
 
-/// The result of everything in this crate that can fail.
+/// The result of every fallible function in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure, with all that was known when it happened.
+/// A failure, with everything that was known when it happened.
 ///
-/// `{}` prints one line; `{:#}` adds the chain of causes, but for what the line says
-/// already.
+/// `{}` prints one line. `{:#}` adds the chain of causes, without what the line already
+/// says.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -55,7 +55,7 @@ impl Error {
         }))
     }
 
-    /// A system call on `path` that failed; the errno decides the kind.
+    /// The error of a failed system call on `path`; the errno decides the kind.
     pub(crate) fn io(action: &str, path: &Path, error: &io::Error) -> Self {
         let errno = error.raw_os_error().map(Errno::from_raw);
         let kind = errno.map_or(ErrorKind::Io, ErrorKind::of_errno);
@@ -68,7 +68,7 @@ impl Error {
         new
     }
 
-    /// A system call on no path that failed; the errno decides the kind.
+    /// The error of a failed system call that has no path; the errno decides the kind.
     pub(crate) fn of_errno(action: &str, errno: Errno) -> Self {
         let message = format!("{action}: {}", errno.desc());
         let mut new = Self::new(ErrorKind::of_errno(errno), message);
@@ -78,22 +78,23 @@ impl Error {
 
     /// The caller's deadline passed at `stage`, or the caller cancelled the call.
     pub(crate) fn timed_out(stage: Stage, deadline: Deadline, waiting_for: &str) -> Self {
-        let new = Self::not_within(stage, deadline.elapsed(), waiting_for);
+        let new = Self::wait_expired(stage, deadline.elapsed(), waiting_for);
         if deadline.is_cancelled() {
             return new.with_kind(ErrorKind::Cancelled);
         }
         new
     }
 
-    /// Nothing came of `waited`, whoever's limit that was.
-    pub(crate) fn not_within(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
+    /// A wait of `waited` ended without success, whether the caller or the engine set its
+    /// limit.
+    pub(crate) fn wait_expired(stage: Stage, waited: Duration, waiting_for: &str) -> Self {
         let mut new = Self::new(ErrorKind::TimedOut, format!("waiting for {waiting_for}"));
         new.0.stage = Some(stage);
         new.0.waited = Some(waited);
         new
     }
 
-    /// Names the stage, unless a deeper one is named already.
+    /// Sets the stage, unless a deeper call has set one.
     pub(crate) fn at(mut self, stage: Stage) -> Self {
         self.0.stage.get_or_insert(stage);
         self
@@ -131,7 +132,7 @@ impl Error {
         self.0.kind.retry()
     }
 
-    /// The stage at which it happened.
+    /// The stage at which the failure happened.
     #[must_use]
     pub fn stage(&self) -> Option<Stage> {
         self.0.stage
@@ -149,8 +150,8 @@ impl Error {
         self.0.errno.map(|errno| errno as i32)
     }
 
-    /// What the device's state was when the wait ended, or what stands after the
-    /// failure: the error's own word, else that of the nearest cause that has one.
+    /// The device's state when the wait ended, or the state that the failure left behind.
+    /// It comes from this error, else from the nearest cause that has it.
     #[must_use]
     pub fn last_seen(&self) -> Option<&str> {
         let of_cause = || self.source()?.downcast_ref::<Self>()?.last_seen();
@@ -161,7 +162,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        if inner.kind.is_out_of_time() {
+        if inner.kind.is_timeout_or_cancel() {
             let cancelled = inner.kind == ErrorKind::Cancelled;
             f.write_str(if cancelled { "cancelled" } else { "timed out" })?;
             if let Some(waited) = inner.waited {
@@ -203,7 +204,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// The object that `--json` prints of an error.
+/// Serialises the object that `--json` prints for an error.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Error {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -240,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_timeout_names_its_stage_its_length_and_what_was_last_seen() {
-        let error = Error::not_within(Stage::Settle, Duration::from_millis(2500), "udev")
+        let error = Error::wait_expired(Stage::Settle, Duration::from_millis(2500), "udev")
             .with_last_seen("state=running");
         assert_eq!(
             error.to_string(),

@@ -1,6 +1,6 @@
 //! The guide: how each part works, and what to do when something fails.
 //!
-//! | page | what it answers |
+//!  page | topics |
 //! |---|---|
 //! | [`concepts`] | identity, "settled", deadlines, quarantine, the receipt |
 //! | [`scsi`] | one attach and one detach, step by step |

@@ -1,7 +1,7 @@
-//! Names of things, as types: each parses, prints and compares.
+//! Identifiers as types: each parses, prints and compares.
 //!
-//! A value is never guessed from the shape of a string: what a string may mean
-//! is said by its prefix, or by the type it is parsed into.
+//! No parser guesses from the shape of a string. Its prefix, or the type that it is parsed
+//! into, says what it means.
 
 mod backend;
 mod content_name;
@@ -41,7 +41,7 @@ pub(crate) use wwid::NameKind;
 pub use wwid::Wwid;
 pub use wwpn::Wwpn;
 
-/// Serialises a name as the text that it prints and parses.
+/// Serialises an identifier as the text that it prints and parses.
 #[cfg(feature = "serde")]
 macro_rules! serde_as_text {
     ($($name:ty),+) => {$(

@@ -1,5 +1,5 @@
-//! Attach and detach block devices on Linux by talking to the kernel alone:
-//! sysfs, netlink and ioctls. No other program is started.
+//! lunbd attaches and detaches block devices on Linux. It talks only to the kernel,
+//! through sysfs, netlink and ioctls, and starts no other program.
 //!
 //! The [`guide`] explains each part: [concepts](guide::concepts),
 //! [SCSI](guide::scsi), [iSCSI](guide::iscsi), [Fibre Channel](guide::fibre_channel),
@@ -8,10 +8,10 @@
 //! [containers](guide::containers) and [troubleshooting](guide::troubleshooting).
 //!
 //! Every call that can wait takes a [`Deadline`], which covers the whole call. A kernel
-//! call that may block runs on a thread of its own. There is no async runtime to bring,
+//! call that may block runs on a thread of its own. The caller needs no async runtime,
 //! and the library installs no subscriber for its `tracing` spans.
 //!
-//! What an agent must do, from its start on:
+//! An agent must do this from its start on:
 //!
 //! - call [`Engine::heal`] once, and keep an [`Engine::healer`] on a thread, for NBD;
 //! - keep an [`Engine::recover_sessions`] on a thread, for iSCSI;
@@ -67,7 +67,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use id::Source;
 pub use kernel::Roots;
 
-/// The README's example is compiled with the other doctests.
+/// The doctests compile the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

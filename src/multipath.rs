@@ -1,9 +1,8 @@
-//! One multipath map: what the kernel says of it, one attempt at a time to
-//! change it, read back; and what multipathd is told, where it runs.
+//! One multipath map: its state in the kernel, single attempts to change it, and commands
+//! to multipathd where it runs.
 //!
-//! A map is one device of device-mapper that leads to one unit over several
-//! disks. It is known by its uuid and its life, never by its name or `dm-N`:
-//! both are used again.
+//! A map is one device-mapper device that leads to one unit over several disks. Its uuid
+//! and its inode in sysfs identify it, never its name or `dm-N`, which the kernel reuses.
 
 mod daemon;
 mod grow;

@@ -1,37 +1,38 @@
-//! NBD: one server, one device, one attempt, verified by reading back.
+//! NBD: the handshake with a server, and the commands to the kernel's driver. Each call
+//! makes one attempt, and lunbd verifies the result by reading it back.
 //!
 //! The protocol is the NBD project's (`doc/proto.md`): the fixed newstyle
 //! handshake without TLS, up to the point where the kernel takes the socket
-//! over. What the kernel cannot speak is never negotiated: structured replies,
+//! over. lunbd never negotiates what the kernel cannot speak: structured replies,
 //! metadata contexts, extended headers.
 //!
-//! # Where the kernel's driver bites, and what is done about it
+//! # Hazards of the kernel's driver, and how lunbd handles them
 //!
-//! | hazard (`drivers/block/nbd.c`) | here |
+//! | hazard (`drivers/block/nbd.c`) | handling |
 //! |---|---|
-//! | `RECONFIGURE` drops a socket in silence where no link is dead | the socket itself shows whether it was taken, and a read that comes back is the proof |
-//! | it gives a socket that is offered twice to two slots, whose receivers then read one stream | each connection is offered once; what was not taken is closed, and another is dialled |
-//! | a resize in the call that reattaches waits for the I/O that waits for it | [`Reconfigure`] carries no size; a device is resized by a command of its own, after it has answered a read |
+//! | `RECONFIGURE` silently drops a socket if no connection is dead | the socket itself shows whether the kernel took it, and an answered read proves it |
+//! | it gives a socket that is offered twice to two slots, whose receivers then read one stream | lunbd offers each connection once; it closes a refused one and dials another |
+//! | a resize in the call that reattaches waits for the I/O that waits for it | [`Reconfigure`] carries no size; a separate command resizes the device after it has answered a read |
 //! | a command runs inside `sendmsg`, under a lock of all generic netlink | each has a thread of its own and the caller's deadline; the family's id is kept |
-//! | `DISCONNECT` says goodbye to a dead peer with a full buffer | our end of the link is shut down first |
-//! | `DISCONNECT` looks at neither mounts nor holders | an exclusive open before, held until it has returned |
-//! | its return does not mean free while somebody has the node open | `pid`, size, requests in flight and holders are read until they are gone |
-//! | the `change` event of a disconnect comes before `pid` goes | the device is looked at again after it |
-//! | `STATUS` calls a mere opener, and a dead link, connected | not used to tell life: a read is |
-//! | `STATUS` of all devices outgrows its message | devices are listed from sysfs |
-//! | a peer that vanished is not noticed on an idle link | keepalive and `TCP_USER_TIMEOUT` on every TCP link, of the request timeout where there is one |
-//! | a request timeout or a dead-connection timeout of 0 hangs or loses I/O | both have defaults that heal, and are always sent |
-//! | the dead-connection time runs from the first request after the death | the budget that is told is its lower bound |
+//! | `DISCONNECT` blocks on its farewell to a dead peer with a full buffer | lunbd shuts down its end of the connection first |
+//! | `DISCONNECT` checks neither mounts nor holders | lunbd holds an exclusive open before it and until it returns |
+//! | after its return the device is not free while a process has the node open | lunbd reads `pid`, size, requests in flight and holders until they are gone |
+//! | the `change` event of a disconnect comes before `pid` goes | lunbd reads the device again after it |
+//! | `STATUS` reports a device as connected that is only open, or whose connection is dead | lunbd proves liveness by a read instead |
+//! | `STATUS` of all devices outgrows its message | lunbd lists devices from sysfs |
+//! | the kernel does not notice that the peer of an idle connection vanished | keepalive and `TCP_USER_TIMEOUT` on every TCP connection, set to the request timeout if there is one |
+//! | a request timeout or a dead-connection timeout of 0 hangs or loses I/O | both have defaults that allow a reconnect, and are always sent |
+//! | the dead-connection time runs from the first request after the death | the reported time is its lower bound |
 //! | timeouts overflow in the kernel, and stay from an index's last use | clamped, and always sent |
-//! | `DISCONNECT_ON_CLOSE` ends with udev's own probe | never set |
-//! | the lowest free index is used again at once, with the same DISKSEQ | the backend id names the device; there is a lease on it and on the index |
-//! | `pid` is a marker and not a living process | taken for "configured", and for nothing else |
+//! | `DISCONNECT_ON_CLOSE` disconnects when udev's own probe closes the device | never set |
+//! | the lowest free index is used again at once, with the same DISKSEQ | the backend id names the device; lunbd locks it and the index |
+//! | `pid` is a marker and not a living process | it only means "configured" |
 //! | a backend id has no limit and is printed into a page | [`BackendId`](crate::id::BackendId): 1 to 255 printable characters |
-//! | a socket's own timeouts kill an idle link | none is set on a socket that is handed over |
-//! | our own open before the connect makes `EBUSY` | the node is opened only after it |
-//! | block sizes, and sizes that are no multiple, differ by version | chosen here, and the lost tail is told ([`Geometry`]) |
-//! | requests longer than the server takes | `max_sectors_kb` is lowered to its maximum |
-//! | requests in flight on a link that dies wait for their timeout | so long I/O may stand still after a heal: [`Timeouts::request`] |
+//! | a socket's own timeouts end an idle connection | a socket that is handed over has none |
+//! | our own open before the connect causes `EBUSY` | lunbd opens the node only after it |
+//! | block sizes, and sizes that are no multiple, differ by version | lunbd chooses them, and reports the lost tail ([`Geometry`]) |
+//! | requests longer than the server takes | lunbd lowers `max_sectors_kb` to the server's maximum |
+//! | requests in flight on a connection that dies wait for their timeout | I/O may stand still for as long after a reconnect: [`Timeouts::request`] |
 
 mod adoption;
 mod backends;
@@ -64,8 +65,8 @@ pub use block_size::{BlockSizes, Geometry};
 pub(crate) use command::set_size;
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub(crate) use content::{
-    LENGTH as CONTENT_LENGTH, is_other as is_other_content, names as content_names,
-    spelt as spelt_content,
+    LENGTH as CONTENT_LENGTH, describe_names as spelt_content, names as content_names,
+    names_differ as is_other_content,
 };
 pub use device::{Facts, Hints, NbdDevice, State};
 pub(crate) use dial::dial_for_device;

@@ -1,5 +1,5 @@
-//! Volumes that are wanted, against those that there are: a plan from one to the
-//! other, and a loop that keeps them together.
+//! Compares the wanted volumes with the attached ones, plans the steps between them, and
+//! keeps both in agreement.
 //!
 //! ```text
 //!  Desired   what is wanted: volumes by the caller's name, each with its source
@@ -11,10 +11,10 @@
 //!            in to are kept, and NBD links healed
 //! ```
 //!
-//! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its
-//! detach is proven; what is known of that is in the journal, so that it outlives
-//! the process. One volume that fails waits for its next try by itself and holds
-//! up none but those that want what it has.
+//! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its detach
+//! is proven. The journal keeps what is known of that, so it survives the process. A
+//! volume that fails waits for its own retry, and delays only the volumes that want what
+//! it has.
 //!
 //! ```no_run
 //! use std::sync::Arc;

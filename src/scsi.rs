@@ -1,4 +1,5 @@
-//! One SCSI logical unit, one attempt, verified by reading back.
+//! Operations on one SCSI logical unit. Each makes one attempt and verifies it by reading
+//! back.
 
 mod access_state;
 mod ask;
@@ -35,6 +36,6 @@ pub(crate) use probe::{describe_qualifier, wait_for_disk};
 pub(crate) use rescan::rescan;
 pub(crate) use running::set_running;
 pub(crate) use scan::scan;
-pub(crate) use size::{have_size_read, shows_no_size};
+pub(crate) use size::{reread_size, shows_no_size};
 pub use state::State;
 pub(crate) use units::Units;

@@ -1,19 +1,18 @@
-//! Which SCSI host, channel and target an iSCSI portal or a Fibre Channel port
-//! is on this machine, as sysfs shows it now. Nothing is logged in, scanned or
-//! written.
+//! Finds the SCSI host, channel and target of an iSCSI portal or a Fibre Channel port on
+//! this machine, as sysfs shows it now. It logs in, scans and writes nothing.
 //!
-//! What is wrong with one path is said of that path and never stops another: a
-//! session or a port that cannot be used, or cannot be read, is a [`RouteUnavailable`].
+//! A problem of one path is reported for that path and never stops another: a session or a
+//! port that cannot be used or read is a [`RouteUnavailable`].
 
 mod fc;
 mod iscsi;
-mod reach;
 mod route;
 mod target_port;
+mod transport_info;
 
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
-pub(crate) use reach::TransportReader;
-pub use reach::{TransportInfo, reach};
 pub use route::{MissingReason, Route, RouteKind, RouteUnavailable};
 pub(crate) use target_port::TargetPort;
+pub(crate) use transport_info::TransportReader;
+pub use transport_info::{TransportInfo, transport_of};

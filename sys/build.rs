@@ -1,6 +1,6 @@
-//! Says in one line what a machine without libudev's headers lacks. The crate
-//! that links libudev needs them, and its panic is long and names no package;
-//! this crate is built before it.
+//! Warns in one line if a machine lacks libudev's headers. The crate that links
+//! libudev needs them, and its panic is long and names no package. Cargo builds
+//! this crate before it.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -13,12 +13,12 @@ fn main() {
         .args(["--exists", "libudev"])
         .stderr(Stdio::null())
         .status();
-    // A word of help, never a refusal: a cross build may be told elsewhere.
+    // Only warn, never fail: a cross build may find libudev elsewhere.
     if !found.is_ok_and(|status| status.success()) {
         println!(
             "cargo::warning=libudev was not found; on Debian: apt-get install libudev-dev pkg-config"
         );
-        // A path that is never there: it is looked for again at the next build.
+        // This path never exists, so the next build looks for libudev again.
         println!("cargo::rerun-if-changed=libudev-was-not-found");
     }
 }

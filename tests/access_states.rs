@@ -29,7 +29,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-/// LUN 1 of each host is one unit.
+/// A machine whose hosts present one unit as LUN 1.
 fn machine(states: &[u8]) -> (FakeKernel, Arc<Engine>) {
     let fake = FakeKernel::with_hosts(u32::try_from(states.len()).unwrap());
     for (host, &state) in (0..).zip(states) {
@@ -96,7 +96,7 @@ fn a_unit_of_which_no_path_serves_io_is_not_ready_and_nothing_is_left_of_it() {
     assert_eq!(fake.kernel().devices(), [] as [&str; 0]);
 }
 
-/// How often units were asked for their access states.
+/// How often the engine asked units for their access states.
 fn questions(fake: &FakeKernel) -> usize {
     let acts = fake.kernel().acts();
     acts.iter()

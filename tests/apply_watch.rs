@@ -1,4 +1,5 @@
-//! `lunbd apply --watch`, where there is no storage and no root: what it says of its file.
+//! What `lunbd apply --watch` prints about its file, on a machine without storage and without
+//! root.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -83,7 +84,7 @@ fn a_change_of_the_file_that_is_refused_or_taken_in_is_json_for_a_program() {
     assert!(humantime::parse_rfc3339(time).is_ok(), "{time}");
     let absent = "[[volume]]\nid = \"a\"\nsource = \"scsi:4294967295:0:0:1\"\n";
     fs::write(watch.file(), absent).unwrap();
-    // The reconciler may be quicker to fail than the follower is to tell.
+    // The reconciler's failure may come before the follower's line.
     let mut told = [watch.next(), watch.next()];
     told.sort_by_key(|line| line["event"].as_str().map(str::to_owned));
     assert_eq!(told[0]["event"], "failed");

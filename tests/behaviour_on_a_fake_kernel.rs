@@ -21,7 +21,7 @@ use fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
 use lunbd::Engine;
 use lunbd::scsi::StuckCall;
 
-/// A machine whose array presents what the suite asks for.
+/// A machine whose array presents the units that the suite requests.
 struct Fake {
     fake: FakeKernel,
     hosts: u32,
@@ -53,7 +53,7 @@ fn disk(host: u32, lun: u32) -> Unit {
     }
 }
 
-/// Undoes something.
+/// Runs an undo function on drop.
 struct Undo<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for Undo<F> {
@@ -199,14 +199,14 @@ impl Machine for Fake {
 }
 
 impl Fake {
-    /// Shows this process as an opener until this is dropped.
+    /// Shows this process as an opener until the result is dropped.
     fn enter_opener(&self, node: &Path, writes: bool) -> Undo<impl FnMut() + use<>> {
         let number = self.kernel().enter_opener(node, writes);
         let kernel = Arc::clone(self.kernel());
         Undo(move || kernel.leave_opener(number))
     }
 
-    /// The disk, exclusively, and its number.
+    /// Opens the disk exclusively; also returns its number.
     fn claimed(&self, node: &Path) -> (File, String) {
         let roots = access::roots(self.fake.root());
         let (file, devno) = roots.devices.open(node, true).unwrap();

@@ -1,4 +1,4 @@
-//! What the command says of input, where there is no storage and no root.
+//! What the command says about its input, on a machine without storage and without root.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -139,7 +139,7 @@ fn completions_and_manual_pages_name_every_command_and_its_options() {
     assert!(commands.len() > 10, "{commands:?}");
     let all = String::from_utf8(lunbd(&["man"]).stdout).unwrap();
     for command in commands.iter().filter(|name| *name != "help") {
-        // As roff has it.
+        // roff escapes the hyphen.
         let escaped = command.replace('-', "\\-");
         assert!(
             all.contains(&format!("lunbd\\-{escaped}(1)")),
@@ -214,7 +214,7 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
             &format!("{good}min_size = \"1 GB\"\n"),
             &["line 4", "min_size"],
         ),
-        // Two volumes that claim one thing, and one from two sources.
+        // Two volumes that claim one thing, and one volume with two sources.
         (
             &format!("{good}{}", good.replace("pvc-1", "b")),
             &["source scsi:4294967295:0:0:1", "volume pvc-1", "volume b"],
@@ -343,7 +343,7 @@ fn what_the_engine_traces_is_shown_where_it_is_asked_for() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    // The engine says at its start how it listens.
+    // At its start the engine says which events it listens to.
     assert_eq!(said(&[], ""), "");
     assert!(said(&["-v"], "").contains("listening"));
     assert!(said(&[], "info").contains("listening"));
@@ -412,7 +412,7 @@ fn a_file_of_secrets_has_sections_and_one_that_does_not_answer_is_not_waited_for
     let ask = |file: &std::path::Path| {
         let me = ["--initiator", "iqn.2026-01.example:me", "--timeout", "2s"];
         let file = ["--chap-file", file.to_str().unwrap(), "--json"];
-        // Where nobody listens.
+        // No server listens at this port.
         lunbd(&[&["discover", "127.0.0.1:1"], &me[..], &file[..]].concat())
     };
     let section = "[127.0.0.1:1]\nuser=me\nsecret=hush\n";

@@ -1,5 +1,5 @@
-//! Which address a Fibre Channel target port has, on a machine that is a
-//! directory laid out as Linux 6.1 lays sysfs out.
+//! The address of a Fibre Channel target port, on a machine that is a directory with the sysfs
+//! layout of Linux 6.1.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lunbd::id::{FcUri, Hctl};
-use lunbd::transport::{MissingReason, Route, fc_routes, reach};
+use lunbd::transport::{MissingReason, Route, fc_routes, transport_of};
 use machine::Machine;
 
 const ADAPTER: &str = "devices/pci0000:00/0000:00:05.0";
@@ -27,7 +27,7 @@ fn link(machine: &Machine, class: &str, name: &str, below_sys: &str) {
     symlink(format!("../../{below_sys}"), folder.join(name)).unwrap();
 }
 
-/// A port that a local port sees, by its name in the kernel; a usable target.
+/// A remote port that a local port sees, by its kernel name; a usable target.
 struct Rport<'a> {
     machine: &'a Machine,
     dir: String,
@@ -65,7 +65,7 @@ impl<'a> Rport<'a> {
         fs::remove_file(path).unwrap();
     }
 
-    /// A read of it fails, as with `EINVAL`: here with `EISDIR`.
+    /// Makes a read of the attribute fail, as with `EINVAL`: here with `EISDIR`.
     fn break_attribute(&self, attribute: &str) {
         self.remove(attribute);
         let path = self.machine.path(&format!("{}/{attribute}", self.dir));
@@ -81,9 +81,9 @@ fn routes(machine: &Machine, ports: &str) -> Vec<Route> {
     fc_routes(&machine.roots(), &uri).unwrap()
 }
 
-/// `VIA at H:C:T:L`, or why not.
+/// `VIA at H:C:T:L`, or why there is no route.
 fn told(routes: &[Route]) -> Vec<String> {
-    let told = routes.iter().map(|route| match &route.place {
+    let told = routes.iter().map(|route| match &route.address {
         Ok(hctl) => format!("{} at {hctl}", route.via),
         Err(missing) => missing.to_string(),
     });
@@ -91,7 +91,7 @@ fn told(routes: &[Route]) -> Vec<String> {
 }
 
 fn reason(route: &Route) -> MissingReason {
-    route.place.as_ref().unwrap_err().reason.clone()
+    route.address.as_ref().unwrap_err().reason.clone()
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_port_that_is_down_is_data_about_one_path() {
     host(&machine, 3, "Online");
     Rport::new(&machine, "rport-2:0-1", ONE);
     let down = Rport::new(&machine, "rport-3:0-1", ONE);
-    // A port that is not present has no role left.
+    // A port that is not present has no role any more.
     down.set("roles", "unknown");
     for state in ["Blocked", "Not Present", "Offline"] {
         down.set("port_state", state);
@@ -188,7 +188,7 @@ fn a_port_that_is_no_scsi_target_is_said_to_be_none() {
         assert!(told(&found)[0].contains(roles));
     }
     rport.set("roles", "FCP Target, FCP Initiator");
-    assert!(routes(&machine, ONE)[0].place.is_ok());
+    assert!(routes(&machine, ONE)[0].address.is_ok());
     rport.set("scsi_target_id", "-1");
     assert_eq!(reason(&routes(&machine, ONE)[0]), MissingReason::NotATarget);
 }
@@ -203,7 +203,7 @@ fn attributes_that_cannot_be_read_are_told_and_stop_nothing() {
     for attribute in ["scsi_target_id", "roles", "port_state"] {
         rport.break_attribute(attribute);
         let found = routes(&machine, &both);
-        assert!(found[0].place.is_ok());
+        assert!(found[0].address.is_ok());
         let state = "unreadable".to_owned();
         assert_eq!(
             reason(&found[1]),
@@ -250,7 +250,12 @@ fn a_device_is_reached_by_the_remote_port_that_it_is_below() {
     let on_bus = machine.path("sys/bus/scsi/devices/2:0:0:7");
     symlink(format!("../../../{device}"), on_bus).unwrap();
     let hctl: Hctl = "2:0:0:7".parse().unwrap();
-    let reached = || reach(&machine.roots(), hctl).unwrap().unwrap().to_string();
+    let reached = || {
+        transport_of(&machine.roots(), hctl)
+            .unwrap()
+            .unwrap()
+            .to_string()
+    };
     assert_eq!(reached(), format!("rport-2:0-1, {ONE}"));
     rport.break_attribute("port_name");
     assert_eq!(reached(), "rport-2:0-1");

@@ -1,4 +1,4 @@
-//! Every seed of the fuzz targets, and changed ones, through what they call.
+//! Runs every seed of the fuzz targets, and changed seeds, through the fuzzed functions.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

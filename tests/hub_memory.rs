@@ -1,4 +1,4 @@
-//! What ten thousand who wait for events cost in memory.
+//! The memory that ten thousand waiters for events cost.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const WATCHES: usize = 10_000;
 
-/// A hub that has neither sockets nor a thread, since its sysfs is a directory.
+/// A hub that has neither sockets nor a thread, because its sysfs is a directory.
 fn hub(machine: &tempfile::TempDir) -> Hub {
     let roots = Roots {
         sysfs: machine.path().to_owned(),
@@ -30,7 +30,7 @@ fn in_use() -> usize {
     dhat::HeapStats::get().curr_bytes
 }
 
-/// A disk's `add` for the watch of its unit.
+/// A disk's `add` event, for the watch of its unit.
 fn add(unit: usize, datagram: &mut String) {
     let path = format!("/devices/x/host1/target1:0:0/1:0:0:{unit}/block/sda");
     datagram.clear();
@@ -41,7 +41,7 @@ fn add(unit: usize, datagram: &mut String) {
     .unwrap();
 }
 
-/// One test: the allocator counts for the whole process.
+/// There is only one test, because the allocator counts for the whole process.
 #[test]
 fn ten_thousand_watches_take_a_few_mebibytes_and_give_them_back() {
     let _counts = dhat::Profiler::builder().testing().build();
@@ -56,7 +56,8 @@ fn ten_thousand_watches_take_a_few_mebibytes_and_give_them_back() {
     println!("{} bytes for each idle watch", idle / WATCHES);
     assert!(idle / WATCHES < 1024, "{} bytes a watch", idle / WATCHES);
 
-    // One event each that is not read yet, and a flood that nobody waits for.
+    // Each watch gets one event that it has not read yet, and a flood comes that no watch
+    // wants.
     let mut datagram = String::new();
     for unit in 0..WATCHES + 100_000 {
         add(unit, &mut datagram);
@@ -67,7 +68,7 @@ fn ten_thousand_watches_take_a_few_mebibytes_and_give_them_back() {
     assert!(waiting < 16 << 20, "{waiting} bytes");
     assert_eq!(hub.counters().events, 110_000);
 
-    // Read, it stays in what each watch knows of its device.
+    // After the read, the event stays in each watch's knowledge of its device.
     let now = Deadline::after(Duration::ZERO);
     assert!(watches.iter_mut().all(|watch| watch.next(now).is_some()));
     let known = in_use() - before;
@@ -76,6 +77,6 @@ fn ten_thousand_watches_take_a_few_mebibytes_and_give_them_back() {
 
     drop(watches);
     let after = in_use().saturating_sub(before);
-    // The map keeps its empty buckets for the next.
+    // The map keeps its empty buckets for later.
     assert!(after < 1 << 20, "{after} bytes are left");
 }

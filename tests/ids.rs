@@ -1,4 +1,4 @@
-//! What prints parses, and says the same again.
+//! Every id parses what it prints, and prints the same again.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 use lunbd::Source;

@@ -33,7 +33,7 @@ fn set(san: &San, host: u32, lun: u32, attribute: &str, text: &str) {
     san.machine.write(&file, text);
 }
 
-/// A read of it fails, as of a device that is in trouble: here with `EISDIR`.
+/// Makes a read of the attribute fail, as with a faulty device: here with `EISDIR`.
 fn break_attribute(san: &San, host: u32, lun: u32, attribute: &str) {
     let file = format!("sys/{}/{attribute}", San::device_dir(host, lun));
     let file = san.machine.path(&file);
@@ -82,7 +82,7 @@ fn paths_of_one_name_are_one_unit_with_their_map_and_where_it_is_mounted() {
     assert_eq!(units[0].holders, ["dm-1"]);
     assert_eq!(units[0].mounts.len(), 1);
     assert_eq!(units[0].mounts[0].path.to_str(), Some("/srv/a b"));
-    // The other is nobody's.
+    // The other unit has no map.
     assert_eq!(addresses(&units[1]), ["3:0:0:10"]);
     assert_eq!(scsi(&units[1]).map, None);
     assert!(units[1].mounts.is_empty() && units[1].holders.is_empty());
@@ -117,7 +117,7 @@ fn what_cannot_be_read_of_one_path_is_data_about_it() {
     for attribute in ["state", &format!("block/{name}/size")] {
         break_attribute(&san, 1, 0, attribute);
     }
-    // It would be the same unit, and cannot say so.
+    // This path leads to the same unit, but cannot report it.
     san.disk(3, 0, Some(1));
     break_attribute(&san, 3, 0, "vpd_pg83");
 
@@ -146,12 +146,12 @@ fn a_device_without_a_name_is_a_unit_of_its_own_and_one_that_went_away_is_none()
         san.disk(host, 0, None);
         san.disk(host, 1, Some(1));
     }
-    // All of it went away after it was listed, and half of it.
+    // One device went away completely after it was listed, and one partly.
     let gone = san.machine.path(&format!("sys/{}", San::device_dir(1, 1)));
     fs::remove_dir_all(gone).unwrap();
     let half = San::device_dir(2, 1);
     fs::remove_file(san.machine.path(&format!("sys/{half}/state"))).unwrap();
-    // Nor are these disks.
+    // These are not disks either.
     san.machine.write("sys/bus/scsi/devices/host1/type", "");
     san.disk(3, 0, Some(3));
     let without_disk = san.disk(3, 1, Some(4));

@@ -1,4 +1,4 @@
-//! Checksums that a login requires, and a target that does not take them.
+//! Logins that require checksums, with targets that do not accept them.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod iscsi_target;
@@ -15,7 +15,7 @@ fn a_target_that_takes_no_checksum_is_refused_where_it_is_required_and_else_not(
         ("HeaderDigest=CRC32C\0DataDigest=CRC32C\0", None),
         ("HeaderDigest=CRC32C\0DataDigest=None\0", Some("data")),
         ("HeaderDigest=None\0DataDigest=CRC32C\0", Some("headers")),
-        // It is silent on what it was offered.
+        // The target does not answer the offered key.
         ("", Some("headers")),
     ] {
         for is_required in [true, false] {

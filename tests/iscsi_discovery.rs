@@ -1,4 +1,4 @@
-//! Targets that behave, in all the ways that the protocol allows.
+//! Targets that follow the protocol, in all the ways that it allows.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod iscsi_target;
@@ -114,7 +114,7 @@ fn the_login_is_what_the_rfc_wants_and_keys_that_are_not_ours_are_answered() {
         talk.must(talk.data == first.as_bytes(), "who we are")?;
         talk.must(talk.header[8] == 0x80, "a random ISID")?;
         talk.must(talk.header[14..16] == [0; 2], "a new session")?;
-        // In two PDUs, cut in the middle of a key.
+        // The answer comes in two PDUs, cut in the middle of a key.
         talk.login(STAY_IN_SECURITY | CONTINUE, "TargetPortalGroupTag=1\0Auth")?;
         talk.take(0x43)?;
         talk.must(
@@ -160,7 +160,7 @@ fn credentials_are_for_who_asks_for_them() {
         talk.take(0x43)?;
         talk.login(TO_FULL, "")?;
         talk.take(0x44)?;
-        // The tag of a list's end means nothing.
+        // The tag at the end of a list means nothing.
         talk.text(FINAL, 0, list_of(1).as_bytes())?;
         talk.answer_logout()
     });

@@ -1,5 +1,5 @@
-//! Targets that lie about lengths, flood, loop, hang, reflect and break the
-//! protocol: each is a clear error within the deadline.
+//! Targets that lie about lengths, flood, loop, hang, reflect and break the protocol. Each must
+//! cause a clear error within the deadline.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -39,7 +39,7 @@ fn ask_with(target: &Target, options: &DiscoveryOptions) -> Result<Vec<Discovere
     discover(target.portal(), options, soon()).map(|found| found.targets)
 }
 
-/// The login of a session that is to carry I/O.
+/// The login of a session that will carry I/O.
 fn log_in_to(target: &Target, credentials: Option<&Credentials>) -> Result<()> {
     let name = SessionName {
         initiator: "iqn.2026-01.example:me".parse().unwrap(),
@@ -54,8 +54,8 @@ fn log_in_to(target: &Target, credentials: Option<&Credentials>) -> Result<()> {
     connect(&name, &options, soon()).map(drop)
 }
 
-/// What a discovery says of such a target; where it is of the login, a session's login
-/// says the same.
+/// The error of a discovery from such a target. If the error is about the login, a session's
+/// login has the same error.
 fn refused_with(
     credentials: Option<&Credentials>,
     script: impl FnOnce(&mut Talk) -> io::Result<()> + Clone + Send + 'static,
@@ -78,7 +78,7 @@ fn refused_with(
     error
 }
 
-/// Each connection has its own.
+/// Removes the ISID from an error, because each connection has its own.
 fn but_for_the_isid(error: &Error) -> String {
     let text = error.to_string();
     let is_one = |word: &&str| word.len() == 12 && word.chars().all(|at| at.is_ascii_hexdigit());
@@ -86,7 +86,7 @@ fn but_for_the_isid(error: &Error) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// What comes of a target that does this and is then left.
+/// The error from a target that plays this script and then waits for the client to close.
 fn refused(script: impl FnOnce(&mut Talk) -> io::Result<()> + Clone + Send + 'static) -> Error {
     refused_with(None, |talk| {
         script(talk)?;
@@ -106,7 +106,7 @@ fn a_length_beyond_what_was_declared_is_refused_before_a_byte_of_it_is_read() {
     let lie = |talk: &mut Talk, opcode, length: u32| {
         let mut header = talk.answer(opcode, 0);
         header[4..8].copy_from_slice(&length.to_be_bytes());
-        // Had it been believed, the client would now wait for the rest.
+        // A client that believed it would now wait for the rest.
         talk.stream.write_all(&header)
     };
     for length in [8193, 0x00ff_ffff, 0xffff_ffff] {
@@ -131,7 +131,7 @@ fn floods_end_at_their_limits() {
         talk.login(TO_OPERATIONAL, &keys.concat())
     });
     assert_broken(&error, Stage::Login, "the number of keys");
-    // Text that goes on and on, with and without a byte in it.
+    // The text never ends, with and without a delimiter.
     for (text, field) in [
         ("x".repeat(4000), "the length of the text"),
         (String::new(), "the number of login exchanges"),
@@ -169,7 +169,7 @@ fn floods_end_at_their_limits() {
 }
 
 #[test]
-fn a_target_that_never_goes_on_is_left() {
+fn the_client_leaves_a_target_that_makes_no_progress() {
     for (first, flags) in [(false, STAY_IN_SECURITY), (true, STAY_IN_OPERATIONAL)] {
         let error = refused_with(None, move |talk| {
             if first {
@@ -384,7 +384,7 @@ fn a_target_that_goes_in_the_middle_is_unreachable() {
         talk.send(header, b"")
     });
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-    // At any byte of an answer.
+    // Cut the answer at any byte.
     for at in [0, 1, 47, 48, 50, 63] {
         let error = refused_with(None, move |talk| {
             talk.take(0x43)?;
@@ -403,7 +403,7 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
             if talk.stream.write_all(&[byte]).is_err() {
                 break;
             }
-            // The whole takes over half a minute.
+            // The whole answer takes over half a minute.
             std::thread::sleep(Duration::from_millis(500));
         }
         talk.hang();
@@ -443,8 +443,8 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
 }
 
 #[test]
-fn who_wants_proof_does_not_go_on_without_it() {
-    // No CHAP at all.
+fn a_login_that_requires_proof_fails_without_it() {
+    // The target offers no CHAP at all.
     for text in ["AuthMethod=None\0", "AuthMethod=Reject\0"] {
         let error = refused_with(Some(&mutual()), move |talk| {
             talk.take(0x43)?;
@@ -455,7 +455,7 @@ fn who_wants_proof_does_not_go_on_without_it() {
         });
         assert!(error.to_string().contains("auth") || error.to_string().contains("AuthMethod"));
     }
-    // No proof, a wrong one, and our own: nothing is said to it any more.
+    // The proof is absent, wrong, or our own; the client then sends nothing more.
     for (keys, what) in [
         ("", "did not prove"),
         ("CHAP_N=it\0CHAP_R=0x00\0", "another secret"),
@@ -472,7 +472,7 @@ fn who_wants_proof_does_not_go_on_without_it() {
         assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    // The target goes on before our proof was asked for.
+    // The target continues before it has asked for our proof.
     let error = refused_with(Some(&mutual()), |talk| {
         talk.take(0x43)?;
         talk.login(TO_OPERATIONAL, "AuthMethod=CHAP\0")?;
@@ -506,7 +506,7 @@ fn our_own_challenge_sent_back_through_another_portal_is_not_answered() {
 }
 
 #[test]
-fn a_challenge_that_is_none_is_refused_by_its_key() {
+fn an_invalid_challenge_is_refused_and_the_error_names_its_key() {
     let long = format!("0x{}", "00".repeat(1025));
     for challenge in ["0x", "0x0", "zz", "0b!", &long] {
         let challenge = challenge.to_owned();

@@ -1,5 +1,5 @@
-//! A login of a session that was lost: a target takes it for the same one by its ISID,
-//! and what waits goes on with the number of its next command.
+//! The re-login of a lost session: a target recognises the session by its ISID, and waiting I/O
+//! continues with the next command number.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod iscsi_target;

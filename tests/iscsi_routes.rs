@@ -1,5 +1,5 @@
-//! Which address an iSCSI portal and target have, on a machine that is a
-//! directory laid out as Linux 6.1 lays sysfs out.
+//! The address of an iSCSI portal and target, on a machine that is a directory with the sysfs
+//! layout of Linux 6.1.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -9,12 +9,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lunbd::id::{Hctl, IscsiUri};
-use lunbd::transport::{MissingReason, Route, TransportInfo, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, TransportInfo, iscsi_routes, transport_of};
 use machine::Machine;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
 
-/// A session as the kernel shows one that is logged in.
+/// A logged-in session, as the kernel shows it.
 struct Session<'a> {
     machine: &'a Machine,
     host: u32,
@@ -22,7 +22,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Through this portal; the host's number is the session's and 1.
+    /// A session through this portal. Its host's number is the session's plus 1.
     fn new(machine: &'a Machine, id: u32, address: &str, port: u16) -> Self {
         let session = Self {
             machine,
@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
         fs::remove_file(self.machine.path(&format!("{}/{attribute}", self.class()))).unwrap();
     }
 
-    /// A read of it fails, as with `ENOTCONN`: here with `EISDIR`.
+    /// Makes a read of the attribute fail, as with `ENOTCONN`: here with `EISDIR`.
     fn break_attribute(&self, path: &str) {
         let path = self.machine.path(path);
         fs::remove_file(&path).unwrap();
@@ -118,9 +118,9 @@ fn routes(machine: &Machine, portals: &str) -> Vec<Route> {
     iscsi_routes(&machine.roots(), &uri).unwrap()
 }
 
-/// `VIA at H:C:T:L`, or why not.
+/// `VIA at H:C:T:L`, or why there is no route.
 fn told(routes: &[Route]) -> Vec<String> {
-    let told = routes.iter().map(|route| match &route.place {
+    let told = routes.iter().map(|route| match &route.address {
         Ok(hctl) => format!("{} at {hctl}", route.via),
         Err(missing) => missing.to_string(),
     });
@@ -128,7 +128,7 @@ fn told(routes: &[Route]) -> Vec<String> {
 }
 
 fn reason(route: &Route) -> MissingReason {
-    route.place.as_ref().unwrap_err().reason.clone()
+    route.address.as_ref().unwrap_err().reason.clone()
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_session_with_another_target_is_none() {
         );
     }
     session.set("targetname", "IQN.2003-01.org.lunbd:Array");
-    assert!(routes(&machine, "10.0.0.1")[0].place.is_ok());
+    assert!(routes(&machine, "10.0.0.1")[0].address.is_ok());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_session_that_goes_away_while_it_is_read_is_none() {
         reason(&routes(&machine, "10.0.0.1")[0]),
         MissingReason::NoSession
     );
-    // The link of the class is the last to go.
+    // The link of the class goes last.
     fs::remove_dir_all(machine.path(&session.dir())).unwrap();
     assert_eq!(
         reason(&routes(&machine, "10.0.0.1")[0]),
@@ -311,7 +311,7 @@ fn a_redirected_session_is_found_by_either_portal_and_counts_once() {
     session.set_connection("port", "3261");
     for portal in ["10.0.0.100", "10.0.0.1:3261"] {
         assert_eq!(routes(&machine, portal).len(), 1);
-        assert!(routes(&machine, portal)[0].place.is_ok(), "{portal}");
+        assert!(routes(&machine, portal)[0].address.is_ok(), "{portal}");
     }
     assert_eq!(
         reason(&routes(&machine, "10.0.0.1:3260")[0]),
@@ -339,7 +339,7 @@ fn addresses_are_compared_as_addresses() {
     assert_eq!(found.len(), 5);
     assert_eq!(told(&found)[0], "session 1 to [fe80::1]:3260 at 2:0:0:7");
     assert!(
-        found.iter().all(|route| route.place.is_ok()),
+        found.iter().all(|route| route.address.is_ok()),
         "{:?}",
         told(&found)
     );
@@ -386,7 +386,7 @@ fn a_device_is_reached_by_the_session_that_it_is_below() {
     session.device("4:0:0:7");
     machine.disk("1:0:0:4", "sdb");
     let address = |text: &str| text.parse::<Hctl>().unwrap();
-    let reached = |text| reach(&machine.roots(), address(text)).unwrap();
+    let reached = |text| transport_of(&machine.roots(), address(text)).unwrap();
     let by = reached("4:0:0:7").unwrap();
     assert_eq!(
         by.to_string(),
@@ -425,13 +425,13 @@ fn a_thousand_sessions_are_each_read_once() {
             let found = routes(&machine, &portals.join(","));
             cost.push(reads() - before);
             assert_eq!(found.len(), portals.len());
-            assert!(found.iter().all(|route| route.place.is_ok()));
+            assert!(found.iter().all(|route| route.address.is_ok()));
         }
     }
     assert!(cost[0] > 100 && cost[1] <= 10 * cost[0], "{cost:?}");
 
-    // Those of other targets cost one attribute each, and a device that is there
-    // is found without looking at any session but its own.
+    // The sessions of other targets cost one attribute each. The engine finds an existing
+    // device without a look at any session but its own.
     let uri = format!("iscsi://10.1.0.1/{TARGET}2/7").parse().unwrap();
     let before = reads();
     assert_eq!(iscsi_routes(&machine.roots(), &uri).unwrap().len(), 1);
@@ -439,6 +439,6 @@ fn a_thousand_sessions_are_each_read_once() {
     assert!((1000..=3100).contains(&cost), "{cost}");
     let before = reads();
     let absent = "501:0:0:1".parse().unwrap();
-    assert_eq!(reach(&machine.roots(), absent).unwrap(), None);
+    assert_eq!(transport_of(&machine.roots(), absent).unwrap(), None);
     assert!(reads() - before < 10);
 }

@@ -1,5 +1,5 @@
-//! What CHAP is given is nowhere to be read: not in what is traced, not in an error,
-//! not in what an option or a request says of itself.
+//! CHAP secrets appear nowhere: not in a trace, not in an error, and not in the debug output of
+//! an option or a request.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod iscsi_target;
@@ -20,7 +20,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 const OURS: &str = "what-i-know-alone";
 const THEIRS: &str = "what-it-knows-alone";
 
-/// All that is traced, at every level.
+/// Everything that is traced, at every level.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<String>>);
 
@@ -54,7 +54,7 @@ fn neither_traces_nor_errors_nor_requests_say_a_secret() {
     let secret = |text| Secret::new(text).unwrap();
     let one_way = Credentials::new("me", secret(OURS)).unwrap();
     let mutual = one_way.clone().mutual(None, secret(THEIRS)).unwrap();
-    // One that lets us in; one that does not prove itself, and one that does it wrongly.
+    // One target accepts us; one does not prove itself, and one proves itself wrongly.
     let mut said = String::new();
     for (credentials, keys) in [
         (&one_way, ""),

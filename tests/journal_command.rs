@@ -1,4 +1,4 @@
-//! What the command does to a journal by hand, and by a volume's name.
+//! The command's changes to a journal, by file and by volume name.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const ASIDE: &str = "pvc-1.json.set-aside-0";
 
-/// A journal with one volume at a host that no machine has.
+/// A journal with one volume on a host that no machine has.
 struct Place {
     directory: TempDir,
 }
@@ -42,14 +42,14 @@ impl Place {
             .unwrap()
     }
 
-    /// What succeeds, in JSON.
+    /// Runs a command that must succeed, and returns its JSON.
     fn json(&self, arguments: &[&str]) -> Value {
         let output = self.lunbd(&[arguments, &["--json"]].concat());
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The exit code and the kind of error of what fails.
+    /// Runs a command that must fail, and returns its exit code and its kind of error.
     fn error(&self, arguments: &[&str]) -> (Option<i32>, Value) {
         let output = self.lunbd(&[arguments, &["--json"]].concat());
         let error: Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -115,7 +115,7 @@ fn restore_takes_in_a_set_aside_record_and_nothing_else() {
     let occupied = place.error(&["journal", "restore", ASIDE]);
     assert_eq!(occupied, (Some(5), json!("in_use")));
     place.json(&["journal", "forget", "pvc-1"]);
-    // By its path, as `show` prints it.
+    // The file is named by its path, as `show` prints it.
     let path = place.file(ASIDE);
     let restored = place.json(&["journal", "restore", path.to_str().unwrap()]);
     assert_eq!(restored["restored"]["volume"], "pvc-1");

@@ -1,5 +1,5 @@
-//! A disk with no room under the journal, in a program of its own: the limit
-//! that stands for it is the whole process's.
+//! A disk without room for the journal. This is a separate program, because the limit that
+//! imitates the full disk is the whole process's.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
@@ -59,7 +59,7 @@ fn an_attach_that_cannot_be_written_down_is_refused_before_the_scan() {
     assert_eq!(attach().unwrap_err().stage(), Some(Stage::Scan));
     assert_eq!(machine.read(scan), "0 0 1");
 
-    // A record that is there stays, whole, where its successor has no room.
+    // An existing record stays complete if there is no room for its successor.
     drop(journal);
     let below = "run/lunbd/journal/pvc-1.json";
     let body = r#"{"volume":"pvc-1","spec":{"sources":["scsi:0:0:0:1"],"expect":null,

@@ -1,9 +1,9 @@
-//! A process that is killed at every step of its work on a volume, and the process
-//! that recovers after it: the volume is whole or gone, and nothing else is left.
+//! Kills a process at every step of its work on a volume, and recovers in another process. The
+//! volume must be whole or gone, and nothing else may be left.
 //!
-//! The kernel is that of `tests/fake_kernel`, which goes on when the process dies. A
-//! run without a kill writes down the steps that it passes (`src/crash.rs` lists
-//! them). Then each step has a run that is killed there.
+//! The kernel is that of `tests/fake_kernel`, which continues when the process dies. A run
+//! without a kill records the steps that it passes (`src/crash.rs` lists them). Then one run is
+//! killed at each step.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,7 +31,7 @@ use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, CrashPoint, Deadline, Engine, ErrorKind, Source};
 
-/// Which machine and what to do there, for [`does_what_its_environment_asks_for`].
+/// The machine and the operation, for [`does_what_its_environment_asks_for`].
 const MACHINE: &str = "LUNBD_FAKE_MACHINE";
 const OPERATION: &str = "LUNBD_FAKE_OPERATION";
 
@@ -52,8 +52,8 @@ fn journal_of(root: &Path) -> PathBuf {
     root.join("journal")
 }
 
-/// The process that is killed: this program, started again by the tests below. It has
-/// nothing to do where no test has asked.
+/// The process that is killed: this program, started again by the tests below. It does nothing
+/// if no test has started it.
 #[test]
 fn does_what_its_environment_asks_for() {
     let Some(root) = env::var_os(MACHINE).map(PathBuf::from) else {
@@ -83,9 +83,9 @@ fn does_what_its_environment_asks_for() {
     }
 }
 
-/// How a run of that process ended.
+/// The result of a run of that process.
 struct Ended {
-    /// The steps that it passed, in their order: `scsi.scanned:1`.
+    /// The steps that it passed, in order: `scsi.scanned:1`.
     steps: Vec<String>,
     killed: bool,
     succeeded: bool,
@@ -115,7 +115,7 @@ struct Rig {
     fake: FakeKernel,
     /// Each step at which a process was killed.
     killed: BTreeSet<String>,
-    /// Those that did not come in the run that was to be killed there.
+    /// Steps that did not occur in the run that should have been killed there.
     passed_by: Vec<String>,
 }
 
@@ -146,7 +146,7 @@ impl Rig {
         journal_of(self.fake.root())
     }
 
-    /// Runs one operation in a process of its own, to its step or to its end.
+    /// Runs one operation in a separate process, to its step or to its end.
     fn run(&mut self, operation: &str, step: Option<&str>) -> Ended {
         let log = self.fake.root().join("steps");
         let _not_there = fs::remove_file(&log);
@@ -181,7 +181,7 @@ impl Rig {
             Some(step) => self.passed_by.push(format!("{operation} at {step}")),
             None => {}
         }
-        // What the kernel and udevd were at comes to its end.
+        // Wait until the kernel and udevd have finished what they had begun.
         self.kernel().settle();
         Ended {
             steps,
@@ -190,7 +190,7 @@ impl Rig {
         }
     }
 
-    /// Recovers as the next process does. `None` where the journal knows no volume.
+    /// Recovers as the next process does. `None` if the journal knows no volume.
     fn recover(&self, when: &str) -> Option<Recovered> {
         let engine = self.engine();
         let journal = engine.open_journal_at(&self.journal(), soon()).unwrap();
@@ -221,8 +221,9 @@ impl Rig {
         }
     }
 
-    /// No device, no record and no file beside it, no lease, no mark of a flush, and
-    /// no link of udev's; and each deleted disk was flushed after its last scan.
+    /// Panics unless everything is gone: the device, the record and files beside it, the lock
+    /// file, the mark of a failed flush, and udev's links. Each deleted disk must have been
+    /// flushed after its last scan.
     fn require_gone(&self, when: &str) {
         self.kernel().settle();
         assert_eq!(self.kernel().devices(), [] as [String; 0], "{when}");
@@ -270,14 +271,14 @@ impl Rig {
 
     fn attach_killed_at(&mut self, step: Option<&str>) -> Vec<String> {
         let when = format!("attach at {}", step.unwrap_or("no step"));
-        // It makes its journal, too.
+        // The process also creates its journal.
         let _not_there = fs::remove_dir_all(self.journal());
         let ended = self.run("attach", step);
         assert!(ended.killed || ended.succeeded, "{when}");
         if ended.killed {
             let stood = !self.kernel().devices().is_empty();
             let recovered = self.recover(&when);
-            // The intent is the first record, the outcome the second.
+            // The intent is the first record, and the outcome the second.
             let expected = match (ended.records(), stood) {
                 (0, _) => None,
                 (1, false) => Some((Condition::Gone, "undone")),
@@ -322,7 +323,7 @@ impl Rig {
             let expected = match (ended.records(), stood) {
                 (0, _) => Some((Condition::Complete, "nothing")),
                 (_, true) => Some((Condition::HalfDetached, "finished")),
-                // Its record went last, and may be gone.
+                // The record is removed last, and may be gone.
                 (_, false) => recovered.as_ref().map(|_| (Condition::Gone, "finished")),
             };
             assert_eq!(recovered.as_ref().map(outcome), expected, "{when}");
@@ -337,7 +338,7 @@ impl Rig {
     }
 }
 
-/// Whether a kill at this step comes before the operation is written down.
+/// Whether a kill at this step comes before the operation is recorded.
 fn is_before_intent(steps: &[String], step: &str) -> bool {
     let position = |wanted: &str| steps.iter().position(|step| step == wanted);
     match (position(step), position("journal.renamed:1")) {
@@ -375,17 +376,23 @@ fn a_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     println!("{steps} steps, passed by: {:?}", rig.passed_by);
     assert!(rig.passed_by.len() * 5 <= steps, "{:?}", rig.passed_by);
     let elsewhere = [
-        // Files that are planted, and a flush that fails: the tests below.
+        // The tests below cover planted files and a flush that fails.
         "journal.to-drop-unfinished",
         "journal.unfinished-dropped",
         "journal.to-set-aside",
         "journal.set-aside",
-        "lost.to-sweep",
-        "lost.swept",
+        "failed-flush.to-sweep",
+        "failed-flush.swept",
     ];
     let mut missed = missed(
         &rig.killed,
-        &["journal.", "lease.", "lost.", "block.", "scsi."],
+        &[
+            "journal.",
+            "device-lock.",
+            "failed-flush.",
+            "block.",
+            "scsi.",
+        ],
     );
     missed.retain(|point| !elsewhere.contains(point));
     assert!(missed.is_empty(), "no kill at {missed:?}");
@@ -440,11 +447,11 @@ fn a_flush_that_failed_is_known_to_the_next_process_whenever_the_first_one_was_k
     let mut rig = Rig::new();
     for at in [
         None,
-        // The first of each says that a flush begins.
-        Some("lost.to-write:2"),
-        Some("lost.written:2"),
-        Some("lost.to-sweep:1"),
-        Some("lost.swept:1"),
+        // The first occurrence of each step records that a flush begins.
+        Some("failed-flush.to-write:2"),
+        Some("failed-flush.written:2"),
+        Some("failed-flush.to-sweep:1"),
+        Some("failed-flush.swept:1"),
     ] {
         let when = format!("a flush that fails, at {at:?}");
         let node = rig.attach(&when);
@@ -482,7 +489,7 @@ fn a_flush_that_failed_is_known_to_the_next_process_whenever_the_first_one_was_k
             drop(journal);
             rig.detach(&DetachVolume::default().abandon_unwritten(), &when);
         } else {
-            // The device goes by itself, and its mark stays.
+            // The device goes without a detach, and its mark stays.
             let delete = rig.fake.root().join("sys/bus/scsi/devices/0:0:0:1/delete");
             let devices = access::roots(rig.fake.root()).devices;
             assert!(devices.write_attribute(&delete, "1", &|| true).unwrap());

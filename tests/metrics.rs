@@ -1,4 +1,4 @@
-//! What a recorder of the `metrics` facade is told.
+//! The values that a recorder of the `metrics` facade receives.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "other tests use the rest of it")]
@@ -24,7 +24,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-/// All that was recorded: `NAME{label=value,...}` and what.
+/// All recorded values: `NAME{label=value,...}` and the value.
 fn read(snapshot: Snapshot) -> Vec<(String, DebugValue)> {
     let keys = snapshot.into_vec().into_iter();
     keys.map(|(key, _, _, value)| {
@@ -48,7 +48,7 @@ fn value<'a>(found: &'a [(String, DebugValue)], name: &str) -> &'a DebugValue {
     value
 }
 
-/// Panics unless each is in the table of this source.
+/// Panics unless the table in this source documents each name.
 fn require_documented(found: &[(String, DebugValue)], at_least: usize, source: &str) {
     let names = found.iter().filter_map(|(name, _)| name.split_once('{'));
     let names: BTreeSet<&str> = names.map(|(name, _)| name).collect();
@@ -61,7 +61,7 @@ fn require_documented(found: &[(String, DebugValue)], at_least: usize, source: &
     }
 }
 
-/// What a publication says now.
+/// The values of a publication now.
 fn publish(publish: impl FnOnce()) -> Vec<(String, DebugValue)> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
@@ -69,7 +69,7 @@ fn publish(publish: impl FnOnce()) -> Vec<(String, DebugValue)> {
     read(snapshotter.snapshot())
 }
 
-/// Panics with all that differ.
+/// Panics with all differences.
 #[track_caller]
 fn require(found: &[(String, DebugValue)], expected: &[(&str, DebugValue)]) {
     let of = |(name, _): &(&str, DebugValue)| format!("{name} {:?}", value(found, name));
@@ -131,14 +131,14 @@ fn calls_and_their_stages_are_measured_also_those_that_fail_and_each_metric_is_d
     require_documented(&found, 11, include_str!("../src/engine/telemetry.rs"));
 }
 
-/// An event of the kernel's with `more` behind what each has.
+/// A kernel event, with `more` after its common pairs.
 fn datagram(devpath: &str, more: &str) -> Vec<u8> {
     format!("change@{devpath}\0ACTION=change\0DEVPATH={devpath}\0SEQNUM=1\0{more}").into_bytes()
 }
 
 #[test]
 fn what_the_hub_reads_cuts_passes_over_and_loses_is_counted_and_so_is_each_wait() {
-    /// Events that a watch may leave unread.
+    /// How many events a watch may leave unread.
     const QUEUE: u64 = 255;
     let machine = Machine::new();
     let engine = Engine::start(machine.roots()).unwrap();
@@ -149,26 +149,26 @@ fn what_the_hub_reads_cuts_passes_over_and_loses_is_counted_and_so_is_each_wait(
     };
     let (mut watch, mut other) = (hub.watch("nbd5"), hub.watch("nbd6"));
     let third = hub.watch("nbd7");
-    // Nobody watches two of these, and the third is longer than the kernel's longest.
+    // No watch wants two of these, and the third is longer than the kernel's longest event.
     feed("/devices/virtual/block/nbd8", "");
     feed("/devices/virtual/block/nbd9", "");
     feed(&format!("/devices/{}", "x".repeat(2048)), "");
-    // Three waits that end with a notice.
+    // Three waits end with a notice.
     for more in ["", "", &format!("SUBSYSTEM={}\0", "x".repeat(4096))] {
         feed("/devices/virtual/block/nbd5", more);
         assert!(watch.next(soon()).is_some());
     }
-    // Two that end with their deadline.
+    // Two waits end with their deadline.
     for _ in 0..2 {
         let now = Deadline::after(Duration::ZERO);
         assert!(watch.next(now).is_none());
     }
-    // The second watch reads nothing: what it has no room for is one resync.
+    // The second watch reads nothing: the events that exceed its queue become one resync.
     for _ in 0..QUEUE + 40 {
         feed("/devices/virtual/block/nbd6", "");
     }
-    // Two losses, of which the first is told to two watches, since the third has an
-    // unread resync, and the second to none.
+    // Two losses occur. The first is reported to two watches, because the third has an unread
+    // resync; the second is reported to none.
     hub.feed_overrun();
     hub.feed_overrun();
     drop(third);
@@ -197,7 +197,7 @@ fn what_the_hub_reads_cuts_passes_over_and_loses_is_counted_and_so_is_each_wait(
     let before = longest();
     while other.next(Deadline::after(Duration::ZERO)).is_some() {}
     let began = std::time::Instant::now();
-    // Where no events come each wait ends with a look at sysfs, after at most 50 ms.
+    // Without events each wait ends with a look at sysfs, after at most 50 ms.
     while other.next(soon()).is_some() && began.elapsed() < Duration::from_millis(200) {}
     let (after, took) = (longest(), began.elapsed().as_secs_f64());
     assert!(
@@ -213,7 +213,7 @@ fn a_call_that_the_kernel_does_not_end_is_counted_until_it_returns() {
         machine.host(number);
         let scan = machine.path(&format!("sys/class/scsi_host/host{number}/scan"));
         fs::remove_file(&scan).unwrap();
-        // The open for writing blocks until somebody reads.
+        // The open for writing blocks until a process reads.
         nix::unistd::mkfifo(&scan, nix::sys::stat::Mode::S_IRWXU).unwrap();
     }
     let engine = Engine::start(machine.roots()).unwrap();
@@ -240,7 +240,7 @@ fn a_call_that_the_kernel_does_not_end_is_counted_until_it_returns() {
 #[test]
 fn each_look_of_a_heal_is_counted_by_its_outcome() {
     let machine = Machine::new();
-    // Two that are connected under the URI of a server, and whose nodes are missing.
+    // Two devices are connected under the URI of a server, and their nodes are missing.
     for (name, number) in [("nbd0", "43:0"), ("nbd1", "43:32")] {
         for (file, text) in [("dev", number), ("backend", "nbd://127.0.0.1:1/x")] {
             machine.write(&format!("sys/block/{name}/{file}"), &format!("{text}\n"));
@@ -293,7 +293,7 @@ fn a_reconciler_tells_how_many_volumes_are_wanted_and_fail_and_how_its_steps_end
     require_documented(&found, 5, include_str!("../src/reconcile/telemetry.rs"));
 }
 
-/// A disk of our own at `0:0:0:0`, which stands, and its record.
+/// An attached disk of our own at `0:0:0:0`, and its record.
 fn with_a_volume() -> (San, Arc<Engine>, Desired) {
     let mut san = San::new();
     san.machine.host(0);
@@ -358,7 +358,7 @@ fn each_call_and_each_event_of_a_volume_is_a_known_number_of_wake_ups_looks_and_
         }
         let running = scope.spawn(|| reconciler.run());
         let stop = Stop(&reconciler);
-        // The first look is at everything, and the first plan is of what it found.
+        // The first look is at everything, and the first plan comes from it.
         until("the first plan", &plans, 1);
         assert_eq!(counts(), (0, 1, 0, 1));
         for call in 1..=CALLS {
@@ -376,8 +376,8 @@ fn each_call_and_each_event_of_a_volume_is_a_known_number_of_wake_ups_looks_and_
         drop(stop);
         running.join().unwrap().unwrap();
     });
-    // Each event wakes the loop, and the timer of the look that it asked for does so
-    // too, unless that has passed by then. The end wakes it once.
+    // Each event wakes the loop. The timer of the look that it requested wakes it too, unless
+    // it has expired by then. The end wakes it once.
     let least = CALLS + EVENTS + 1;
     assert!(
         (least..=least + EVENTS).contains(&wakeups()),

@@ -1,4 +1,4 @@
-//! Reaching a server, and the socket that is handed over.
+//! Dials a server, and checks the socket that is handed over.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod nbd_server;
@@ -45,7 +45,7 @@ fn the_socket_is_blocking_and_has_no_timeouts_when_it_is_handed_over() {
 
 #[test]
 fn where_nobody_listens_the_server_is_unreachable() {
-    // Where the other tests, which go on meanwhile, have no server.
+    // At this address the other tests, which run meanwhile, have no server.
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -67,7 +67,7 @@ fn where_nobody_listens_the_server_is_unreachable() {
 
 #[test]
 fn a_name_is_resolved_and_each_of_its_addresses_is_tried() {
-    // Where localhost is ::1 too, nobody listens there.
+    // If localhost is ::1 too, no server listens there.
     let script = with(until_go(), [Step::Send(go(GIB, FLAGS)), Step::ExpectClose]);
     let server = Server::tcp(script);
     let by_number = server.uri("a").to_string();
@@ -93,7 +93,7 @@ fn a_unix_server_whose_queue_is_full_is_waited_for_until_the_deadline() {
     let error = nbd::dial(&uri, Deadline::after(limit)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(error.stage(), Some(Stage::Dial));
-    // Nobody takes it from the queue: who does not keep to the deadline waits for ever.
+    // No process accepts the connection, so a dial that ignores the deadline waits forever.
     let took = began.elapsed();
     assert!(took >= limit && took < Duration::from_secs(20), "{took:?}");
 }

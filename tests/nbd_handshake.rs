@@ -1,4 +1,4 @@
-//! What is agreed with a server, and what is left to the kernel.
+//! What the client negotiates with a server, and what it leaves to the kernel.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod nbd_server;
@@ -52,7 +52,7 @@ fn what_follows_the_ack_is_left_in_the_socket() {
             Server::tcp(script)
         };
         let connection = nbd::dial(&server.uri(""), soon()).unwrap();
-        // Only read and write are used, which do for both kinds.
+        // Only read and write are used, which work for both kinds of socket.
         let mut stream = TcpStream::from(connection.stream);
         let mut bytes = vec![0; behind.len()];
         stream.read_exact(&mut bytes).unwrap();
@@ -101,7 +101,7 @@ fn a_server_that_closes_when_it_is_asked_by_name_may_not_have_the_export() {
     server.finish();
 }
 
-/// A server that lists these names.
+/// A server that lists these exports.
 fn lists(names: &[&str]) -> Vec<Step> {
     let entry = |name: &&str| Step::Send(reply(OPT_LIST, REP_SERVER, &listed(name, "")));
     let until_list = [

@@ -16,7 +16,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Dials a server that answers `OPT_GO` with this and is then left.
+/// Dials a server that sends this answer to `OPT_GO` and then expects the client to close.
 fn refused(answer: Vec<u8>) -> Error {
     let server = Server::tcp(with(until_go(), [Step::Send(answer), Step::ExpectClose]));
     let error = nbd::dial(&server.uri("a"), soon()).unwrap_err();
@@ -24,8 +24,7 @@ fn refused(answer: Vec<u8>) -> Error {
     error
 }
 
-/// As `refused`, where the server's answer is an error: the client then takes
-/// leave.
+/// Like `refused`, for an answer that is an error: the client then aborts politely.
 fn refused_with(kind: u32, text: &[u8]) -> Error {
     let answer = Step::Send(reply(OPT_GO, kind, text));
     let leave = [answer, Step::ExpectOption(OPT_ABORT), Step::ExpectClose];
@@ -96,7 +95,7 @@ fn a_length_that_is_too_long_is_refused_before_a_byte_of_it_is_read() {
         (REP_ACK, u32::MAX),
         (ERR_UNKNOWN, 1 << 31),
     ] {
-        // Had it been believed, the client would now wait for the rest.
+        // A client that believed it would now wait for the rest.
         let error = refused(reply_of_length(OPT_GO, kind, length, b"begun"));
         assert_broken(&error, "length of a reply");
     }

@@ -1,5 +1,5 @@
-//! A dial leaves no descriptor behind. Alone in its process, because it counts
-//! those of the whole process.
+//! A dial leaves no descriptor behind. The test is alone in its process, because it counts the
+//! descriptors of the whole process.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 mod nbd_server;
@@ -34,9 +34,10 @@ fn neither_a_dial_that_failed_nor_one_that_was_dropped_leaves_a_descriptor() {
     let round = || {
         for script in &scripts {
             for server in [Server::tcp(script.clone()), Server::unix(script.clone())] {
-                // Only the one that hangs is meant to time out.
+                // Only the server that hangs must cause a timeout.
                 let hangs = matches!(script[..], [Step::Hang]);
-                // Long enough to be at the server, which waits for it, on a busy machine.
+                // The limit is long enough to reach the server, which waits for the client, on
+                // a busy machine.
                 let limit = if hangs { 500 } else { 30_000 };
                 let deadline = Deadline::after(Duration::from_millis(limit));
                 drop(nbd::dial(&server.uri("a"), deadline));

@@ -1,5 +1,5 @@
-//! NBD commands that are refused before or by the kernel, each at its own stage. No
-//! kernel here has the devices that they name.
+//! NBD commands that the library or the kernel refuses, each at its own stage. No kernel here
+//! has the devices that they name.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "other tests use the rest of it")]
@@ -22,12 +22,12 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-/// Beyond what the module can number, whatever its parameters are.
+/// An index that the module cannot have, whatever its parameters are.
 fn no_device() -> NbdIndex {
     NbdIndex::new(0xf_ffff).unwrap()
 }
 
-/// A machine whose nbd0 has this backend id, and these attributes beside.
+/// A machine whose nbd0 has this backend id and these further attributes.
 fn machine(backend: &str, more: &[(&str, &str)]) -> Machine {
     let machine = Machine::new();
     let basic = [("dev", "43:0"), ("backend", backend), ("ro", "0")];
@@ -98,7 +98,7 @@ fn a_backend_id_that_is_attached_under_another_index_is_refused_at_connect() {
 
 #[test]
 fn a_device_that_is_disconnected_while_it_is_healed_is_left_alone_at_reconfigure() {
-    // It has no pid and no node: the read fails, and nothing is connected.
+    // The device has no pid and no node: the read fails, and nothing is connected.
     let machine = machine(URI, &[]);
     let engine = Engine::start(machine.roots()).unwrap();
     let healings = engine.heal(soon()).unwrap();
@@ -117,7 +117,7 @@ fn a_disconnect_of_a_device_that_is_not_there_fails_at_disconnect() {
     let roots = Roots::default();
     let error = nbd::disconnect(&roots, no_device(), soon()).unwrap_err();
     assert_eq!(error.stage(), Some(Stage::Disconnect), "{error}");
-    // Without the module, without the privilege, and with both.
+    // The kind depends on whether the module is loaded and the caller is privileged.
     let expected = [
         ErrorKind::NotSupported,
         ErrorKind::NotPermitted,

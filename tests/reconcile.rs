@@ -1,5 +1,5 @@
-//! The reconciler on a machine that is a directory: nothing there can be
-//! attached, so what can be seen is what it decides, and when.
+//! The reconciler on a machine that is a directory. Nothing can be attached there, so the tests
+//! see what it decides, and when.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -37,8 +37,8 @@ fn request(source: &str) -> AttachRequest {
     AttachRequest::new(source.parse::<Source>().unwrap())
 }
 
-/// A machine with a host whose scan finds nothing, disks of our own on it, and
-/// their journal.
+/// A machine with a host whose scan finds nothing, attached disks of our own on it, and their
+/// journal.
 struct Node {
     san: San,
     engine: Arc<Engine>,
@@ -78,7 +78,7 @@ impl Node {
         Reconciler::new(Arc::clone(&self.engine), journal, options.trust())
     }
 
-    /// The disk is gone, as after a session's end, past us.
+    /// Removes the disk without the reconciler, as the end of a session does.
     fn lose(&self, lun: u32) {
         let link = format!("sys/bus/scsi/devices/0:0:0:{lun}");
         fs::remove_file(self.san.machine.path(&link)).unwrap();
@@ -104,7 +104,7 @@ fn wanted(luns: std::ops::Range<u32>) -> Desired {
     desired
 }
 
-/// Runs it while `test` goes on, also when that panics.
+/// Runs the reconciler during `test`, and stops it also if `test` panics.
 fn while_running(reconciler: &Reconciler, test: impl FnOnce()) {
     struct Stop<'a>(&'a Reconciler);
     impl Drop for Stop<'_> {
@@ -142,7 +142,7 @@ fn a_disk_that_goes_away_while_it_is_looked_at_keeps_no_other_from_being_seen() 
 }
 
 #[test]
-fn what_stands_as_it_is_wanted_is_left_alone() {
+fn a_volume_that_is_attached_as_wanted_is_left_alone() {
     let node = Node::with_disks(5);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..5));
@@ -154,7 +154,7 @@ fn what_stands_as_it_is_wanted_is_left_alone() {
 }
 
 #[test]
-fn what_goes_without_a_word_is_missed_by_the_next_look_at_everything() {
+fn the_next_full_look_finds_a_device_that_went_without_an_event() {
     let node = Node::with_disks(2);
     let reconciler = node.reconciler(Options::default().resync(Duration::from_millis(50)));
     reconciler.set(wanted(0..2));
@@ -268,7 +268,7 @@ fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
 }
 
 #[test]
-fn an_event_of_nobodys_wakes_nobody() {
+fn an_event_of_an_unwanted_device_does_not_wake_the_reconciler() {
     let node = Node::with_disks(3);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..3));
@@ -278,7 +278,7 @@ fn an_event_of_nobodys_wakes_nobody() {
         for _ in 0..100 {
             node.announce(77);
         }
-        // The last is of a volume, so that all have been read when it has woken.
+        // The last event is of a volume: when it has woken the loop, all events have been read.
         node.announce(1);
         while reconciler.counters().looks == before.looks {
             std::thread::yield_now();
@@ -289,7 +289,7 @@ fn an_event_of_nobodys_wakes_nobody() {
 }
 
 #[test]
-fn only_one_runs_it() {
+fn only_one_thread_runs_a_reconciler() {
     let node = Node::with_disks(1);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..1));
@@ -325,7 +325,7 @@ fn a_volume_that_wants_anothers_unit_is_refused_with_both_names_and_nothing_is_s
 }
 
 #[test]
-fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_that_is_so() {
+fn another_process_reads_the_failing_volumes_and_their_next_try_only_while_they_fail() {
     let node = Node::with_disks(1);
     let hour = Duration::from_secs(3600);
     let reconciler = node.reconciler(Options::default().retry(hour, hour));
@@ -362,7 +362,7 @@ fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_tha
             .duration_since(SystemTime::now())
             .unwrap();
         assert!(wait <= hour && wait > hour / 4, "{wait:?}");
-        // Another process that has it is no reason to set anything aside.
+        // The journal is held by another process, which is no reason to set a file aside.
         assert!(
             node.engine
                 .read_journal_at(&place, soon())
@@ -384,7 +384,7 @@ fn who_looks_from_beside_is_told_what_fails_and_when_it_is_tried_again_while_tha
 }
 
 #[test]
-fn what_a_dead_process_said_of_failures_counts_for_nothing_and_goes() {
+fn failures_published_by_a_dead_process_are_ignored_and_removed() {
     let node = Node::with_disks(1);
     let place = node.san.machine.path("run/lunbd/journal");
     let file = place.join("journal.failing");

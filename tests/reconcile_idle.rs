@@ -1,5 +1,4 @@
-//! What an agent costs that has nothing to do: a thousand volumes on a machine
-//! that is a directory.
+//! The cost of an idle agent with a thousand volumes, on a machine that is a directory.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -36,7 +35,7 @@ fn status(key: &str) -> u64 {
     number.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Whether every thread but this one sleeps: what they were woken for is done.
+/// Whether every thread but this one sleeps, so that all work is finished.
 fn all_others_sleep() -> bool {
     let own = nix::unistd::gettid().to_string();
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -49,7 +48,7 @@ fn all_others_sleep() -> bool {
         })
 }
 
-/// A thousand disks that are attached, and their journal.
+/// A thousand attached disks, and their journal.
 fn machine() -> (San, Desired) {
     let mut san = San::new();
     san.machine.host(0);
@@ -82,7 +81,7 @@ fn machine() -> (San, Desired) {
     (san, desired)
 }
 
-/// One test: what is measured is the whole process.
+/// There is only one test, because it measures the whole process.
 #[test]
 fn a_thousand_volumes_that_stand_wake_nobody_but_the_slow_look_and_fit_in_32_mib() {
     const IDLE: Duration = Duration::from_secs(3);
@@ -97,10 +96,10 @@ fn a_thousand_volumes_that_stand_wake_nobody_but_the_slow_look_and_fit_in_32_mib
     let (before, after, woken, memory) = std::thread::scope(|scope| {
         let running = scope.spawn(|| reconciler.run());
         let attached = reconciler.wait_attached(&last, soon());
-        // It is known to stand a moment before the plan that there is nothing to do,
-        // which the workers are woken for.
+        // The volume is known as attached a moment before the plan without work, which also
+        // wakes the workers.
         let deadline = soon();
-        // Twice, or one that was seen asleep could have been woken by the next.
+        // Look twice: a thread that was seen asleep could have been woken by the next one.
         let sleep = || all_others_sleep() && all_others_sleep();
         let is_idle = || reconciler.counters().plans > 0 && sleep();
         while !is_idle() && !deadline.has_passed() {
@@ -117,7 +116,7 @@ fn a_thousand_volumes_that_stand_wake_nobody_but_the_slow_look_and_fit_in_32_mib
         let woken = switches() - began;
         let after = reconciler.counters();
         let memory = (status("VmRSS"), status("VmHWM"));
-        // Whatever is wrong: a thread that runs on would keep the test from its end.
+        // Stop it in any case: a running thread would keep the test from ending.
         reconciler.stop();
         running.join().unwrap().unwrap();
         attached.unwrap();

@@ -1,4 +1,4 @@
-//! What the engine writes and reads, on a machine that is a directory.
+//! The engine's writes and reads, on a machine that is a directory.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -58,7 +58,7 @@ fn one_line_in_plain_decimal_is_written_and_a_scan_that_says_nothing_is_not_foun
 fn a_scan_in_which_the_kernel_may_have_waited_in_vain_is_no_word_of_the_target() {
     let machine = Machine::new();
     machine.host(3);
-    // No scan takes less.
+    // No scan takes less time.
     machine.write("sys/module/scsi_mod/parameters/inq_timeout", "0\n");
     let error = attach(&machine, "scsi:3:1:2:4", LIMIT);
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
@@ -106,7 +106,7 @@ fn a_scan_that_hangs_times_out_at_its_stage_and_says_what_was_last_seen() {
     machine.host(0);
     let scan = machine.path("sys/class/scsi_host/host0/scan");
     fs::remove_file(&scan).unwrap();
-    // Nobody reads: the open for writing blocks, as the kernel's scan would.
+    // No process reads the file: the open for writing blocks, as the kernel's scan would.
     nix::unistd::mkfifo(&scan, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let start = Instant::now();
     let error = attach(&machine, "scsi:0:0:0:1", Duration::from_secs(1));
@@ -114,7 +114,7 @@ fn a_scan_that_hangs_times_out_at_its_stage_and_says_what_was_last_seen() {
     assert_eq!(error.stage(), Some(Stage::Scan));
     assert_eq!(error.last_seen(), Some("host state=running"));
     assert!(start.elapsed() < Duration::from_secs(10));
-    // The hung thread is let go.
+    // Release the hung thread.
     drop(File::open(&scan).unwrap());
 }
 
@@ -150,7 +150,7 @@ fn a_disk_without_a_node_is_not_deleted() {
     assert_eq!(machine.read("sys/devices/fake/1:0:0:4/delete"), "");
 }
 
-/// The unit of all devices here, and its name.
+/// The identity page of every device here, and its name.
 const PAGE_83: &[u8] = b"\0\x83\0\x0c\x01\x03\0\x08\x50\0\xc5\0\xa1\xb2\xc3\xd4";
 const NAME: &str = "naa.5000c500a1b2c3d4";
 
@@ -163,11 +163,12 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
         let page = format!("sys/devices/fake/{hctl}/vpd_pg83");
         fs::write(machine.path(&page), PAGE_83).unwrap();
     }
-    // Held, the detach waits between the first path's look and its own first deed.
+    // While this lock is held, the detach waits between its look at the first path and its own
+    // first act.
     machine.write("run/lunbd/unit-naa-5000c500a1b2c3d4.lock", "");
-    let lease = machine.path("run/lunbd/unit-naa-5000c500a1b2c3d4.lock");
-    let lease = File::options().write(true).open(lease).unwrap();
-    lease.lock().unwrap();
+    let lock = machine.path("run/lunbd/unit-naa-5000c500a1b2c3d4.lock");
+    let lock = File::options().write(true).open(lock).unwrap();
+    lock.lock().unwrap();
     let (entered, stages) = mpsc::channel();
     let observer = StageObserver::new(move |stage| entered.send(stage).unwrap());
     let engine = Engine::start(machine.roots()).unwrap();
@@ -178,11 +179,11 @@ fn a_path_that_another_took_away_is_gone_in_the_receipt_of_a_detach_that_failed(
             engine.detach(request, Deadline::after(Duration::from_secs(60)))
         });
         let mut locks = stages.iter().filter(|stage| *stage == Stage::Lock);
-        // Of the address, and of the unit.
+        // The first lock is of the address, and the second of the unit.
         locks.by_ref().take(2).for_each(drop);
         fs::remove_file(machine.path("sys/bus/scsi/devices/1:0:0:4")).unwrap();
         fs::remove_dir_all(machine.path("sys/devices/fake/1:0:0:4")).unwrap();
-        drop(lease);
+        drop(lock);
         detach.join().unwrap().unwrap_err()
     });
     assert!(failure.to_string().contains("2:0:0:4 remains"), "{failure}");
@@ -200,7 +201,7 @@ fn a_delete_that_the_kernel_does_not_take_is_written_again_while_the_device_stan
     machine.write("proc/self/mountinfo", "");
     machine.disk("1:0:0:4", "sdb");
     let device = machine.path("sys/devices/fake/1:0:0:4");
-    // Nothing to claim and to flush.
+    // Without a disk there is nothing to claim and to flush.
     fs::remove_dir_all(device.join("block")).unwrap();
     let (delete, state) = (device.join("delete"), device.join("state"));
     let engine = Engine::start(machine.roots()).unwrap();
@@ -212,7 +213,7 @@ fn a_delete_that_the_kernel_does_not_take_is_written_again_while_the_device_stan
                 // An open of a socket fails with ENXIO.
                 fs::remove_file(&delete).unwrap();
                 drop(UnixListener::bind(&delete).unwrap());
-                // The look at the state that follows waits for us.
+                // The read of the state that follows blocks until this test writes.
                 fs::remove_file(&state).unwrap();
                 nix::unistd::mkfifo(&state, nix::sys::stat::Mode::S_IRWXU).unwrap();
                 deleting.send(()).unwrap();
@@ -251,7 +252,7 @@ fn a_disk_that_comes_at_the_last_moment_is_not_deleted_without_a_claim() {
     machine.disk("1:0:0:4", "sdb");
     let device = machine.path("sys/devices/fake/1:0:0:4");
     let (disk, aside) = (device.join("block"), machine.path("aside"));
-    // Its driver is late.
+    // The disk's driver is late.
     fs::rename(&disk, &aside).unwrap();
     let observer = StageObserver::new(move |stage| {
         if stage == Stage::Delete {
@@ -263,7 +264,7 @@ fn a_disk_that_comes_at_the_last_moment_is_not_deleted_without_a_claim() {
     let request = DetachRequest::new(source).observe(observer);
     let limit = Deadline::after(Duration::from_secs(5));
     let failure = engine.detach(request, limit).unwrap_err();
-    // The next turn has found it and cannot claim it: it has no node here.
+    // The next attempt found the disk and cannot claim it: it has no node here.
     assert_eq!(failure.stage(), Some(Stage::Claim), "{failure}");
     assert_eq!(machine.read("sys/devices/fake/1:0:0:4/delete"), "");
     let [path] = &failure.receipt.paths[..] else {
@@ -276,7 +277,7 @@ fn a_disk_that_comes_at_the_last_moment_is_not_deleted_without_a_claim() {
 #[test]
 fn a_detach_that_fails_when_all_is_gone_has_its_receipt() {
     let machine = Machine::new();
-    // Whether devices of it are being taken away cannot be read.
+    // The engine cannot read whether devices of it are being removed.
     machine.write("sys/bus/scsi/devices/target9:0:0", "");
     let engine = Engine::start(machine.roots()).unwrap();
     let source: Source = "scsi:1:0:0:4".parse().unwrap();

@@ -1,5 +1,5 @@
-//! Which lost sessions are kept and what is said of them, on a machine made of
-//! files: without a kernel that takes a connection.
+//! Which lost sessions are recovered and what is reported about them, on a machine made of
+//! files, without a kernel that takes a connection.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 use std::fs;
@@ -19,7 +19,7 @@ use lunbd::{Deadline, Engine, ErrorKind, Roots};
 struct Machine {
     root: tempfile::TempDir,
     engine: Engine,
-    /// Where nobody listens.
+    /// A port at which no server listens.
     port: u16,
 }
 
@@ -56,7 +56,7 @@ impl Machine {
         fs::write(self.connection(id).join(name), format!("{value}\n")).unwrap();
     }
 
-    /// One that was made here and stands.
+    /// Adds a session that lunbd created and that is logged in.
     fn add(&self, id: u32) {
         for (dir, kind) in [
             (self.session(id), "session"),
@@ -102,7 +102,7 @@ impl Machine {
     }
 }
 
-/// The news until there is none for a while, or `enough`.
+/// The reports, until none comes for a while or there are `enough`.
 fn news(keeper: &mut SessionRecovery, enough: usize) -> Vec<SessionRecoveryReport> {
     let mut all = Vec::new();
     let long = Deadline::after(Duration::from_secs(60));
@@ -119,7 +119,7 @@ fn news(keeper: &mut SessionRecovery, enough: usize) -> Vec<SessionRecoveryRepor
 }
 
 #[test]
-fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
+fn only_lost_sessions_of_lunbd_are_tried_and_each_failure_is_reported_once() {
     let machine = Machine::new();
     for id in 1..=6 {
         machine.add(id);
@@ -127,12 +127,12 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
     machine.lose(1);
     // The session's own state follows its connection's.
     machine.set_connection(2, "state", "failed");
-    // iscsid's, and another program's.
+    // These sessions belong to iscsid and to another program.
     machine.lose(3);
     machine.set(3, "creator", "812");
     machine.lose(4);
     machine.set(4, "ifacename", "default");
-    // Those that are being ended.
+    // These sessions are being ended.
     machine.lose(5);
     machine.set_connection(5, "state", "down");
     machine.lose(6);
@@ -153,20 +153,20 @@ fn of_all_sessions_those_of_ours_that_are_lost_are_tried_and_told_of_once() {
                     .unwrap()
             )
         );
-        // Nobody saw it.
+        // Nothing saw when the session was lost.
         assert_eq!(kept.budget_left, None);
         assert!(kept.tries > 0);
     }
 }
 
 #[test]
-fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on() {
+fn missing_credentials_are_reported_and_delay_no_other_session() {
     let machine = Machine::new();
     for id in [1, 2, 3] {
         machine.add(id);
         machine.lose(id);
     }
-    // A file of a file system does not answer for a while.
+    // A file on a hung file system does not answer for a while.
     let (answer, awaited) = mpsc::channel::<()>();
     let awaited = Mutex::new(awaited);
     let options = SessionRecoveryOptions::new().credentials(move |name| {
@@ -195,11 +195,11 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         "{}",
         told[0]
     );
-    // Who has credentials is not held up by who waits for them.
+    // A recovery with credentials does not wait for one that still waits for its credentials.
     let told = news(&mut machine.keeper(), 3);
     let unreachable = [1, 2, 3].map(|id| (id, ErrorKind::Unreachable));
     assert_eq!(failures(&told), unreachable, "{told:?}");
-    // What becomes of a session meanwhile is said.
+    // A change of a session's state meanwhile is reported.
     machine.set_connection(3, "state", "up");
     machine.set(3, "state", "LOGGED_IN");
     let told = news(&mut keeper, 1);
@@ -207,7 +207,7 @@ fn where_the_credentials_do_not_come_somebody_hears_of_it_and_the_rest_goes_on()
         |kept: &SessionRecoveryReport| matches!(kept.outcome, SessionRecoveryOutcome::Healthy);
     assert!(told.len() == 1 && told.iter().all(healthy), "{told:?}");
     assert_eq!(told[0].session.0, 3);
-    // And when the answer comes it is tried again.
+    // When the credentials come, the login is tried again.
     drop(answer);
     let told = news(&mut keeper, 1);
     assert_eq!(failures(&told), [(1, ErrorKind::Unreachable)], "{told:?}");
@@ -221,7 +221,7 @@ fn failures(told: &[SessionRecoveryReport]) -> Vec<(u32, ErrorKind)> {
     told.iter().map(failure).collect()
 }
 
-/// Whoever is at the other end would get what waits to be written.
+/// The server at the other end would receive the writes that wait.
 #[test]
 fn a_session_made_with_proof_is_told_of_and_not_dialled_without_credentials_that_prove_as_much() {
     let machine = Machine::new();
@@ -261,15 +261,16 @@ fn credentials_whose_source_panics_are_asked_for_again() {
     assert_eq!(failures(&told), expected, "{told:?}");
 }
 
-/// Who had the session back may have been killed before it came to them.
+/// The process that recovered the session may have been killed before it set the devices
+/// running.
 #[test]
-fn devices_of_a_session_that_stands_run_again_at_the_first_look_and_where_another_had_it_back() {
+fn devices_run_again_at_the_first_look_and_after_another_process_recovered_their_session() {
     let machine = Machine::new();
     machine.add(1);
     machine.add(2);
     machine.lose(2);
     let state = |id: u32| {
-        // hostN/sessionN, above its part of the class.
+        // hostN/sessionN is the device above its class directory.
         let class = machine.session(id);
         let device = class.ancestors().nth(2).unwrap();
         device.join(format!("target{id}:0:0/{id}:0:0:1/state"))
@@ -327,9 +328,9 @@ fn what_becomes_of_a_lost_session_is_counted() {
     assert_eq!(counts, ["failed Counter(2)", "gone Counter(1)"]);
 }
 
-/// Here nothing says a word: the kernel may have no memory for one.
+/// The kernel sends no event here: it may have no memory for one.
 #[test]
-fn a_loss_of_which_no_word_comes_is_found_by_looking() {
+fn a_loss_without_a_kernel_event_is_found_in_sysfs() {
     let machine = Machine::new();
     machine.add(1);
     let mut keeper = machine.keeper();
@@ -364,7 +365,7 @@ fn a_session_is_followed_until_it_serves_again_or_is_gone() {
         ),
         "{told:?}"
     );
-    // By another process, and by somebody who logged it out.
+    // Another process recovers session 1, and session 2 is logged out.
     machine.set(1, "state", "LOGGED_IN");
     machine.set_connection(1, "state", "up");
     fs::remove_file(machine.root.path().join("sys/class/iscsi_session/session2")).unwrap();
@@ -397,7 +398,7 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     assert_eq!(news(&mut keeper, 1).len(), 1);
     let isid = asked.lock().unwrap().take().unwrap();
     drop(keeper);
-    // As the other has it.
+    // The other process would hold this lock.
     let lock = machine
         .root
         .path()

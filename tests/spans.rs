@@ -1,5 +1,5 @@
-//! What a subscriber of the `tracing` facade sees: each span names the volume, the
-//! device or the stage that it is about.
+//! What a subscriber of the `tracing` facade receives: each span names its volume, its device
+//! or its stage.
 #![allow(clippy::unwrap_used, reason = "a test panics to fail")]
 
 #[allow(dead_code, reason = "each suite uses a part of it")]
@@ -18,7 +18,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Notes each span as `parent/name{field=value}`.
+/// Records each span as `parent/name{field=value}`.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 
@@ -63,7 +63,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-/// What is noted while `work` is done.
+/// The spans that are recorded during `work`.
 fn noted(work: impl FnOnce()) -> Vec<String> {
     let notes = Notes::default();
     let subscriber = tracing_subscriber::registry().with(notes.clone());
@@ -107,7 +107,7 @@ fn the_span_of_a_detach_names_what_is_detached() {
     let notes = noted(|| {
         let engine = Engine::start(machine.roots()).unwrap();
         let target: DetachTarget = "scsi:3:0:0:7".parse().unwrap();
-        // The machine has the disk and no node of it.
+        // The machine has the disk but no node for it.
         engine.detach(target, soon()).unwrap_err();
     });
     let expected = "detach{} target=\"scsi:3:0:0:7\"".to_owned();

@@ -1,4 +1,4 @@
-//! The end itself, as the environment asks for it.
+//! Ends or stops the process at a crash point, as the environment variables say.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,18 +11,18 @@ use nix::unistd::Pid;
 
 use super::Point;
 
-/// Names a file to which each point that is passed adds a line.
+/// Names a file. Each point that the process passes adds a line to it.
 const LOG: &str = "LUNBD_CRASH_LOG";
 
-/// Names the point and the pass at which it ends: `scsi.scanned:1`.
+/// Names the point and the pass at which the process ends: `scsi.scanned:1`.
 const AT: &str = "LUNBD_CRASH_AT";
 
-/// Where this is set, the process stops there and does not end: the test resets the
-/// machine while it stands.
+/// If this is set, the process stops at the point and does not end. The test then
+/// resets the machine.
 const STOP: &str = "LUNBD_CRASH_STOP";
 
 impl Point {
-    /// Notes that the point was passed, and ends or stops the process if it is the one.
+    /// Counts and logs the pass, and ends or stops the process if this is the point.
     pub(crate) fn reach(self) {
         static PASSES: Mutex<BTreeMap<Point, u32>> = Mutex::new(BTreeMap::new());
         let mut passes = PASSES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,13 +35,13 @@ impl Point {
         }
         if env::var(AT).is_ok_and(|at| at == here) {
             if env::var_os(STOP).is_some() {
-                // The kernel may have another thread take the signal first.
+                // The kernel may deliver the signal to another thread first.
                 let _stops_soon = kill(Pid::this(), Signal::SIGSTOP);
                 loop {
                     std::thread::park();
                 }
             }
-            // No thread runs on in user mode behind this.
+            // After this, no thread runs on in user mode.
             let _none_returns = kill(Pid::this(), Signal::SIGKILL);
         }
     }

@@ -1,49 +1,48 @@
-//! The end of a call before its deadline, where its caller asks for it.
+//! Cancellation: the caller ends a call before its deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ends calls early: each whose [`Deadline`](super::Deadline) is
-/// [cancelled by](super::Deadline::cancelled_by) it. Clones are one and the same.
+/// Ends calls early: every call whose [`Deadline`](super::Deadline) is
+/// [cancelled by](super::Deadline::cancelled_by) this. All clones share one state.
 ///
-/// A call that is cancelled ends at its next stage with
-/// [`Cancelled`](crate::ErrorKind::Cancelled). A kernel call that is under way has three
-/// more seconds to return, so that what it does can be undone. What the call brought is
-/// taken down again, for which the call has what is left of its deadline, and 15 seconds
-/// at most.
+/// A cancelled call ends at its next stage with
+/// [`Cancelled`](crate::ErrorKind::Cancelled). A kernel call that has begun gets three
+/// more seconds to return, so that its effect can be undone. The call removes what it
+/// attached, for which it has the rest of its deadline, but at most 15 seconds.
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<Owner>);
 
-/// Gives its place back.
+/// Returns its place to [`FREE`] when the last clone is dropped.
 struct Owner(Token);
 
-/// Whether its [`Cancel`] was used. It is `Copy`, so that a deadline is.
+/// Says whether its [`Cancel`] was used. It is `Copy` so that a deadline can be `Copy`.
 #[derive(Clone, Copy)]
 pub(super) struct Token {
     place: &'static AtomicU64,
-    /// The even number that stands at the place until the cancellation.
+    /// The even number that the place holds until the cancellation.
     number: u64,
 }
 
-/// Places that no `Cancel` has now. One that was cancelled never comes back, because
-/// deadlines may carry its token for any time.
+/// Places that no `Cancel` uses now. The place of a used `Cancel` never returns here,
+/// because a deadline may hold its token for any time.
 static FREE: Mutex<Vec<&'static AtomicU64>> = Mutex::new(Vec::new());
 
 impl Cancel {
-    /// One that is not cancelled.
+    /// A `Cancel` that is not used yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends the calls, for good.
+    /// Ends the calls. This cannot be taken back.
     pub fn cancel(&self) {
         let Token { place, number } = self.0.0;
         place.store(number + 1, Ordering::Release);
     }
 
-    /// Whether the calls were told to end.
+    /// Whether [`cancel`](Self::cancel) was called.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.token().is_cancelled()

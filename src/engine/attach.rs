@@ -1,4 +1,4 @@
-//! Attach, from the call on: [`scsi`] and [`nbd`] go on from here.
+//! The public call of an attach; [`scsi`] and [`nbd`] hold the steps for each kind of source.
 
 mod alias;
 pub(super) mod attachment;
@@ -25,38 +25,35 @@ pub(super) use request::UnitClaim;
 pub use request::{AttachRequest, Multipath};
 
 impl Engine {
-    /// Attaches one device and returns when it has settled.
+    /// Attaches one device and returns when udev has settled.
     ///
-    /// **SCSI**: finds where the sources lead, scans for one logical unit on each
-    /// path and for nothing else, waits for the disks, asks each who it is: all
-    /// must be one unit, and the expected one. A device that is there already is
-    /// asked too; where the array has given its address to another unit since it
-    /// was scanned, it is replaced if nobody uses it, and never handed out. With
-    /// multipathd the map is handed out. Linux 5.10 or later; needs write access
-    /// to the hosts' `scan` attribute (root) and `CAP_SYS_ADMIN`.
+    /// **SCSI**: finds the addresses to which the sources lead, scans for one logical unit on each
+    /// path and for nothing else, waits for the disks and reads the names of each unit: all must be
+    /// one unit, and the expected one. A device that is there already is read too. Where the array
+    /// has given its address to another unit since the scan, the call replaces the device if
+    /// nothing uses it, and never returns the stale one. With multipathd it returns the multipath
+    /// map. Linux 5.10 or later; needs write access to the hosts' `scan` attribute (root) and
+    /// `CAP_SYS_ADMIN`.
     ///
-    /// **NBD**: shakes hands with the server, hands the sockets to the kernel's
-    /// driver over netlink under a backend id, and reads size, access and id
-    /// back. Before that it reads what names the content from the server. A device that has this backend id already is returned as it is.
-    /// Linux 5.14 or later for backend ids; 5.10 connects without. Needs the
-    /// `nbd` module and `CAP_SYS_ADMIN` in the initial user namespace.
+    /// **NBD**: negotiates with the server, reads from it the names of the content, hands the
+    /// sockets to the kernel's driver over netlink under a backend id, and reads size, access and
+    /// id back. A device that has this backend id already is returned as it is. Linux 5.14 or later
+    /// for backend ids; 5.10 connects without them. Needs the `nbd` module and `CAP_SYS_ADMIN` in
+    /// the initial user namespace.
     ///
-    /// What was attached already comes back with `changed: false`. A failure
-    /// leaves nothing behind: what this call brought in is taken down again,
-    /// except after a timeout, when it stands as the error says and a repeated
-    /// attach goes on with it. A call that is [cancelled](crate::Cancel) has 15 seconds for
-    /// that.
+    /// A device that was attached already comes back with `changed: false`. A failed call removes
+    /// what it brought in, with one exception: after a timeout the device stays as the error says,
+    /// and a repeated attach continues with it. A call that is [cancelled](crate::Cancel) has 15
+    /// seconds for the rollback.
     ///
     /// # Errors
-    /// `InvalidInput` (an NBD source with further paths or an expected name, or as a
-    /// further path), `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`,
-    /// `InUse` (a stale disk that somebody holds; no NBD index that is free; an NBD
-    /// device that stands under another index than the wanted one, or writable and is
-    /// wanted read-only), `Quarantined`,
-    /// `NotSupported` (no disk; no `nbd` module), `NotReady` (blocked
-    /// or offline; no path serves I/O in its ALUA access state), `Unreachable` and `Protocol`
-    /// (the NBD server), `Refused`, `NotPermitted`, `Vanished`, `TimedOut` and `Cancelled` at
-    /// the stage that they name, `Io`.
+    /// `InvalidInput` (an NBD source with further paths or an expected name, or as a further path),
+    /// `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`, `InUse` (a stale disk is in
+    /// use; no NBD index is free; the NBD device has another index than the wanted one, or is
+    /// writable and read-only is wanted), `Quarantined`, `NotSupported` (no disk; no `nbd` module),
+    /// `NotReady` (blocked or offline; no path serves I/O in its ALUA access state), `Unreachable`
+    /// and `Protocol` (the NBD server), `Refused`, `NotPermitted`, `Vanished`, `TimedOut` and
+    /// `Cancelled` at the stage that they name, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
         telemetry::measured(Call::Attach, || self.attach_timed(request, deadline))
@@ -76,7 +73,7 @@ impl Engine {
         Ok(attachment)
     }
 
-    /// Waits until udev is done with the disk and with its partitions.
+    /// Waits until udev has handled the disk and its partitions.
     pub(super) fn settle(
         &self,
         disk: &BlockDevice,
@@ -87,7 +84,7 @@ impl Engine {
         let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
         for partition in disk.partitions()? {
             match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
-                // Somebody rereads the partition table; that is no fault here.
+                // A process rereads the partition table, which is no failure of the attach.
                 Err(error) if error.kind() == ErrorKind::Vanished => {}
                 result => drop(result?),
             }

@@ -1,5 +1,5 @@
-//! What tells that something may have changed: the kernel's events and its word
-//! that an NBD link died, handed to one listener.
+//! Notices that something may have changed: kernel events and the kernel's notices of dead
+//! NBD links, both forwarded to one listener.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,44 +14,45 @@ use crate::id::{HostNo, NbdIndex};
 use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 use crate::uevent::{self, Notice, Origin, Stream, UnitAttention, Waker};
 
-/// Why to look again.
+/// A reason to look at the volumes again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChangeEvent {
-    /// The kernel announced something of a block device or of a SCSI device.
+    /// The kernel sent an event for a block device or a SCSI device.
     Device {
-        /// Its path below `/sys`; of a disk, its SCSI address is a part of it.
+        /// Its path below `/sys`. A disk's path contains its SCSI address.
         devpath: String,
-        /// That it is gone.
+        /// Whether the device was removed.
         removed: bool,
     },
-    /// A remote port came, went or changed, or a target says that its logical units did:
-    /// paths may have come back.
+    /// A remote port came, went or changed, or a target reports that its logical units
+    /// changed: paths may have come back.
     Transport {
-        /// On this SCSI host, where the event's path names one.
+        /// The SCSI host, where the event's path names one.
         host: Option<HostNo>,
     },
     /// The kernel added, removed or changed an iSCSI session or a SCSI host. A login of this
-    /// process does so too, so only a look at sysfs says whether a path may have come back.
+    /// process causes it too, so only sysfs shows whether a path may have come back.
     HostOrSession,
     /// A link of this NBD device has died.
     LinkDead(NbdIndex),
-    /// Events may be missing: look at everything.
-    LookAgain,
-    /// Deaths of NBD links may be missing: ask every server.
+    /// Events may have been lost: look at everything.
+    Resync,
+    /// Notices of dead NBD links may have been lost: ask every server.
     AskAgain,
 }
 
 impl ChangeEvent {
     fn of(notice: &Notice) -> Option<Self> {
         let event = match notice {
-            // udev's comes for each of the kernel's.
+            // udev sends its own event for each kernel event.
             Notice::Event(event) if event.origin == Origin::Kernel => event,
-            // The kernel tells of a disconnect before it takes what shows a connection
-            // away (`nbd_config_put`): who looks at once may look too soon.
+            // The kernel announces a disconnect before it removes the attributes of the
+            // connection (`nbd_config_put`), so a look right after its event may come too
+            // soon.
             Notice::Event(event) if is_an_nbd_disk(event) => event,
             Notice::Event(_) => return None,
-            Notice::Resync => return Some(Self::LookAgain),
+            Notice::Resync => return Some(Self::Resync),
         };
         let transport = || Self::Transport {
             host: host_in(&event.devpath),
@@ -84,8 +85,8 @@ fn is_an_nbd_disk(event: &uevent::Event) -> bool {
     event.devpath.starts_with("/devices/virtual/block/nbd") && event.action == "change"
 }
 
-/// A listener at work, on two threads that sleep until something happens.
-/// Dropping it ends them.
+/// A running listener with two threads that sleep until something happens. Dropping it ends
+/// them.
 pub struct ChangeListener {
     end: Arc<AtomicBool>,
     events: Waker,
@@ -95,20 +96,20 @@ pub struct ChangeListener {
 
 impl fmt::Debug for ChangeListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listening").finish_non_exhaustive()
+        f.debug_struct("ChangeListener").finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// Calls `listener` for everything that may change where a volume stands,
-    /// from now on. It is called on a thread of its own and must not wait; what
-    /// it does not take in time comes as [`ChangeEvent::LookAgain`].
+    /// Calls `listener` for every event, from now on, that may change where a volume is
+    /// attached. The calls come on a private thread and must not block;
+    /// [`ChangeEvent::Resync`] replaces events that `listener` does not take in time.
     ///
-    /// Where the kernel's word of dead NBD links cannot be had, as without the
-    /// privilege, all the rest is told.
+    /// Without the kernel's notices of dead NBD links, for example without the privilege,
+    /// the listener receives all other events.
     ///
     /// # Errors
-    /// `Io` where a thread cannot be had; `TimedOut`.
+    /// `Io` where no thread can be started; `TimedOut`.
     pub fn listen(
         &self,
         listener: impl Fn(ChangeEvent) + Send + Sync + 'static,
@@ -119,7 +120,7 @@ impl Engine {
         let events = stream.waker();
         let deaths = match DeadLinks::listen(deadline) {
             Ok(links) => Some(links.watch(None)),
-            Err(error) if error.kind().is_out_of_time() => return Err(error),
+            Err(error) if error.kind().is_timeout_or_cancel() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "lunbd gets no notice when an NBD link dies");
                 None
@@ -191,7 +192,7 @@ fn forward_link_deaths(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn
         }
         listener(match notice {
             LinkNotice::Dead(index) => ChangeEvent::LinkDead(index),
-            LinkNotice::LookAgain => ChangeEvent::AskAgain,
+            LinkNotice::Resync => ChangeEvent::AskAgain,
         });
     }
 }

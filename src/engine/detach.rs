@@ -1,4 +1,4 @@
-//! Detach, from the call on: [`scsi`] and [`nbd`] go on from here.
+//! The public call of a detach; [`scsi`] and [`nbd`] hold the steps for each kind of device.
 
 pub(super) mod detachment;
 mod flush_paths;
@@ -27,44 +27,41 @@ pub use request::{DetachRequest, DetachTarget};
 use resolve::{Resolved, ResolvedUnit};
 
 impl Engine {
-    /// Detaches one device: proves that nobody uses it by claiming it
-    /// exclusively and by looking for those that a claim does not exclude (processes
-    /// that have it open for writing, loop devices, targets of the kernel), writes its
-    /// pages and its cache back, and takes it down. What is not there is detached
-    /// already: `changed: false`. A process that only reads does not keep a disk; a map
-    /// is kept by whoever has it open.
+    /// Detaches one device. The call proves that nothing uses the device: it claims it exclusively
+    /// and looks for the users that a claim does not exclude (processes that have it open for
+    /// writing, loop devices, targets of the kernel). It then writes back the device's pages and
+    /// its cache, and removes it. A device that is not there is detached already: `changed: false`.
+    /// A process that only reads does not keep a disk; a map is kept by any process that has it
+    /// open.
     ///
-    /// **SCSI**: all paths of the unit, found by its identity at that moment,
-    /// those that come late included, after its multipath map. Where no name of the unit is
-    /// [unique](crate::id::Wwid::is_unique), its paths are those that the caller named and those that
-    /// lead to the same LUN of the same iSCSI target or Fibre Channel port; another device
-    /// with the same names is left, and the receipt names it. The order is that
-    /// which loses nothing: claim and flush the map, remove it, claim and flush
-    /// each path, delete each; a flush that fails stops the deletes. Then the end of
-    /// what this machine still scans at its source's addresses, be it for a process that
-    /// was killed, is waited for, and what that brings goes too. Returns when
-    /// sysfs shows none of them, udev has handled their removal and multipathd
-    /// has forgotten them. Linux 5.10 or later; needs write access to the
-    /// devices' `delete` attribute (root) and `CAP_SYS_ADMIN`.
+    /// **SCSI**: removes the multipath map of the unit and then all its paths, found by the unit's
+    /// identity at that moment, also those that appear late. Where no name of the unit is
+    /// [unique](crate::id::Wwid::is_unique), its paths are those that the caller named and those
+    /// that lead to the same LUN of the same iSCSI target or Fibre Channel port; the call leaves
+    /// another device with the same names alone, and the receipt names it. The order loses no data:
+    /// claim and flush the map, remove it, claim and flush each path, delete each; a failed flush
+    /// stops the deletes. The call then waits for scans of this machine that still run at its
+    /// source's addresses, even those of a killed process, and removes what they bring. It returns
+    /// when sysfs shows none of the devices, udev has handled their removal and multipathd has
+    /// forgotten them. Linux 5.10 or later; needs write access to the devices' `delete` attribute
+    /// (root) and `CAP_SYS_ADMIN`.
     ///
-    /// **NBD**: disconnects, and returns when the device is free: no `pid`, no
-    /// size, nothing in flight, no holder. A source is found by its backend id,
-    /// so that a device of another's is never touched; a node is taken at its
-    /// word, whatever its id.
+    /// **NBD**: disconnects, and returns when the device is free: no `pid`, no size, nothing in
+    /// flight, no holder. A source is found by its backend id, so that the call never touches a
+    /// device of another client; a node names its device whatever the backend id.
     ///
-    /// A refusal leaves the device as it was. After a timeout at stage `delete`,
-    /// `disconnect` or `confirm` the kernel goes on by itself; at stage `settle`
-    /// the device is gone and udev has not handled that yet. A repeated detach
-    /// is safe. What may pass by itself is tried again until the deadline.
+    /// A refused detach leaves the device as it was. After a timeout at stage `delete`,
+    /// `disconnect` or `confirm` the kernel goes on by itself; at stage `settle` the device is gone
+    /// and udev has not handled that yet. A repeated detach is safe. The call retries transient
+    /// failures until the deadline.
     ///
     /// # Errors
-    /// Each with the receipt of what was done. `InUse`, which names the users; `NotFound`
-    /// where a path leads nowhere (which does not prove that the disk is gone:
-    /// name the source or the unit); `IdentityMismatch` where another unit is
-    /// there than the expected one; `InvalidInput` for a partition;
-    /// `NotSupported` for a disk that is neither, and before Linux 5.14 for an NBD
-    /// source while any NBD device is connected: name the node; `Io` where the flush failed,
-    /// and then nothing is taken down; `NotPermitted`; `TimedOut` at the stage
+    /// Each comes with the receipt of what was done. `InUse`, which names the users; `NotFound`
+    /// where a path leads nowhere (which does not prove that the disk is gone: name the source or
+    /// the unit); `IdentityMismatch` where another unit is there than the expected one;
+    /// `InvalidInput` for a partition; `NotSupported` for a disk that is neither SCSI nor NBD, and
+    /// before Linux 5.14 for an NBD source while any NBD device is connected: name the node; `Io`
+    /// where the flush failed, and then nothing is removed; `NotPermitted`; `TimedOut` at the stage
     /// that it names.
     #[tracing::instrument(skip_all, fields(target, node))]
     pub fn detach(
@@ -107,9 +104,9 @@ impl Engine {
         Ok(detachment)
     }
 
-    /// Logs out the sessions of ours that the unit was on, where nothing else is
-    /// on them. An attach that uses one is waited for, so nothing is held here that
-    /// it could wait for.
+    /// Logs out lunbd's sessions that the unit was on, where nothing else is on them. The call
+    /// waits for an attach that uses such a session, so it holds no lock here that the attach could
+    /// wait for.
     fn end_sessions(
         &self,
         mut detachment: Detachment,
@@ -171,7 +168,7 @@ mod tests {
     fn the_receipt_of_what_was_taken_down_is_in_the_failure_to_look_for_its_session() {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
-        // It cannot be listed.
+        // The class is a file, so it cannot be listed.
         let class = engine.roots().sysfs.join("class");
         fs::create_dir_all(&class).unwrap();
         fs::write(class.join("iscsi_session"), "").unwrap();

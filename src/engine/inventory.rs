@@ -1,4 +1,4 @@
-//! What the machine has: every SCSI logical unit and every connected NBD device.
+//! The inventory of a machine: every SCSI logical unit and every connected NBD device.
 
 pub(super) mod capacity;
 pub(super) mod file_system_query;
@@ -18,17 +18,17 @@ pub use unit::{
 use users::Users;
 
 impl Engine {
-    /// Shows the SCSI disks, grouped to logical units, and the NBD devices that
-    /// are in use. One that goes away meanwhile is left out; what cannot be read
-    /// of a SCSI path is data about this path.
+    /// Lists the SCSI disks, grouped into logical units, and the NBD devices that are in use.
+    /// It leaves out a device that goes away meanwhile; where something cannot be read of a
+    /// SCSI path, the path's data say so.
     ///
-    /// Nothing is asked of a device, so none can hold this up. A file server that does not
-    /// answer can for two seconds, where a mount was made from a link to it. A path costs about
-    /// twenty system calls; each session, remote port, map and mount is read
+    /// The call sends no command to a device, so no device can block it. A file server that
+    /// does not answer can block it for two seconds, where a mount was made from a link to it.
+    /// A path costs about twenty system calls; each session, remote port, map and mount is read
     /// once, or once on each of a few threads where there are many paths.
     ///
     /// # Errors
-    /// Where the lists themselves, of devices or of mounts, cannot be read.
+    /// Those of reading the lists of devices or of mounts.
     pub fn inventory(&self) -> Result<Inventory> {
         let roots = self.roots();
         let tree = BlockTree::read(roots)?;
@@ -42,7 +42,7 @@ impl Engine {
             };
             match self.describe_nbd(&device, &users) {
                 Ok(unit) => units.extend(unit),
-                // What it shows goes before its directory.
+                // The kernel removes the device's attributes before its directory.
                 Err(error) if error.kind() == ErrorKind::Vanished => {}
                 Err(error) => return Err(error),
             }
@@ -54,8 +54,7 @@ impl Engine {
         })
     }
 
-    /// The unit that a device is: a path of it, its map, or a partition of one of
-    /// these.
+    /// The unit of a device, which is a path of it, its map, or a partition of one of these.
     pub(super) fn unit_behind(&self, devno: DevNo) -> Result<Option<InventoryUnit>> {
         let mut disk = BlockDevice::of(self.roots(), devno)?;
         if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
@@ -69,12 +68,12 @@ impl Engine {
         Ok(units.find(|unit| unit.is(disk.devno())))
     }
 
-    /// `None` where it is free.
+    /// Returns `None` for a free device.
     fn describe_nbd(&self, device: &NbdDevice, users: &Users<'_>) -> Result<Option<InventoryUnit>> {
         let facts = device.facts()?;
         let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
         let dead = |link: &Link| ours(link) && link.is_dead();
-        // Only who made a link can tell a dead one from a live one.
+        // Only the process that made a link knows whether it is dead.
         let hints = Hints {
             link_dead: self
                 .links_beside(device)

@@ -1,4 +1,4 @@
-//! The iSCSI sessions of the engine: their login, their use and end, their recovery.
+//! The iSCSI sessions of the engine: login, use, logout and recovery.
 
 pub(super) mod login;
 pub(super) mod recovery;

@@ -1,4 +1,4 @@
-//! The locks that processes of one machine respect.
+//! The locks between the processes of one machine.
 
 pub(super) mod device_lock;
 pub(super) mod lock_file;

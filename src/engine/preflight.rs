@@ -295,7 +295,7 @@ impl Engine {
             Mode::Udev => self.probe_udev(deadline),
             Mode::KernelOnly => {
                 // What was found when the hub started may have been mended since.
-                let (why, remedy) = match uevent::why_deaf(self.roots()) {
+                let (why, remedy) = match uevent::udev_unreachable_reason(self.roots()) {
                     Some(deaf) => (deaf.to_string(), deaf.remedy()),
                     None => (
                         "lunbd received no udev event when it started".to_owned(),

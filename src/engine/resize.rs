@@ -1,4 +1,4 @@
-//! The way of one resize of a SCSI unit: every path, then the map, then the report.
+//! The steps of resizing a SCSI unit: every path, then the map, then the report.
 
 mod nbd;
 
@@ -21,7 +21,7 @@ use crate::multipath::{self, Daemon, Map};
 use crate::scsi::{self, Identity};
 use crate::uevent::{self, Watch};
 
-/// What to resize, and what to expect.
+/// What to resize, and what the caller expects of it.
 #[derive(Debug, Clone)]
 pub struct ResizeRequest {
     pub(super) target: DetachTarget,
@@ -33,7 +33,7 @@ pub struct ResizeRequest {
 }
 
 impl ResizeRequest {
-    /// A resize to what the array, or the NBD server, says.
+    /// A resize to the size that the array or the NBD server reports.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
@@ -52,29 +52,31 @@ impl ResizeRequest {
         self
     }
 
-    /// Another source of the same unit, as [`DetachRequest::path`](super::DetachRequest::path).
+    /// Adds another source of the same unit, as [`DetachRequest::path`](super::DetachRequest::path)
+    /// does.
     #[must_use]
     pub fn path(mut self, source: impl Into<Source>) -> Self {
         self.more.push(source.into());
         self
     }
 
-    /// The id that an NBD source was attached under, where it was given one.
+    /// The backend id of an NBD source that was attached with
+    /// [`NbdOptions::backend`](super::NbdOptions::backend).
     #[must_use]
     pub fn backend(mut self, id: BackendId) -> Self {
         self.backend = Some(id);
         self
     }
 
-    /// The size in bytes that the array, or the NBD server, was told to give it: where
-    /// a path or the server says less, the resize has not come through.
+    /// The size in bytes to which the array or the NBD server was resized: where a path or the
+    /// server reports less, the resize fails.
     #[must_use]
     pub fn at_least(mut self, bytes: u64) -> Self {
         self.at_least = Some(bytes);
         self
     }
 
-    /// Has `observer` told each stage.
+    /// Calls `observer` for each stage.
     #[must_use]
     pub fn observe(mut self, observer: StageObserver) -> Self {
         self.observer = Some(observer);
@@ -82,8 +84,8 @@ impl ResizeRequest {
     }
 }
 
-/// A unit whose paths and map all show the size that the unit itself says, or an NBD
-/// device with the size that its server says.
+/// A unit whose paths and map all have the size that the unit itself reports, or an NBD device with
+/// the size that its server reports.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -94,52 +96,49 @@ pub struct Resized {
     pub old_size: u64,
     /// The size in bytes now.
     pub size: u64,
-    /// Its names.
+    /// The unit's names.
     pub names: Vec<Wwid>,
-    /// Its paths; each has the new size.
+    /// The addresses of its paths; each has the new size.
     pub paths: Vec<Hctl>,
-    /// The name of its map, which has the new size too.
+    /// The name of its map, which has the new size.
     pub map: Option<String>,
-    /// Where the time went.
+    /// The time that each stage took.
     pub phases: Vec<Phase>,
-    /// Whether anything had another size before.
+    /// Whether a path or the map had another size before.
     pub changed: bool,
 }
 
 impl Engine {
-    /// Has the kernel take in the size that a SCSI unit has on the array now: on
-    /// each of its paths, then on its multipath map; or the size that the server of an
-    /// NBD device says on a new connection. File systems are not touched.
+    /// Makes the kernel take over the size that a SCSI unit has on the array now: on each of its
+    /// paths, then on its multipath map; or the size that the server of an NBD device reports on a
+    /// new connection. File systems are not touched.
     ///
-    /// It succeeds only when every path of the unit, found by its identity, and
-    /// the map show the size that the unit itself says. Where a path is dead, the
-    /// others have the new size afterwards and the map keeps the old one: I/O
-    /// past the end of the dead path would fail when that comes back. Repeating
-    /// it is safe. Linux 5.10 or later; needs write access to the `rescan`
-    /// attribute (root) and `CAP_SYS_ADMIN`.
+    /// The call succeeds only when every path of the unit, found by its identity, and the map have
+    /// the size that the unit itself reports. Where a path is dead, the others get the new size and
+    /// the map keeps the old one: otherwise I/O past the end of the dead path would fail when that
+    /// path comes back. Repeating the call is safe. Linux 5.10 or later; needs write access to the
+    /// `rescan` attribute (root) and `CAP_SYS_ADMIN`.
     ///
-    /// An NBD device answers a read first, and its last block is read at the end. It is
-    /// never shrunk. Its server must take one client more: over that connection the first
-    /// bytes of the volume are compared with the device's, and the last block is read, before
-    /// anything of the device is changed. Where the server serves the new
-    /// size on new connections only, as nbdkit does, those of this process are replaced: a
-    /// request that was in flight on one waits for its
-    /// [`io_timeout`](super::NbdOptions::io_timeout). Where another process made them the
-    /// device gets its old size again, and the resize is refused as `NotReady`.
-    /// Linux 5.14 or later, for backend ids. Newer kernels (6.12) hold the
-    /// device's I/O while they change its size: where the server dies in that moment,
-    /// requests wait, and no heal can come, until they fail after
-    /// [`dead_connection_timeout`](super::NbdOptions::dead_connection_timeout). After a
-    /// timeout at stage `reconfigure` the kernel may still change the size.
+    /// An NBD device must answer a read first, and the call reads its last block at the end. It
+    /// never shrinks an NBD device. The server must accept one more client: over that connection
+    /// the call compares the first bytes of the volume with the device's and reads the last block,
+    /// before it changes anything of the device. Where the server serves the new size on new
+    /// connections only, as nbdkit does, the call replaces those of this process: a request in
+    /// flight on one waits for its [`io_timeout`](super::NbdOptions::io_timeout). Where another
+    /// process made them, the device gets its old size again and the resize fails as `NotReady`.
+    /// Linux 5.14 or later, for backend ids. Newer kernels (6.12) hold the device's I/O while they
+    /// change its size: where the server dies at that moment, requests wait, and no heal is
+    /// possible, until they fail after
+    /// [`dead_connection_timeout`](super::NbdOptions::dead_connection_timeout). After a timeout at
+    /// stage `reconfigure` the kernel may still change the size.
     ///
     /// # Errors
-    /// `NotFound` where nothing is attached; `NotReady` naming each path that
-    /// does not show the new size, and where the unit is smaller than
-    /// [`at_least`](ResizeRequest::at_least); `IdentityMismatch`, also where the NBD
-    /// export is smaller than the device, with both sizes, or is another volume; `InvalidInput` where the server
-    /// of an NBD device is not known; `NotSupported` for what is neither a SCSI unit nor an
-    /// NBD device with a backend id; those of [`dial`](crate::nbd::dial); `TimedOut` at the
-    /// stage that it names.
+    /// `NotFound` where nothing is attached; `NotReady` naming each path that does not have the new
+    /// size, and where the unit is smaller than [`at_least`](ResizeRequest::at_least);
+    /// `IdentityMismatch`, also where the NBD export is smaller than the device, with both sizes,
+    /// or is another volume; `InvalidInput` where the server of an NBD device is not known;
+    /// `NotSupported` for a device that is neither a SCSI unit nor an NBD device with a backend id;
+    /// those of [`dial`](crate::nbd::dial); `TimedOut` at the stage that it names.
     #[tracing::instrument(skip_all, fields(target = %request.target))]
     pub fn resize(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         telemetry::measured(Call::Resize, || self.resize_timed(request, deadline))
@@ -208,9 +207,9 @@ impl Engine {
         })
     }
 
-    /// Has the kernel read the size of each path again and compares it with what
-    /// the unit says on that path. One of several has half of what is left of the
-    /// time, so that a silent one does not keep the others from it.
+    /// Makes the kernel read the size of each path again and compares it with the size that the
+    /// unit reports on that path. One of several gets half of the remaining time, so that a silent
+    /// path leaves time for the others.
     fn rescan_all(
         &self,
         paths: &[KnownPath],
@@ -290,7 +289,7 @@ impl Engine {
         }
     }
 
-    /// Gives the map the size of its paths, by multipathd where it runs.
+    /// Gives the map the size of its paths, through multipathd where it runs.
     fn resize_map(&self, map: &Map, size: u64, deadline: Deadline) -> Result<()> {
         let mut watch = self.hub().watch(map.disk().name());
         if map.disk().size()? == size {
@@ -314,8 +313,8 @@ impl Engine {
     }
 }
 
-/// A map whose making multipathd has not heard of from udev it does not resize yet, and
-/// says no more than `fail` (`cli_handlers.c`, `cli_resize`).
+/// Tells multipathd to resize the map, and retries: it refuses with only `fail` as long as udev has
+/// not announced the new map to it (`cli_handlers.c`, `cli_resize`).
 fn tell_to_resize(
     daemon: &Daemon,
     map: &Map,
@@ -323,7 +322,7 @@ fn tell_to_resize(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
-    /// It waits no longer for udev (`missing_uev_wait_timeout`, 30 s by default).
+    /// multipathd waits for udev no longer than this (`missing_uev_wait_timeout`, 30 s by default).
     const LONGEST: Duration = Duration::from_secs(35);
     let patience = deadline.at_most(LONGEST);
     let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
@@ -343,13 +342,13 @@ fn tell_to_resize(
     }
 }
 
-/// The unit as it was.
+/// The unit before the resize.
 struct Before {
     map: Option<Map>,
     /// The map's disk, or the first path's.
     disk: BlockDevice,
     size: u64,
-    /// Those of the paths.
+    /// The sizes of the paths in bytes.
     sizes: Vec<u64>,
 }
 
@@ -362,7 +361,7 @@ impl Before {
         let disks: Vec<&BlockDevice> = paths.iter().filter_map(|p| p.disk.as_ref()).collect();
         let first = *disks.first().ok_or_else(not_found)?;
         let mut map = resolved.map.clone();
-        // A path may be out of the map, as one that multipathd has given up.
+        // A path may be outside the map, such as one that multipathd has given up.
         for disk in &disks {
             if map.is_none() {
                 map = Map::of_path(disk)?;

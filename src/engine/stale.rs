@@ -204,7 +204,7 @@ impl Engine {
         let hosts = self.disks_by_host()?;
         let fork = timer.factory();
         let of_host = |devices| {
-            let mut own = fork.clock();
+            let mut own = fork.timer();
             let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
             (found, own.part())
         };

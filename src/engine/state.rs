@@ -1,4 +1,4 @@
-//! What an engine holds for as long as it lives.
+//! The state of an engine.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,31 +13,31 @@ use crate::nbd::{Backends, Link, NbdDevice};
 use crate::scsi::{CallScheduler, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
 
-/// A machine and the thread that listens to its kernel. One serves a whole
-/// process: share it by reference or in an `Arc`.
+/// The engine: the machine's devices and a thread that listens to the kernel. One engine
+/// serves a whole process: share it by reference or in an `Arc`.
 #[derive(Debug)]
 pub struct Engine {
     pub(super) roots: Roots,
     pub(super) hub: Hub,
-    /// The blocking calls of SCSI hosts and devices.
+    /// Runs the blocking calls for SCSI hosts and devices.
     pub(super) scheduler: CallScheduler,
-    /// Our ends of the links of the NBD devices that this process connected.
+    /// lunbd's ends of the connections of NBD devices that this process connected.
     pub(super) links: Mutex<BTreeMap<NbdIndex, Link>>,
-    /// Which NBD device has which backend id.
+    /// The backend ids of the NBD devices.
     pub(super) backends: Mutex<Backends>,
-    /// Which NBD devices are being read.
+    /// The reads of NBD devices that are under way.
     pub(super) nbd_reads: NbdReads,
-    /// At which addresses a SCSI unit may be.
+    /// The addresses at which a SCSI unit may be.
     pub(super) units: Mutex<Units>,
-    /// What mounted file systems were asked and have not answered.
+    /// The unanswered queries of mounted file systems.
     pub(super) file_system_queries: FileSystemQueries,
 }
 
 impl Engine {
-    /// Starts listening.
+    /// Starts the engine.
     ///
     /// # Errors
-    /// `Io` where the netlink sockets or the thread cannot be had.
+    /// `Io` where the netlink sockets or the thread cannot be created.
     pub fn start(roots: Roots) -> Result<Self> {
         Self::with_options(roots, &HubOptions::default())
     }
@@ -62,27 +62,26 @@ impl Engine {
         })
     }
 
-    /// Where this machine's file systems are.
+    /// The roots of this machine's file systems.
     #[must_use]
     pub fn roots(&self) -> &Roots {
         &self.roots
     }
 
-    /// The kernel calls for SCSI hosts and devices whose callers have given up
-    /// and that have not come back: what is quarantined, and why. Empty on a
-    /// machine in order.
+    /// The kernel calls for SCSI hosts and devices that have not returned after their
+    /// callers gave up: what is quarantined, and why. Empty on a healthy machine.
     #[must_use]
     pub fn stuck_calls(&self) -> Vec<StuckCall> {
         self.scheduler.stuck()
     }
 
     pub(super) fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
-        // No code under this lock can leave the map half changed.
+        // No code under this lock can leave the map inconsistent.
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same without the link of an earlier device of this number: another process may
-    /// have detached it, and connected another export under the same id.
+    /// The links without that of an earlier device with this number: another process may
+    /// have detached it and connected another export under the same id.
     pub(super) fn links_beside(
         &self,
         device: &NbdDevice,
@@ -97,16 +96,16 @@ impl Engine {
     }
 
     pub(super) fn backends(&self) -> MutexGuard<'_, Backends> {
-        // What an error leaves there is read anew.
+        // A later call reads again what an error left there.
         self.backends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn units(&self) -> MutexGuard<'_, Units> {
-        // As of the backends.
+        // See `backends`.
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The hub: which events come here, and watches of one's own.
+    /// The hub, which delivers kernel events and opens further watches.
     #[must_use]
     pub fn hub(&self) -> &Hub {
         &self.hub

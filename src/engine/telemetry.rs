@@ -1,12 +1,13 @@
-//! What is measured, for whoever has installed a recorder of the `metrics`
-//! facade (feature `metrics`); without the feature nothing is.
+//! The measurements, for a recorder of the `metrics` facade that the application has installed
+//! (feature `metrics`); without the feature nothing is measured.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Stage};
 
-/// A call of the engine's, as a label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A call of the engine, as a metric's label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Call {
     Attach,
     Detach,
@@ -17,7 +18,7 @@ pub(super) enum Call {
     Reap,
 }
 
-/// A failure that is counted.
+/// An error that is counted by its kind.
 pub(super) trait Failure {
     fn kind(&self) -> ErrorKind;
 }
@@ -28,7 +29,7 @@ impl Failure for Error {
     }
 }
 
-/// Runs a call and records how long it took and how it ended.
+/// Runs a call and records its duration and its outcome.
 pub(super) fn measured<T, E: Failure>(
     call: Call,
     run: impl FnOnce() -> Result<T, E>,
@@ -82,15 +83,7 @@ mod record {
 
     impl Call {
         fn as_str(self) -> &'static str {
-            match self {
-                Self::Attach => "attach",
-                Self::Detach => "detach",
-                Self::Resize => "resize",
-                Self::Heal => "heal",
-                #[cfg(feature = "journal")]
-                Self::Recover => "recover",
-                Self::Reap => "reap",
-            }
+            self.into()
         }
     }
 
@@ -118,19 +111,18 @@ mod record {
     }
 
     impl Engine {
-        /// Hands the hub's counters and the stuck calls to the recorder of the
-        /// `metrics` facade, and describes all that is recorded: to be called
-        /// before each time that the recorder is read. What is counted of calls is
-        /// recorded by the calls themselves as they happen.
+        /// Hands the hub's counters and the stuck calls to the recorder of the `metrics` facade,
+        /// and describes all metrics. Call it before each time that the recorder is read. The
+        /// engine's calls record their own metrics as they happen.
         ///
         /// | name | kind | labels | unit | what |
         /// |---|---|---|---|---|
         /// | `lunbd_call_seconds` | histogram | `call` | seconds | how long a call took |
         /// | `lunbd_calls_total` | counter | `call`, `outcome`: `ok` or the kind of the error | calls | how calls ended |
-        /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also the one that failed; of paths beside each other, each |
+        /// | `lunbd_stage_seconds` | histogram | `call`, `stage` | seconds | how long each stage of a call took, also a failed one; of parallel paths, each |
         /// | `lunbd_stale_luns_total` | counter | `evidence`, `outcome` | devices | stale LUNs found |
-        /// | `lunbd_heals_total` | counter | `outcome` | looks | looks of a heal, or of a [`Healer`](crate::engine::Healer), at an NBD device |
-        /// | `lunbd_session_recoveries_total` | counter | `outcome` | findings | what a [`SessionRecovery`](crate::engine::SessionRecovery) found of lost iSCSI sessions |
+        /// | `lunbd_heals_total` | counter | `outcome` | checks | checks of an NBD device by a heal or a [`Healer`](crate::engine::Healer) |
+        /// | `lunbd_session_recoveries_total` | counter | `outcome` | reports | reports of a [`SessionRecovery`](crate::engine::SessionRecovery) about lost iSCSI sessions |
         /// | `lunbd_stuck_calls` | gauge | | calls | abandoned kernel calls that have not returned |
         /// | `lunbd_uevents_total` | counter | | events | events that the hub read |
         /// | `lunbd_uevent_foreign_messages_total` | counter | | datagrams | messages that were no event |
@@ -139,7 +131,7 @@ mod record {
         /// | `lunbd_uevent_resyncs_total` | counter | | notices | resyncs delivered to watches |
         /// | `lunbd_watches` | gauge | | watches | current watches |
         /// | `lunbd_watch_waits_total` | counter | `outcome`: `notice` or `deadline` | waits | how the waits of watches ended |
-        /// | `lunbd_watch_longest_wait_seconds` | gauge | | seconds | the longest that ended with a notice |
+        /// | `lunbd_watch_longest_wait_seconds` | gauge | | seconds | the longest wait that ended with a notice |
         ///
         /// `call` is `attach`, `detach`, `resize`, `heal`, `recover` or `reap`.
         pub fn publish_metrics(&self) {
@@ -159,7 +151,7 @@ mod record {
         }
     }
 
-    /// Exact to four thousand million, and no fewer things are counted here.
+    /// Exact up to four thousand million, which no count here exceeds.
     fn as_float(count: u64) -> f64 {
         f64::from(u32::try_from(count).unwrap_or(u32::MAX))
     }

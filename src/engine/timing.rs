@@ -1,4 +1,4 @@
-//! Where the time of one call went.
+//! The time that the stages of a call take.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::Stage;
 pub struct Phase {
     /// The stage.
     pub stage: Stage,
-    /// How long it took; `seconds` when serialised.
+    /// How long it took; serialised as `seconds`.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "seconds", serialize_with = "as_seconds")
@@ -35,8 +35,8 @@ pub(super) fn as_seconds_if_any<S: serde::Serializer>(
     serde::Serialize::serialize(&left.map(|left| left.as_secs_f64()), serializer)
 }
 
-/// Is told each stage as a call enters it; where paths are brought in beside
-/// each other, by the thread of each.
+/// Called with each stage as a call enters it. Paths that are probed in parallel call it
+/// from their own threads.
 #[derive(Clone)]
 pub struct StageObserver(Arc<dyn Fn(Stage) + Send + Sync>);
 
@@ -53,10 +53,10 @@ impl fmt::Debug for StageObserver {
     }
 }
 
-/// What a forked clock counted.
+/// The stages of a part of a call, measured by its own timer.
 pub(super) struct StageTimings(Vec<Phase>);
 
-/// What the clocks of the parts of a call are made of.
+/// Creates the timers of the parts of a call.
 #[derive(Clone)]
 pub(super) struct TimerFactory {
     call: Call,
@@ -64,17 +64,17 @@ pub(super) struct TimerFactory {
 }
 
 impl TimerFactory {
-    pub(super) fn clock(&self) -> StageTimer {
+    pub(super) fn timer(&self) -> StageTimer {
         StageTimer::new(self.call, self.observer.as_ref())
     }
 }
 
-/// The clock of one call: a span, an observer's call and a measurement for each
-/// stage, also for the one that failed.
+/// The timer of one call: for each stage, even a failed one, it opens a span, calls the
+/// observer and records the time.
 pub(super) struct StageTimer {
     call: Call,
     done: Vec<Phase>,
-    /// Of what runs beside each other, the longest so far.
+    /// The stages of the slowest parallel part so far.
     part: Vec<Phase>,
     current: Option<(Stage, Instant, tracing::span::EnteredSpan)>,
     observer: Option<StageObserver>,
@@ -91,18 +91,16 @@ impl StageTimer {
         }
     }
 
-    /// Ends the stage, since parts begin that run beside each other, each with a
-    /// clock of its own.
+    /// Ends the current stage before parallel parts begin, each with a timer of its own.
     pub(super) fn factory(&mut self) -> TimerFactory {
-        self.leave();
+        self.end_stage();
         TimerFactory {
             call: self.call,
             observer: self.observer.clone(),
         }
     }
 
-    /// Takes the stages of the longest of the parts that ran beside each other
-    /// for its own.
+    /// Adopts the stages of the slowest parallel part.
     pub(super) fn adopt_if_longer(&mut self, part: StageTimings) {
         let total = |phases: &[Phase]| phases.iter().map(|phase| phase.took).sum::<Duration>();
         if total(&part.0) > total(&self.part) {
@@ -111,7 +109,7 @@ impl StageTimer {
     }
 
     pub(super) fn enter(&mut self, stage: Stage) {
-        self.leave();
+        self.end_stage();
         if let Some(StageObserver(observe)) = &self.observer {
             observe(stage);
         }
@@ -119,7 +117,7 @@ impl StageTimer {
         self.current = Some((stage, Instant::now(), span));
     }
 
-    fn leave(&mut self) {
+    fn end_stage(&mut self) {
         self.done.append(&mut self.part);
         if let Some((stage, since, span)) = self.current.take() {
             drop(span);
@@ -134,13 +132,13 @@ impl StageTimer {
     }
 
     pub(super) fn finish(mut self) -> Vec<Phase> {
-        self.leave();
+        self.end_stage();
         std::mem::take(&mut self.done)
     }
 }
 
 impl Drop for StageTimer {
     fn drop(&mut self) {
-        self.leave();
+        self.end_stage();
     }
 }

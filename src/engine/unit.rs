@@ -1,5 +1,4 @@
-//! A logical unit on this machine: what it says it is, and the paths that lead
-//! to it.
+//! A logical unit on this machine: its identity, and the paths that lead to it.
 
 pub(super) mod place;
 
@@ -13,41 +12,41 @@ use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, Identity, ScsiDevice, State};
 
-/// How long a path may take to say who it is when others can say it too.
+/// How long a path may take to report its names when other paths can report them too.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// A SCSI device that belongs to a unit, and how that is known.
+/// A SCSI device of a unit, and the evidence for that.
 #[derive(Debug)]
 pub(super) struct KnownPath {
     pub(super) device: ScsiDevice,
     pub(super) disk: Option<BlockDevice>,
     pub(super) identity_now: PathIdentity,
-    /// Somebody takes it away, and who it is could not be read any more.
-    pub(super) leaves: bool,
-    /// It was asked and had not answered in time: the question is still under way
-    /// and keeps other calls off the device until it comes back.
+    /// The device is being removed, and its identity can no longer be read.
+    pub(super) is_being_removed: bool,
+    /// The device did not answer in time. The request is still under way and keeps other calls
+    /// off the device until it returns.
     pub(super) timed_out: bool,
 }
 
-/// Who answers on a path.
+/// The identity at the end of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PathIdentity {
-    /// The unit, and it said so itself.
+    /// The unit answers and reports its identity.
     Live(Identity),
-    /// Nobody: what the kernel read at the last scan has to do.
+    /// The path does not answer; the identity is from the kernel's last scan.
     Silent(Identity),
-    /// Another unit than the one that the kernel scanned: the array has given
-    /// the address to another volume.
+    /// Another unit answers than the one that the kernel scanned: the array has given the
+    /// address to another volume.
     Replaced {
-        /// What the kernel scanned.
+        /// The unit that the kernel scanned.
         was: Identity,
-        /// What answers.
+        /// The unit that answers.
         now: Identity,
     },
 }
 
 impl PathIdentity {
-    /// The unit whose device it is: its pages were read from that one.
+    /// The unit from which the kernel read the device's pages.
     pub(super) fn of(&self) -> &Identity {
         match self {
             Self::Live(identity) | Self::Silent(identity) => identity,
@@ -64,8 +63,7 @@ impl PathIdentity {
 }
 
 impl Engine {
-    /// The right to work on the unit of these names, the strongest first; none
-    /// where it has none.
+    /// Locks the unit by the strongest of its names, which is the first.
     pub(super) fn lock_unit(
         &self,
         names: &[Wwid],
@@ -75,19 +73,20 @@ impl Engine {
         names.first().map(take).transpose()
     }
 
-    /// Who answers at a device, and whether it is the unit that the kernel scanned
+    /// Reads the identity at a device, and compares it with the unit that the kernel scanned
     /// there.
     pub(super) fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
         let disk = device.disk()?;
         let was = scanned_as(device)?;
-        // After its pages: a device that goes loses this attribute before them.
+        // The pages are read first: a device that is being removed loses this attribute before
+        // them.
         let state = device.state()?;
         let leaves = state.is_none() && was.names.is_empty();
         let known = |identity_now, timed_out| KnownPath {
             device: device.clone(),
             disk: disk.clone(),
             identity_now,
-            leaves,
+            is_being_removed: leaves,
             timed_out,
         };
         let answers = state == Some(State::Running);
@@ -100,16 +99,16 @@ impl Engine {
                 Ok(known(PathIdentity::Live(now), false))
             }
             Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
-            // Dead, or taken away at the array: data about this path.
+            // The path is dead, or the array has unmapped the unit.
             Err(error) => {
                 tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let timed_out = error.kind().is_out_of_time();
+                let timed_out = error.kind().is_timeout_or_cancel();
                 Ok(known(PathIdentity::Silent(was), timed_out))
             }
         }
     }
 
-    /// The devices that the kernel scanned as a unit which has this name.
+    /// The devices that the kernel scanned as a unit with this name.
     pub(super) fn devices_named(&self, name: &Wwid) -> Result<Vec<ScsiDevice>> {
         let named = |mut devices: Vec<ScsiDevice>| {
             let mut failure = None;
@@ -122,32 +121,30 @@ impl Engine {
             });
             failure.map_or(Ok(devices), Err)
         };
-        let known = self.units().among_which_named(self.roots(), name)?;
+        let known = self.units().candidates_with_name(self.roots(), name)?;
         let found = named(known)?;
         if found.is_empty() {
-            // Only the devices themselves say that there is none: see `paths_of`.
+            // Only the devices themselves prove that there is none: see `paths_of`.
             return named(ScsiDevice::all(self.roots())?);
         }
         Ok(found)
     }
 
-    /// Asks a disk who it is of which the kernel has read no name: its INQUIRY for page 83h
-    /// at the scan may have failed, and the unit has answered since. `None` where it is no
-    /// disk, or does not answer in two seconds.
+    /// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
+    /// page 83h at the scan may have failed, and the unit answers now. `None` if the device
+    /// went away.
     fn ask_nameless(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
-        /// A look takes a quarter of it.
+        /// A look takes at most a quarter of it.
         const LIMIT: Duration = Duration::from_secs(8);
         match self.look_at(device, deadline.at_most(LIMIT)) {
             Ok(path) => Ok(Some(path)),
-            // It went away while we looked.
             Err(_) if !device.is_there() => Ok(None),
             Err(error) => Err(error.at(Stage::Resolve)),
         }
     }
 
-    /// Every device of this unit that there is now, those of `named_devices`, which the caller
-    /// named, first. Those in `looked_at` are taken as they are, unless a disk
-    /// has come since that was not looked at.
+    /// All devices of this unit, first those that the caller named (`named_devices`). An entry
+    /// of `looked_at` is reused, unless the device has a new disk since.
     pub(super) fn paths_of(
         &self,
         unit: &Identity,
@@ -162,19 +159,19 @@ impl Engine {
             .collect();
         if !unit.names.is_empty() {
             let is_wanted = |name: &Wwid| unit.is(name);
-            let mut there = self.units().that_may_be(self.roots(), is_wanted)?;
+            let mut there = self.units().candidates(self.roots(), is_wanted)?;
             if found.is_empty() && there.is_empty() {
-                // Only the devices themselves say that none is left. The index does not
-                // hear of a write to `state`, which makes the kernel read the pages
-                // again, nor of a driver or a process elsewhere that has them read.
-                there = ScsiDevice::all_that_may_be(self.roots(), is_wanted)?;
+                // Only the devices themselves prove that none is left. The index misses a
+                // write to `state`, which makes the kernel read the pages again, and a driver
+                // or a process elsewhere that causes such a read.
+                there = ScsiDevice::candidates(self.roots(), is_wanted)?;
             }
             for device in there {
                 if found.contains(&device) {
                     continue;
                 }
                 let identity = match device.cached_identity() {
-                    Err(error) if goes(&device, &error) => continue,
+                    Err(error) if is_vanishing(&device, &error) => continue,
                     identity => identity?,
                 };
                 if identity.names.is_empty() && !std::path::Path::new("/tmp/x14-off").exists() {
@@ -205,7 +202,7 @@ impl Engine {
             }
             match self.look_at(&device, deadline) {
                 Ok(path) => paths.push(path),
-                // It went away while we looked.
+                // The device went away during the read.
                 Err(_) if !device.is_there() => {}
                 Err(error) => return Err(error.at(Stage::Resolve)),
             }
@@ -214,21 +211,21 @@ impl Engine {
     }
 }
 
-/// What the kernel scanned at a device; nothing where it goes or is gone.
+/// The unit that the kernel scanned at a device; empty where the device is being removed or is
+/// gone.
 fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     match device.cached_identity() {
-        Err(error) if goes(device, &error) => Ok(Identity::default()),
+        Err(error) if is_vanishing(device, &error) => Ok(Identity::default()),
         result => result,
     }
 }
 
-/// Whether it could not be read because it is being taken away: what it shows goes
-/// before its directory.
-pub(super) fn goes(device: &ScsiDevice, error: &Error) -> bool {
+/// Whether the read failed because the device is being removed: its attributes go first.
+pub(super) fn is_vanishing(device: &ScsiDevice, error: &Error) -> bool {
     error.kind() == ErrorKind::Vanished || !device.is_there()
 }
 
-/// The refusal of a unit that is not the expected one.
+/// The error for a unit that is not the expected one.
 pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
     let message = format!("expected {expected} at {at}, but the unit there reports {found}");
     Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
@@ -243,7 +240,7 @@ mod tests {
     use crate::engine::detach::resolve::ResolvedUnit;
     use crate::kernel::Roots;
 
-    /// A machine with two devices of the same page 83h.
+    /// A machine with two devices that have the same page 83h.
     fn two_devices(kind: u8, designator: &[u8]) -> (tempfile::TempDir, Engine) {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -294,15 +291,15 @@ mod tests {
         let expected: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
         let names =
             |known: &[KnownPath]| engine.unit_of(&ResolvedUnit::default(), known, Some(&expected));
-        // What it shows is gone, and its directory is there until its cache is written.
+        // The page is gone, and the device's directory stays until its cache is written.
         fs::remove_file(going.join("vpd_pg83")).unwrap();
         let known = look();
-        assert!(!known.iter().any(|path| path.leaves));
+        assert!(!known.iter().any(|path| path.is_being_removed));
         let error = names(&known).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
         fs::remove_file(going.join("state")).unwrap();
         let known = look();
-        let leaves: Vec<bool> = known.iter().map(|path| path.leaves).collect();
+        let leaves: Vec<bool> = known.iter().map(|path| path.is_being_removed).collect();
         assert_eq!(leaves, [true, false]);
         assert_eq!(names(&known).unwrap(), Identity::of([expected.clone()]));
     }
@@ -319,13 +316,13 @@ mod tests {
         let disk = |path: &KnownPath| path.disk.as_ref().map(|disk| disk.name().to_owned());
         let mut known = look(Vec::new());
         assert!(known.iter().all(|path| path.disk.is_none()));
-        // What nobody has read anew stays as it was.
+        // The other device was not read again, so its entry stays the same.
         known[1].timed_out = true;
         for name in ["sdb", "sdc"] {
             let parent = engine.roots().sysfs.join("devices/2:0:0:1/block");
             fs::create_dir_all(parent.join(name)).unwrap();
             fs::write(parent.join(name).join("dev"), "8:16\n").unwrap();
-            // Not asked who it is: it is offline.
+            // The device is offline, so its identity is not read.
             fs::write(parent.join("../state"), "offline\n").unwrap();
             known = look(known);
             assert_eq!(disk(&known[0]).as_deref(), Some(name));

@@ -3,16 +3,16 @@
 //!
 //! An exclusive open is one witness: the kernel refuses it while the disk or a
 //! partition is mounted, stacked on or swapped on. Those that open plainly it does not
-//! exclude, and they are looked for: processes (by the descriptors in `/proc`, those of
-//! the disk's `/dev/sg*` and `/dev/bsg/*` among them), loop devices and targets of the
-//! kernel, whose opens are in no process.
+//! exclude, and they are looked for: processes (by the descriptors of each of their threads,
+//! those of the disk's `/dev/sg*` and `/dev/bsg/*` among them, by their writable mappings and
+//! by the fixed files of an `io_uring`), loop devices and targets of the kernel, whose opens
+//! are in no process.
 //!
-//! Five things it does not see: a writable mapping whose descriptor is closed, a
-//! descriptor that is registered with `io_uring` and closed (a fixed file), one of a thread
-//! with a descriptor table of its own, one that is on its way through a socket, and a plain
-//! open between the look and the delete. The kernel shows the first three (`map_files`, the
-//! `fdinfo` of the ring, `task/TID/fd`), and this look does not read them. Of a map it
-//! counts all opens, and refuses the removal.
+//! Four things it does not see: a descriptor that is on its way through a socket, a plain
+//! open between the look and the delete, a mapping that becomes writable after the look, and,
+//! up to Linux 6.13, a fixed file that was opened by a node whose name is not the device's
+//! and that is not in the process's `/dev`. Of a map the kernel counts all opens, and refuses
+//! the removal.
 //!
 //! The guide's page on SCSI has a table of each user against each way to take a device
 //! away. The VM test `usage_matrix_scsi_and_nbd` runs each cell and compares the table.
@@ -104,7 +104,7 @@ impl Engine {
         let what = format!("the users of {} to be read", device.hctl());
         let (roots, dir) = (self.roots().clone(), device.dir().to_owned());
         let last_seen = || "a file system below an open file does not answer".to_owned();
-        let look = move || look::read_bare(&roots, &dir);
+        let look = move || look::read_bare(&roots, &dir, deadline);
         let users = worker::run(Stage::Claim, &what, deadline, last_seen, look)?;
         match users.judge(self.roots(), Act::TakeFlushed) {
             Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),

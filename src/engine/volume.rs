@@ -475,7 +475,7 @@ impl Engine {
                 }
                 guard.write(after, deadline)?;
             }
-            Err(error) if error.kind().is_out_of_time() => {}
+            Err(error) if error.kind().is_timeout_or_cancel() => {}
             Err(_) => {
                 if let Err(error) = guard.write(after, deadline) {
                     tracing::warn!(%error, "the intent stays in the journal");

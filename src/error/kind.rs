@@ -1,10 +1,10 @@
-//! What kind of failure, and whether a retry can help.
+//! The kind of a failure, and whether a retry can help.
 
 use nix::errno::Errno;
 
-/// What kind of failure it is. The kind alone decides [`Retry`] and the
-/// command's exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The kind of a failure. It alone decides [`Retry`] and the command's exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -20,33 +20,32 @@ pub enum ErrorKind {
     IdentityMismatch,
     /// The device is mounted, mapped, swapped on or opened exclusively.
     InUse,
-    /// The caller's deadline passed. The message names the stage and what was
+    /// The caller's deadline passed. The message names the stage and the state that was
     /// last seen.
     TimedOut,
-    /// The caller's [`Cancel`](crate::Cancel) was used. The message names the stage and
-    /// what was last seen.
+    /// The caller used its [`Cancel`](crate::Cancel). The message names the stage and the
+    /// state that was last seen.
     Cancelled,
-    /// The kernel refused for lack of a privilege, or a server by its policy.
+    /// The kernel refused for lack of a privilege, or a server refused by its policy.
     NotPermitted,
     /// The kernel, or a server, refused the request as invalid.
     Refused,
     /// This kind of device or address is not supported.
     NotSupported,
-    /// The device exists and is not usable now (blocked, offline, quiesced).
+    /// The device exists but is not usable now (blocked, offline, quiesced).
     NotReady,
-    /// The device went away, or was replaced by another, in the middle.
+    /// The device went away, or another replaced it, during the call.
     Vanished,
-    /// Fewer paths lead to the unit than the caller asks for. The message names
-    /// each that is missing, and why.
+    /// Fewer paths lead to the unit than the caller asks for. The message names each
+    /// missing path and why it is missing.
     TooFewPaths,
-    /// An earlier kernel call for the same SCSI host or device has not come
-    /// back. The message names it; nothing was begun.
+    /// An earlier kernel call for the same SCSI host or device has not returned. The
+    /// message names it; this call did not start.
     Quarantined,
-    /// No server is at the address, or it closed the connection, or the
-    /// connection broke.
+    /// No server listens at the address, or it closed the connection, or the connection
+    /// broke.
     Unreachable,
-    /// The server answered what its protocol does not allow. The message names
-    /// the field.
+    /// The server's answer breaks its protocol. The message names the field.
     Protocol,
     /// Any other failure of a system call.
     Io,
@@ -56,25 +55,7 @@ impl ErrorKind {
     /// The name used in `--json` and in logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidInput => "invalid_input",
-            Self::NoSuchHost => "no_such_host",
-            Self::NotFound => "not_found",
-            Self::IdentityMismatch => "identity_mismatch",
-            Self::InUse => "in_use",
-            Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
-            Self::NotPermitted => "not_permitted",
-            Self::Refused => "refused",
-            Self::NotSupported => "not_supported",
-            Self::NotReady => "not_ready",
-            Self::Vanished => "vanished",
-            Self::TooFewPaths => "too_few_paths",
-            Self::Quarantined => "quarantined",
-            Self::Unreachable => "unreachable",
-            Self::Protocol => "protocol",
-            Self::Io => "io",
-        }
+        self.into()
     }
 
     /// Whether repeating the call can help.
@@ -99,9 +80,9 @@ impl ErrorKind {
         }
     }
 
-    /// Whether the call ended in the middle, because its time was over or it was cancelled.
+    /// Whether the call ended early, because its time ran out or the caller cancelled it.
     #[must_use]
-    pub(crate) fn is_out_of_time(self) -> bool {
+    pub(crate) fn is_timeout_or_cancel(self) -> bool {
         matches!(self, Self::TimedOut | Self::Cancelled)
     }
 
@@ -117,14 +98,15 @@ impl ErrorKind {
     }
 }
 
-/// Whether repeating a failed call, as it was, can help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Whether repeating the failed call unchanged can help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Retry {
     /// The same call fails the same way: the input itself must change.
     Never,
-    /// Something outside must change first: a login, a mapping, a holder, a
+    /// Something outside the call must change first: a login, a mapping, a holder, a
     /// privilege.
     AfterChange,
     /// The same call may succeed later and is safe to repeat.
@@ -135,10 +117,6 @@ impl Retry {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::AfterChange => "after_change",
-            Self::Again => "again",
-        }
+        self.into()
     }
 }

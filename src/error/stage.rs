@@ -1,9 +1,10 @@
-//! The steps of an attach and a detach.
+//! The stages of an attach and a detach.
 
-use std::fmt;
-
-/// The step of an attach or a detach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A stage of an attach or a detach.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -12,59 +13,59 @@ pub enum Stage {
     Resolve,
     /// Waiting for another process that works on the same LUN.
     Lock,
-    /// Waiting for the kernel calls before it on the same SCSI host.
+    /// Waiting for earlier kernel calls on the same SCSI host.
     Queue,
     /// Writing to the host's `scan` file.
     Scan,
-    /// Waiting for the disk driver to bring the block device.
+    /// Waiting for the disk driver to create the block device.
     Probe,
     /// Reading the identity from the device.
     Identify,
-    /// Reaching an NBD server or an iSCSI portal.
+    /// Connecting to an NBD server or an iSCSI portal.
     Dial,
-    /// Agreeing with an NBD server on an export.
+    /// Negotiating an export with an NBD server.
     Handshake,
-    /// Agreeing with an NBD server on TLS, and handing its keys to the kernel.
+    /// Negotiating TLS with an NBD server, and handing its keys to the kernel.
     Tls,
-    /// Agreeing with an iSCSI target on a session.
+    /// Negotiating a session with an iSCSI target.
     Login,
     /// Asking an iSCSI portal for its targets.
     Discover,
-    /// Handing an iSCSI login's connection to the kernel.
+    /// Handing the connection of an iSCSI login to the kernel.
     Session,
     /// Handing an NBD server's sockets to the kernel.
     Connect,
-    /// Handing new sockets, or a new size, to an NBD device that is connected.
+    /// Handing new sockets or a new size to a connected NBD device.
     Reconfigure,
     /// Waiting for the multipath map, or asking multipathd for it.
     Map,
-    /// Waiting for udev to have handled the device.
+    /// Waiting until udev has handled the device.
     Settle,
-    /// Claiming the device exclusively, which proves that nobody uses it.
+    /// Claiming the device exclusively, which proves that nothing uses it.
     Claim,
-    /// Writing dirty pages and the device's cache back.
+    /// Writing back dirty pages and the device's cache.
     Flush,
-    /// Taking the multipath map down.
+    /// Removing the multipath map.
     RemoveMap,
     /// Writing to the device's `delete` file.
     Delete,
-    /// Telling the kernel to let go of an NBD device's sockets.
+    /// Telling the kernel to release the sockets of an NBD device.
     Disconnect,
-    /// Waiting for the SCSI device to be gone.
+    /// Waiting until the SCSI device is gone.
     Confirm,
-    /// Waiting for multipathd to have forgotten a path.
+    /// Waiting until multipathd has forgotten a path.
     Forget,
     /// Ending an iSCSI session.
     Logout,
-    /// Having the kernel read a device's size again.
+    /// Making the kernel read a device's size again.
     Rescan,
-    /// Giving the multipath map its paths' new size.
+    /// Giving the multipath map the new size of its paths.
     Resize,
     /// Asking a mounted file system how full it is.
     Measure,
-    /// Writing down what is about to be done, or what was.
+    /// Recording in the journal an operation that begins or has ended.
     Journal,
-    /// Waiting for a volume to be as it is wanted.
+    /// Waiting until a volume is in its desired state.
     Converge,
 }
 
@@ -72,42 +73,6 @@ impl Stage {
     /// The name used in messages, in `--json` and in logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Resolve => "resolve",
-            Self::Lock => "lock",
-            Self::Queue => "queue",
-            Self::Scan => "scan",
-            Self::Probe => "probe",
-            Self::Identify => "identify",
-            Self::Dial => "dial",
-            Self::Handshake => "handshake",
-            Self::Tls => "tls",
-            Self::Login => "login",
-            Self::Discover => "discover",
-            Self::Session => "session",
-            Self::Connect => "connect",
-            Self::Reconfigure => "reconfigure",
-            Self::Map => "map",
-            Self::Settle => "settle",
-            Self::Claim => "claim",
-            Self::Flush => "flush",
-            Self::RemoveMap => "remove_map",
-            Self::Delete => "delete",
-            Self::Disconnect => "disconnect",
-            Self::Confirm => "confirm",
-            Self::Forget => "forget",
-            Self::Logout => "logout",
-            Self::Rescan => "rescan",
-            Self::Resize => "resize",
-            Self::Measure => "measure",
-            Self::Journal => "journal",
-            Self::Converge => "converge",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.into()
     }
 }

@@ -1,11 +1,12 @@
-//! What a peer said, in the words of an error.
+//! Errors that quote what a peer sent.
 
 use std::fmt;
 
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// `peer` ("the NBD server") sent what its protocol does not allow.
+    /// The error for a field that `peer` ("the NBD server") sent and its protocol does not
+    /// allow.
     pub(crate) fn broken(
         peer: &str,
         field: &str,
@@ -17,9 +18,8 @@ impl Error {
     }
 }
 
-/// A peer's text as it may be shown: one line of it, escaped, and not too
-/// much.
-pub(crate) fn shown(text: &[u8]) -> String {
+/// A peer's text, safe to print: one escaped line of at most 200 characters.
+pub(crate) fn escape_untrusted(text: &[u8]) -> String {
     const LONGEST: usize = 200;
     let text = String::from_utf8_lossy(text);
     let mut characters = text.trim().chars();
@@ -43,11 +43,11 @@ mod tests {
     #[test]
     fn a_peers_words_cannot_forge_a_line_or_fill_a_log() {
         assert_eq!(
-            shown(b" a\nb\x1b[31m\0\xff "),
+            escape_untrusted(b" a\nb\x1b[31m\0\xff "),
             "a\\nb\\u{1b}[31m\\0\u{fffd}"
         );
-        assert_eq!(shown("\u{202e}x".as_bytes()), "\\u{202e}x");
-        let long = shown(&vec![b'x'; 65_536]);
+        assert_eq!(escape_untrusted("\u{202e}x".as_bytes()), "\\u{202e}x");
+        let long = escape_untrusted(&vec![b'x'; 65_536]);
         assert_eq!(long.len(), 203);
         assert!(long.ends_with("..."));
     }

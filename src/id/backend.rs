@@ -1,30 +1,29 @@
-//! The name under which an NBD device is found again.
+//! The name by which an attach finds an NBD device again.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use super::text::ParseIdError;
 
-/// The longest. The kernel has no limit of its own, and prints it into one page
-/// of sysfs with nothing to check (`drivers/block/nbd.c`, `backend_show`).
+/// The longest id in bytes. The kernel has no limit of its own, and prints the id into one
+/// page of sysfs without a check (`drivers/block/nbd.c`, `backend_show`).
 const LONGEST: usize = 255;
 
-/// A text that the kernel keeps with a connected NBD device and asks for again
-/// at each reconnection (`NBD_ATTR_BACKEND_IDENTIFIER`, Linux 5.14): 1 to 255
-/// printable ASCII characters. It names the backing volume across restarts of
-/// server and client, as an index does not.
+/// A text that the kernel stores with a connected NBD device and demands again at each
+/// reconnection (`NBD_ATTR_BACKEND_IDENTIFIER`, Linux 5.14): 1 to 255 printable ASCII
+/// characters. Unlike the device's index, it names the backing volume across restarts of
+/// server and client.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendId(String);
 
 impl BackendId {
-    /// How many characters one has at most.
+    /// The longest id in characters.
     pub(crate) const LONGEST: usize = LONGEST;
 
-    /// An id made from what the device is attached from, such as an NBD URI:
-    /// the same text gives the same id, in every version of this crate. A
-    /// printable text with no blanks, as a URI is, is its own id; of one longer
-    /// than 255 the beginning and a hash of the whole stay. Other bytes are
-    /// percent-encoded.
+    /// Makes an id from the source of the device, such as an NBD URI. The same text gives
+    /// the same id in every version of this crate. A printable text without blanks, such as
+    /// a URI, is its own id. A text longer than 255 becomes its beginning and a hash of the
+    /// whole. Other bytes are percent-encoded.
     #[must_use]
     pub fn derived(source: &str) -> Self {
         const HASHED: usize = LONGEST - 17;
@@ -37,14 +36,14 @@ impl BackendId {
             }
         }
         if text.is_empty() || text.len() > LONGEST {
-            // Pure ASCII, so every place is a character's boundary.
+            // The text is pure ASCII, so every index is a character boundary.
             text.truncate(HASHED);
             let _ = write!(text, "#{:016x}", fnv1a(source));
         }
         Self(text)
     }
 
-    /// A number that stands for it where the text cannot: in a file's name.
+    /// A number that stands for the id in a file's name, where the text cannot.
     pub(crate) fn digest(&self) -> u64 {
         fnv1a(&self.0)
     }
@@ -56,8 +55,8 @@ impl BackendId {
     }
 }
 
-/// It must come out the same in every version of the program, which std's
-/// hasher does not promise.
+/// FNV-1a. std's hasher does not promise the same result in every version, and these ids
+/// need it.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -74,8 +73,8 @@ impl FromStr for BackendId {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        // sysfs ends its attributes with a newline: an id that ends or begins
-        // with a blank would not read back as it was.
+        // sysfs ends its attributes with a newline, so an id with a blank at either end
+        // would not read back unchanged.
         let plain = |b: u8| b.is_ascii_graphic() || b == b' ';
         let fits = (1..=LONGEST).contains(&text.len());
         if fits && text.bytes().all(plain) && text.trim() == text {
@@ -109,7 +108,7 @@ mod tests {
         let two = BackendId::derived(&format!("{text}2"));
         assert_ne!(one, two);
         assert_eq!(one.as_str().len(), LONGEST);
-        // Written down: a later version must find today's devices.
+        // The literal is a fixture: a later version must find today's devices.
         assert_eq!(BackendId::derived("").as_str(), "#cbf29ce484222325");
     }
 

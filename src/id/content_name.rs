@@ -1,4 +1,4 @@
-//! What the first blocks of a volume call its content.
+//! The names that the first blocks of a volume give its content.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use super::text::ParseIdError;
 /// A name that the content of a volume carries in its first blocks, printed and parsed as
 /// `gpt.GUID`, `mbr.SIGNATURE`, `luks.UUID`, `lvm.UUID` or `fs.UUID`.
 ///
-/// It belongs to what was written and not to the volume: a copy of an image has the names
-/// of the image, and whoever formats the volume gives it another.
+/// It belongs to the content and not to the volume: a copy of an image has the names of the
+/// image, and formatting the volume gives it another name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentName(Name);
 
@@ -23,39 +23,41 @@ enum Name {
     FileSystem([u8; 16]),
 }
 
-/// In how many letters LVM groups a UUID.
+/// The length of each group of letters in the UUID of LVM.
 const LVM_GROUPS: [usize; 7] = [6, 4, 4, 4, 4, 4, 6];
 
 impl ContentName {
-    /// The disk GUID of a GPT, as it prints; `None` where all of it is zero.
+    /// The disk GUID of a GPT, in the byte order in which it prints; `None` if it is all
+    /// zero.
     pub(crate) fn gpt(guid: [u8; 16]) -> Option<Self> {
         is_given(guid).map(|guid| Self(Name::Gpt(guid)))
     }
 
-    /// The disk signature of an MBR; `None` for zero, which means none.
+    /// The disk signature of an MBR; `None` for zero, which means no signature.
     pub(crate) fn mbr(signature: u32) -> Option<Self> {
         (signature != 0).then_some(Self(Name::Mbr(signature)))
     }
 
-    /// The UUID of a LUKS header, as text; `None` where it is none.
+    /// The UUID of a LUKS header, as text; `None` if the text is no UUID.
     pub(crate) fn luks(text: &str) -> Option<Self> {
         uuid(text).map(|uuid| Self(Name::Luks(uuid)))
     }
 
-    /// The UUID of an LVM physical volume, with or without hyphens; `None` where it is
-    /// none.
+    /// The UUID of an LVM physical volume, with or without hyphens; `None` if the text is
+    /// no such UUID.
     pub(crate) fn lvm(text: &str) -> Option<Self> {
         let letters: String = text.chars().filter(|letter| *letter != '-').collect();
         let is_whole = letters.len() == 32 && letters.chars().all(|c| c.is_ascii_alphanumeric());
         is_whole.then_some(Self(Name::Lvm(letters)))
     }
 
-    /// Whether it is of a header that the devices stacked on it do not reach.
-    pub(crate) fn is_below_maps(&self) -> bool {
+    /// Whether the name is in a header that the devices stacked on the volume do not
+    /// expose.
+    pub(crate) fn is_hidden_by_stacked_device(&self) -> bool {
         matches!(self.0, Name::Luks(_) | Name::Lvm(_))
     }
 
-    /// The UUID of a file system; `None` where all of it is zero.
+    /// The UUID of a file system; `None` if it is all zero.
     pub(crate) fn file_system(uuid: [u8; 16]) -> Option<Self> {
         is_given(uuid).map(|uuid| Self(Name::FileSystem(uuid)))
     }
@@ -65,7 +67,7 @@ fn is_given(uuid: [u8; 16]) -> Option<[u8; 16]> {
     (uuid != [0; 16]).then_some(uuid)
 }
 
-/// `None` where it is no UUID, or the one of zeroes.
+/// `None` if the text is no UUID or is all zero.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<&str> = text.split('-').collect();
     let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
@@ -75,7 +77,7 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
     let digits = groups.concat();
     for (byte, pair) in uuid.iter_mut().zip(digits.as_bytes().chunks(2)) {
-        // `from_str_radix` takes a sign as well.
+        // `from_str_radix` also accepts a sign.
         let pair = std::str::from_utf8(pair).ok();
         let pair = pair.filter(|pair| pair.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
         *byte = u8::from_str_radix(pair, 16).ok()?;
@@ -148,8 +150,8 @@ impl FromStr for ContentName {
     }
 }
 
-/// What a caller expects to be attached: the SCSI unit of this name, or the NBD volume
-/// whose content has this name.
+/// The name that a caller expects at an attach: the name of a SCSI unit, or of the content
+/// of an NBD volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
@@ -171,7 +173,7 @@ impl fmt::Display for Expected {
 impl FromStr for Expected {
     type Err = ParseIdError;
 
-    /// What a name begins with says which of the two it is.
+    /// The prefix of the name decides which of the two it is.
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         match text.split_once('.') {
             Some(("gpt" | "mbr" | "luks" | "lvm" | "fs", _)) => text.parse().map(Self::Content),

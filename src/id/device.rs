@@ -1,4 +1,4 @@
-//! Block devices by number, and by life.
+//! Block devices by device number and by disk sequence number.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,8 +35,8 @@ impl FromStr for DevNo {
     }
 }
 
-/// The kernel's serial number of one life of a disk: a name or a device number
-/// is used again, a DISKSEQ never is (`block/genhd.c`; Linux 5.15 and later).
+/// The kernel's disk sequence number. The kernel reuses device names and numbers, but never
+/// a DISKSEQ (`block/genhd.c`; Linux 5.15 and later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskSeq(pub u64);
 

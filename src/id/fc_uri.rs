@@ -9,8 +9,8 @@ use super::{Lun, Wwpn};
 /// One logical unit, and the target ports that lead to it:
 /// `fc://WWPN[,WWPN...]/LUN`.
 ///
-/// Several ports are several paths of one unit. A port that is named twice
-/// counts once; their order is kept, and is part of the name.
+/// Several ports are several paths of one unit. A port that is named twice counts once. The
+/// order of the ports is kept and is part of the name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FcUri {
     ports: Vec<Wwpn>,
@@ -18,14 +18,14 @@ pub struct FcUri {
 }
 
 impl FcUri {
-    /// `lun` behind these target ports; `None` where there is none.
+    /// The unit `lun` behind these target ports; `None` if there is no port.
     #[must_use]
     pub fn new(ports: Vec<Wwpn>, lun: Lun) -> Option<Self> {
         let ports = without_repeats(ports);
         (!ports.is_empty()).then_some(Self { ports, lun })
     }
 
-    /// The target's ports, at least one, none twice.
+    /// The target's ports: at least one, and none twice.
     #[must_use]
     pub fn ports(&self) -> &[Wwpn] {
         &self.ports
@@ -55,7 +55,7 @@ impl FromStr for FcUri {
         if !scheme.eq_ignore_ascii_case("fc") {
             return Err(forms());
         }
-        // The part's own error names the part.
+        // The error of a part names that part.
         let ports = ports.split(',').map(str::parse).collect::<Result<_, _>>()?;
         Self::new(ports, lun.parse()?).ok_or_else(forms)
     }

@@ -1,12 +1,12 @@
-//! The host of a URI, read strictly: what two readers could take for two hosts
-//! is none.
+//! Parses the host of a URI strictly: it refuses text that two parsers could take for two
+//! different hosts.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::text::decimal;
 
-/// `HOST` or `HOST:PORT`, IPv6 in brackets: the canonical host, and a port that is
-/// not 0.
+/// Parses `HOST` or `HOST:PORT`, IPv6 in brackets, to the canonical host and the port. Port
+/// 0 is refused.
 pub(super) fn host_and_port(authority: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = split_port(authority)?;
     let host = match without_brackets(host) {
@@ -16,7 +16,8 @@ pub(super) fn host_and_port(authority: &str) -> Option<(String, Option<u16>)> {
     Some((host, port))
 }
 
-/// The host as it is written, with its brackets, and a port that is not 0.
+/// Splits off the port and leaves the host as written, with its brackets. Port 0 is
+/// refused.
 pub(super) fn split_port(authority: &str) -> Option<(&str, Option<u16>)> {
     let end = match authority.strip_prefix('[') {
         Some(rest) => rest.find(']')? + 2,
@@ -35,8 +36,7 @@ pub(super) fn without_brackets(host: &str) -> Option<&str> {
     host.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// An address in its canonical spelling, or a name in lower case; IPv6 without
-/// brackets.
+/// An address in its canonical spelling, IPv6 without brackets, or a name in lower case.
 pub(super) fn canonical_host(host: &str) -> Option<String> {
     if let Ok(address) = host.parse::<Ipv6Addr>() {
         return Some(address.to_string());
@@ -48,7 +48,7 @@ pub(super) fn canonical_host(host: &str) -> Option<String> {
         !label.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
     };
     let is_name = labels.len() <= 253 && labels.split('.').all(is_label);
-    // getaddrinfo takes 127.1, 010.0.0.1 and 0x7f000001 for addresses too.
+    // getaddrinfo also takes 127.1, 010.0.0.1 and 0x7f000001 for addresses.
     let last = labels.rsplit('.').next().unwrap_or_default();
     let is_number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x");
     let usable = is_name && (!is_number || host.parse::<Ipv4Addr>().is_ok());

@@ -26,8 +26,8 @@ impl fmt::Display for InterfaceName {
 impl FromStr for InterfaceName {
     type Err = ParseIdError;
 
-    /// The names that the kernel takes (`dev_valid_name` of `net/core/dev.c`): `IFNAMSIZ` is
-    /// 16 bytes with the zero byte at the end.
+    /// Accepts the names that the kernel accepts (`dev_valid_name` of `net/core/dev.c`):
+    /// `IFNAMSIZ` is 16 bytes with the zero byte at the end.
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         let is_valid = (1..16).contains(&text.len())
             && !matches!(text, "." | "..")

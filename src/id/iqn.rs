@@ -7,16 +7,16 @@ use std::str::FromStr;
 
 use super::text::ParseIdError;
 
-/// In bytes (RFC 7143, 4.2.7.1).
+/// The longest name in bytes (RFC 7143, 4.2.7.1).
 const LONGEST: usize = 223;
 
 /// The name of an iSCSI target or initiator: `iqn.YYYY-MM.DOMAIN[:TEXT]`,
 /// `eui.` and 16 hex digits, or `naa.` and 16 or 32 hex digits.
 ///
-/// At most 223 bytes of ASCII letters, digits, dash, dot and colon. A name keeps its
-/// spelling, because targets are known that take no other (LIO and tgt compare bytes).
-/// Names that differ in case alone are equal, have one order and one hash, as the
-/// protocol has it (RFC 3722). Names outside ASCII, which the RFC knows, are refused.
+/// A name has at most 223 bytes of ASCII letters, digits, dash, dot and colon. It keeps its
+/// spelling, because some targets (LIO and tgt) compare bytes. Names that differ in case
+/// alone are equal and have the same order and hash, as the protocol demands (RFC 3722).
+/// Names outside ASCII, which the RFC allows, are refused.
 #[derive(Debug, Clone)]
 pub struct Iqn(String);
 
@@ -27,7 +27,7 @@ impl Iqn {
         &self.0
     }
 
-    /// The name in lower case: the same for each spelling of it.
+    /// The name in lower case, which is the same for each spelling.
     #[must_use]
     pub fn to_lowercase(&self) -> String {
         self.0.to_ascii_lowercase()
@@ -95,7 +95,8 @@ impl FromStr for Iqn {
     }
 }
 
-/// `YYYY-MM.` and the domain of who named it (RFC 7143, 4.2.7.4).
+/// Whether the text is `YYYY-MM.` and the domain of the naming authority (RFC 7143,
+/// 4.2.7.4).
 fn is_dated(rest: &str) -> bool {
     let Some((date, name)) = rest.split_once('.') else {
         return false;

@@ -9,8 +9,8 @@ use super::{Iqn, Lun, Portal};
 /// One logical unit of an iSCSI target, and the portals that lead to it:
 /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`.
 ///
-/// Several portals are several paths of one unit. A portal that is named twice
-/// counts once; their order is kept, and is part of the name.
+/// Several portals are several paths of one unit. A portal that is named twice counts once.
+/// The order of the portals is kept and is part of the name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IscsiUri {
     portals: Vec<Portal>,
@@ -19,7 +19,7 @@ pub struct IscsiUri {
 }
 
 impl IscsiUri {
-    /// `lun` of `target` through these portals; `None` where there is none.
+    /// The unit `lun` of `target` through these portals; `None` if there is no portal.
     #[must_use]
     pub fn new(portals: Vec<Portal>, target: Iqn, lun: Lun) -> Option<Self> {
         let portals = without_repeats(portals);
@@ -30,7 +30,7 @@ impl IscsiUri {
         })
     }
 
-    /// The portals, at least one, none twice.
+    /// The portals: at least one, and none twice.
     #[must_use]
     pub fn portals(&self) -> &[Portal] {
         &self.portals
@@ -78,7 +78,7 @@ impl FromStr for IscsiUri {
         else {
             return Err(forms());
         };
-        // The part's own error names the part.
+        // The error of a part names that part.
         let portals = portals
             .split(',')
             .map(str::parse)

@@ -8,18 +8,17 @@ use super::text::{ParseIdError, decimal};
 /// A 64-bit logical unit number (SAM-5, 4.7).
 ///
 /// The kernel packs the eight wire bytes into a `u64`, low 16-bit word first
-/// (`drivers/scsi/scsi_common.c`, `scsilun_to_int`), and prints that in
-/// decimal: the last part of `H:C:T:L` in sysfs. So the LUN that an array
-/// calls 300 is `300` where the array uses peripheral addressing and `16684`
-/// (`0x412c`) where it uses flat space addressing. They are two addresses;
-/// [`Lun::flat`] makes the second.
+/// (`drivers/scsi/scsi_common.c`, `scsilun_to_int`). It prints that in decimal as the last
+/// part of `H:C:T:L` in sysfs. So the LUN that an array calls 300 is `300` if the array
+/// uses peripheral addressing and `16684` (`0x412c`) if it uses flat space addressing.
+/// These are two addresses; [`Lun::flat`] makes the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lun(u64);
 
 /// How the first level of a LUN is addressed (SAM-5, 4.7.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Addressing {
-    /// Peripheral device addressing: bus and LUN, the LUN below 256.
+    /// Peripheral device addressing: a bus and a LUN below 256.
     Peripheral {
         /// The bus identifier, 0 for the unit itself.
         bus: u8,
@@ -37,7 +36,7 @@ pub enum Addressing {
         /// The unit of that target.
         lun: u8,
     },
-    /// Extended addressing; well-known units among them.
+    /// Extended addressing, which well-known units use.
     Extended(u16),
 }
 
@@ -54,14 +53,14 @@ impl Lun {
         self.0
     }
 
-    /// Flat space address of unit `number`, at most 16,383.
+    /// The flat space address of unit `number`, which is at most 16,383.
     #[must_use]
     pub fn flat(number: u16) -> Option<Self> {
         (number < 0x4000).then(|| Self(u64::from(0x4000 | number)))
     }
 
-    /// The unit's number, of a LUN of one level in one of the two plain addressings. A
-    /// target may have a unit below 256 at both addresses: 1 and 16385.
+    /// The unit's number, if the LUN has one level in peripheral (bus 0) or flat
+    /// addressing. A target may have a unit below 256 at both addresses: 1 and 16385.
     pub(crate) fn plain_number(self) -> Option<u16> {
         let [_, below @ ..] = self.levels();
         match self.addressing() {
@@ -72,8 +71,8 @@ impl Lun {
         }
     }
 
-    /// A LUN of up to four levels, the first level first, each as its two wire
-    /// bytes in big-endian order.
+    /// A LUN of up to four levels, first level first. Each level is its two wire bytes in
+    /// big-endian order.
     #[must_use]
     pub fn from_levels(levels: [u16; 4]) -> Self {
         Self(
@@ -84,14 +83,14 @@ impl Lun {
         )
     }
 
-    /// The levels, the first level first; unused ones are 0.
+    /// The levels, first level first; unused levels are 0.
     #[must_use]
     pub fn levels(self) -> [u16; 4] {
         // The mask leaves 16 bits.
         [0, 16, 32, 48].map(|shift| u16::try_from((self.0 >> shift) & 0xffff).unwrap_or(0))
     }
 
-    /// The LUN of these eight wire bytes, as in REPORT LUNS.
+    /// The LUN with these eight wire bytes, as in REPORT LUNS.
     #[must_use]
     pub fn from_wire(wire: [u8; 8]) -> Self {
         let (words, _) = wire.as_chunks::<2>();
@@ -132,9 +131,8 @@ impl Lun {
         }
     }
 
-    /// The spelling in udev's by-path links: decimal below 256, else
-    /// `0x` and the two first levels (`udev-builtin-path_id.c`,
-    /// `format_lun_number`).
+    /// The spelling in udev's by-path links: decimal below 256, else `0x` and the first two
+    /// levels (`udev-builtin-path_id.c`, `format_lun_number`).
     #[must_use]
     pub fn by_path(self) -> String {
         if self.0 < 256 {
@@ -144,9 +142,9 @@ impl Lun {
         format!("0x{first:04x}{second:04x}00000000")
     }
 
-    /// What to write as the third token of a host's `scan` file: plain
-    /// decimal. `None` where that has over 16 characters, which the kernel
-    /// refuses (`scsi_sysfs.c`, `store_scan`): LUNs of four levels.
+    /// The third token for a host's `scan` file, in plain decimal. `None` if it has more
+    /// than 16 characters, which the kernel refuses (`scsi_sysfs.c`, `store_scan`). Only
+    /// LUNs of four levels are that long.
     pub(crate) fn scan_token(self) -> Option<String> {
         let token = self.0.to_string();
         (token.len() <= 16).then_some(token)
@@ -162,8 +160,8 @@ impl fmt::Display for Lun {
 impl FromStr for Lun {
     type Err = ParseIdError;
 
-    /// The kernel's decimal number, `flat-N` for flat space address N, or `0x`
-    /// and the 16 hex digits of the wire bytes.
+    /// Parses the kernel's decimal number, `flat-N` for flat space address N, or `0x` and
+    /// the 16 hex digits of the wire bytes.
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         let parse = || {
             if let Some(hex) = text.strip_prefix("0x") {

@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use super::text::{ParseIdError, decimal};
 
-/// The `N` of `/dev/nbdN`. It is used again as soon as it is free, so it names
-/// no connection.
+/// The `N` of `/dev/nbdN`. The kernel reuses a free index at once, so it does not identify
+/// a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NbdIndex(u32);
 
 impl NbdIndex {
-    /// `None` for 0xFFFFFFFF, which the kernel takes for "any free one"
+    /// `None` for 0xFFFFFFFF, which means "any free index" to the kernel
     /// (`drivers/block/nbd.c`, `nbd_genl_connect`).
     #[must_use]
     pub fn new(index: u32) -> Option<Self> {
@@ -30,7 +30,7 @@ impl NbdIndex {
         format!("nbd{}", self.0)
     }
 
-    /// The index of the disk `nbdN`; `None` for a partition and for any other.
+    /// The index of the disk `nbdN`; `None` for a partition or any other device.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         name.strip_prefix("nbd")?.parse().ok()

@@ -10,15 +10,15 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 use super::host::canonical_host;
 
-/// The port that IANA gave NBD.
+/// The port that IANA assigned to NBD.
 const DEFAULT_PORT: u16 = 10809;
-/// The protocol's limit for strings (`proto.md`).
+/// The protocol's limit for strings in bytes (`proto.md`).
 const LONGEST_EXPORT: usize = 4096;
-/// What `sun_path` holds beside its NUL (unix(7)).
+/// The longest path that fits into `sun_path` before its NUL, in bytes (unix(7)).
 const LONGEST_SOCKET: usize = 107;
 
-/// What an NBD URI prints as it is: RFC 3986's unreserved characters and the
-/// slash, which is no separator in an export's name or in a query.
+/// The characters that an NBD URI prints unencoded: RFC 3986's unreserved characters and
+/// the slash, which separates nothing in an export's name or in a query.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -30,16 +30,16 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
 /// `nbd://HOST[:PORT]/EXPORT`, `nbds://` for the same over TLS, or
 /// `nbd+unix:///EXPORT?socket=PATH`.
 ///
-/// A `nbds://` URI may end in `?tls-certificates=DIRECTORY`, `?tls-hostname=NAME` or both,
-/// with `&` between them: see [`NbdServer::Tls`]. They are part of the address.
+/// An `nbds://` URI may end in `?tls-certificates=DIRECTORY`, `?tls-hostname=NAME` or both,
+/// joined by `&`: see [`NbdServer::Tls`]. They are part of the address.
 ///
-/// The port is 10809 where none is given. The name of the export is free text
-/// of at most 4096 bytes without a NUL; it is empty for the server's default
-/// export, and what follows the first slash is all of it, so that `//a` names
-/// the export `/a`. Characters that a URI does not hold are percent-encoded.
+/// The default port is 10809. The name of the export is free text of at most 4096 bytes
+/// without a NUL; it is empty for the server's default export. Everything after the first
+/// slash is the name, so `//a` names the export `/a`. Characters that a URI does not allow
+/// are percent-encoded.
 ///
-/// It prints in one canonical spelling, in which two addresses are equal when
-/// they are spelt the same.
+/// A URI prints in one canonical spelling: two addresses are equal when they print the
+/// same.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NbdUri {
     server: NbdServer,
@@ -51,37 +51,36 @@ pub struct NbdUri {
 pub enum NbdServer {
     /// TCP.
     Tcp {
-        /// A host's name in lower case, or an address; one of IPv6 without
-        /// brackets.
+        /// A host name in lower case, or an address; IPv6 without brackets.
         host: String,
         /// The port.
         port: u16,
     },
-    /// TLS over TCP. Needs the feature `tls`.
+    /// TLS over TCP, which needs the feature `tls`.
     Tls {
-        /// As of TCP.
+        /// A host name in lower case, or an address; IPv6 without brackets.
         host: String,
         /// The port.
         port: u16,
-        /// The directory, from the root, of `ca-cert.pem`, which the server's certificate
-        /// must come from, and of `client-cert.pem` and `client-key.pem`, which the
-        /// server may ask for. The system's certificate authorities without it, or
-        /// without `ca-cert.pem` in it.
+        /// An absolute path of a directory. The server's certificate must come from its
+        /// `ca-cert.pem`; the server may ask for its `client-cert.pem` and
+        /// `client-key.pem`. Without the directory, or without `ca-cert.pem` in it, the
+        /// system's certificate authorities apply.
         certificates: Option<PathBuf>,
-        /// The name that the server's certificate must hold; without it the host.
+        /// The name that the server's certificate must hold; `None` means the host.
         hostname: Option<String>,
     },
     /// A Unix socket.
     Unix {
-        /// Its path, from the root.
+        /// The absolute path of the socket.
         socket: PathBuf,
     },
 }
 
 impl NbdUri {
-    /// `export` of the server at `host` (a name, an IPv4 or an IPv6 address
-    /// without brackets); the default port where `port` is `None`. `None` where
-    /// one of them is not what it should be.
+    /// `export` of the server at `host` (a name, an IPv4 address or an IPv6 address without
+    /// brackets). The port defaults to 10809. `None` if the host, the port or the export's
+    /// name is invalid.
     #[must_use]
     pub fn tcp(host: &str, port: Option<u16>, export: &str) -> Option<Self> {
         let server = NbdServer::Tcp {
@@ -91,7 +90,7 @@ impl NbdUri {
         Self::new(server, export)
     }
 
-    /// The same over TLS; for `certificates`, a path from the root, and `hostname` see
+    /// The same over TLS. `certificates` is an absolute path; for it and `hostname` see
     /// [`NbdServer::Tls`].
     #[must_use]
     pub fn tls(
@@ -113,16 +112,15 @@ impl NbdUri {
         let server = NbdServer::Tls {
             host: canonical_host(host)?,
             port: port.unwrap_or(DEFAULT_PORT),
-            // Without `//`, `/./` and a slash at the end.
+            // Collecting the components drops `//`, `/./` and a trailing slash.
             certificates: certificates.map(|path| path.components().collect()),
             hostname,
         };
         Self::new(server, export)
     }
 
-    /// `export` of the server behind the Unix socket at `socket`, a path from
-    /// the root of at most 107 bytes. `None` where one of them is not what it
-    /// should be.
+    /// `export` of the server behind the Unix socket at `socket`, an absolute path of at
+    /// most 107 bytes. `None` if the path or the export's name is invalid.
     #[must_use]
     pub fn unix(socket: &Path, export: &str) -> Option<Self> {
         let bytes = socket.as_os_str().as_bytes();
@@ -149,14 +147,13 @@ impl NbdUri {
         &self.server
     }
 
-    /// The name of the export, decoded: it may hold control characters, so
-    /// show it with `{:?}`.
+    /// The decoded name of the export. It may hold control characters: show it with `{:?}`.
     #[must_use]
     pub fn export(&self) -> &str {
         &self.export
     }
 
-    /// Whether `scheme` is one of NBD's, with or without TLS.
+    /// Whether `scheme` is an NBD scheme, with or without TLS.
     pub(super) fn has_scheme(scheme: &str) -> bool {
         ["nbd", "nbd+unix", "nbds", "nbds+unix"]
             .iter()
@@ -200,7 +197,7 @@ impl fmt::Display for NbdUri {
 }
 
 impl fmt::Display for NbdServer {
-    /// `HOST[:PORT]` or the socket's path, each as in the URI.
+    /// Prints `HOST[:PORT]` or the socket's path, each as in the URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } | Self::Tls { host, port, .. } => {

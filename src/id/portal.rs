@@ -1,4 +1,4 @@
-//! Where an iSCSI target listens, and the number of a session with it.
+//! The address where an iSCSI target listens, and the number of a session.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,15 +7,15 @@ use std::str::FromStr;
 use super::host::{canonical_host, host_and_port, split_port, without_brackets};
 use super::text::{ParseIdError, decimal};
 
-/// The port that IANA gave iSCSI.
+/// The port that IANA assigned to iSCSI.
 const DEFAULT_PORT: u16 = 3260;
 
-/// A portal of an iSCSI target: an address or a host's name, and a TCP port,
-/// which is 3260 where none is given.
+/// A portal of an iSCSI target: an address or a host name, and a TCP port, which defaults
+/// to 3260.
 ///
 /// It prints as `10.0.0.1:3260`, `[fd00::1]:3260`, `[fe80::1%eth0]:3260` or
-/// `array.example:3260`, always with the port. Addresses are equal however they were
-/// spelt; an IPv4 address in IPv6 (`::ffff:10.0.0.1`) is the IPv4 address.
+/// `array.example:3260`, always with the port. Two spellings of one address are equal. An
+/// IPv4-mapped IPv6 address (`::ffff:10.0.0.1`) is the IPv4 address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Portal {
     host: PortalHost,
@@ -27,21 +27,21 @@ pub struct Portal {
 pub enum PortalHost {
     /// An address.
     Ip(IpAddr),
-    /// A link-local address of IPv6 (`fe80::/10`) on a link of this machine.
+    /// An IPv6 link-local address (`fe80::/10`) on a link of this machine.
     LinkLocal {
         /// The address.
         address: Ipv6Addr,
-        /// The interface, by its name or number.
+        /// The interface, by name or number.
         zone: String,
     },
-    /// A name in lower case.
+    /// A host name in lower case.
     Name(String),
 }
 
 impl Portal {
-    /// The portal at `host`, a name or an address, one of IPv6 without
-    /// brackets and with its zone where it has one (`fe80::1%eth0`); the default port where `port` is `None`. `None` where one of
-    /// them is not what it should be.
+    /// The portal at `host`: a name or an address, IPv6 without brackets and with its zone
+    /// if it has one (`fe80::1%eth0`). The port defaults to 3260. `None` if the host or the
+    /// port is invalid.
     #[must_use]
     pub fn new(host: &str, port: Option<u16>) -> Option<Self> {
         let port = port.unwrap_or(DEFAULT_PORT);
@@ -73,9 +73,9 @@ impl PortalHost {
         }
     }
 
-    /// `ADDRESS%ZONE`.
+    /// Parses `ADDRESS%ZONE`.
     fn link_local(text: &str) -> Option<Self> {
-        /// Of an interface's name, in bytes (`IFNAMSIZ` with the zero byte).
+        /// The longest interface name in bytes (`IFNAMSIZ` without the zero byte).
         const LONGEST: usize = 15;
         let (address, zone) = text.split_once('%')?;
         let address: Ipv6Addr = address.parse().ok()?;
@@ -89,7 +89,7 @@ impl PortalHost {
 }
 
 impl fmt::Display for PortalHost {
-    /// What the resolver takes: an address of IPv6 has no brackets.
+    /// Prints what the resolver accepts: an IPv6 address has no brackets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ip(address) => address.fmt(f),
@@ -133,9 +133,9 @@ impl FromStr for Portal {
     }
 }
 
-/// The number of an iSCSI session, the `N` of
-/// `/sys/class/iscsi_session/sessionN`. Two sessions may lead to one target
-/// through one portal, so this names a session and a portal does not.
+/// The number of an iSCSI session, the `N` of `/sys/class/iscsi_session/sessionN`. It
+/// identifies a session, as a portal does not: two sessions may lead to one target through
+/// one portal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
 

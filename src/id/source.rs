@@ -1,4 +1,4 @@
-//! What to attach: one type and one parser for every kind of source.
+//! The source of an attach: one type and one parser for every kind.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::text::ParseIdError;
 use super::{FcUri, Hctl, IscsiUri, NbdUri};
 
-/// What to attach, as a URI.
+/// The source of an attach, as a URI.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -16,8 +16,8 @@ pub enum Source {
     /// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: one
     /// export of an NBD server.
     Nbd(NbdUri),
-    /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`: one logical unit of an iSCSI
-    /// target, by the sessions that this machine has with it.
+    /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`: one logical unit of an iSCSI target, through
+    /// this machine's sessions with it.
     Iscsi(IscsiUri),
     /// `fc://WWPN[,WWPN...]/LUN`: one logical unit behind Fibre Channel target
     /// ports.

@@ -1,6 +1,7 @@
-//! What the parsers of all names share: their error, decimal numbers, lists without repeats.
+//! The parts that all parsers of identifiers share: their error, decimal numbers, lists
+//! without repeats.
 
-/// A string that is not what it was taken for.
+/// The error for a string that is no identifier of the wanted kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{input:?} is not {what}: expected {expected}")]
 pub struct ParseIdError {
@@ -19,14 +20,14 @@ impl ParseIdError {
     }
 }
 
-/// A plain decimal number: no sign, no space, no leading zero, so that nothing
-/// that the kernel would read as octal gets through.
+/// Parses a plain decimal number. It allows no sign, space or leading zero, because the
+/// kernel reads a leading zero as octal.
 pub(super) fn decimal<T: std::str::FromStr>(text: &str) -> Option<T> {
     let plain = text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// What is named again goes; the order stays.
+/// Drops repeated names and keeps the order.
 pub(super) fn without_repeats<T: Ord + Clone>(mut names: Vec<T>) -> Vec<T> {
     let mut seen = std::collections::BTreeSet::new();
     names.retain(|name| seen.insert(name.clone()));

@@ -1,16 +1,15 @@
-//! What the caller calls a volume.
+//! The caller's name for a volume.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::text::ParseIdError;
 
-/// The longest, in bytes; CSI allows 128 and Kubernetes 253.
+/// The longest id in bytes; CSI allows 128 and Kubernetes 253.
 const LONGEST: usize = 253;
 
-/// The caller's own name of a volume: 1 to 253 bytes of printable text. It is a
-/// name and nothing else: `..`, `/dev/sda` or what looks like another kind of
-/// id has no meaning in it.
+/// The caller's own name for a volume: 1 to 253 bytes of printable text. No part of it has
+/// a meaning, not even `..`, `/dev/sda` or the form of another kind of id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(String);
 
@@ -22,9 +21,9 @@ impl VolumeId {
     }
 }
 
-/// Control characters, and those that make a line read otherwise than it is:
-/// separators of lines, and changes of direction.
-fn misleads(c: char) -> bool {
+/// Whether `c` is a control character, a line separator or a change of direction, with
+/// which a line displays as something else than it is.
+fn is_deceptive_char(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -40,7 +39,7 @@ impl FromStr for VolumeId {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        if (1..=LONGEST).contains(&text.len()) && !text.contains(misleads) {
+        if (1..=LONGEST).contains(&text.len()) && !text.contains(is_deceptive_char) {
             return Ok(Self(text.to_owned()));
         }
         let expected = "1 to 253 bytes of printable text";

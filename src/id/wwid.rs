@@ -5,15 +5,13 @@ mod parse;
 use std::cmp::Ordering;
 use std::fmt::{self, Write as _};
 
-/// An identifier of a logical unit: one designator of VPD page 83h (SPC-5,
-/// 7.7.6).
+/// An identifier of a logical unit: one designator of VPD page 83h (SPC-5, 7.7.6).
 ///
-/// It prints as the kernel's `wwid` attribute does where the kernel has a
-/// spelling for it (`naa.6001405...`), and parses that as well as the spellings
-/// of others: `wwn-0x6001405...` and `scsi-36001405...` (udev's by-id),
-/// `36001405...` (udev's `ID_SERIAL`, multipath) and `mpath-36001405...` (the
-/// map's uuid). Two are equal when they are the same name, however they were
-/// spelt. Names that are [unique](Self::is_unique) come first in their order.
+/// It prints as the kernel's `wwid` attribute does if the kernel has a spelling for it
+/// (`naa.6001405...`). It also parses other spellings: `wwn-0x6001405...` and
+/// `scsi-36001405...` (udev's by-id), `36001405...` (udev's `ID_SERIAL`, multipath) and
+/// `mpath-36001405...` (the map's uuid). Two spellings of one name are equal.
+/// [Unique](Self::is_unique) names sort first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Wwid(Name);
 
@@ -46,8 +44,8 @@ impl Wwid {
         matches!(bytes.len(), 8 | 12 | 16).then(|| Self(Name::Eui(bytes.to_vec())))
     }
 
-    /// A UUID as page 83h carries it: a byte that says that it is one, a
-    /// reserved one and the sixteen of the UUID.
+    /// A UUID as page 83h carries it: a byte that marks a UUID, a reserved byte and the
+    /// sixteen bytes of the UUID.
     #[must_use]
     pub fn uuid(bytes: &[u8]) -> Option<Self> {
         let [0x10, _, uuid @ ..] = bytes else {
@@ -56,36 +54,36 @@ impl Wwid {
         uuid.try_into().ok().map(|uuid| Self(Name::Uuid(uuid)))
     }
 
-    /// A T10 vendor identification: the vendor's eight characters and what the
-    /// vendor appended, in udev's spelling (see [`Wwid::vendor`]).
+    /// A T10 vendor identification: the vendor's eight characters and the vendor's suffix,
+    /// in udev's spelling (see [`Wwid::vendor`]).
     #[must_use]
     pub fn t10(bytes: &[u8]) -> Option<Self> {
-        Some(Self(Name::T10(spelt_by_udev(printable(bytes)?)?)))
+        Some(Self(Name::T10(udev_spelling(printable(bytes)?)?)))
     }
 
-    /// A vendor-specific designator, which is a name only beside the vendor and
-    /// the product of the standard INQUIRY (eight and sixteen characters, blanks
-    /// among them), and is not promised to be world-wide unique.
+    /// A vendor-specific designator. It is a name only together with the vendor and the
+    /// product of the standard INQUIRY (eight and sixteen characters with their blanks). No
+    /// standard promises that it is world-wide unique.
     ///
-    /// It is kept as udev's `scsi_id` spells it: runs of blanks become one `_`,
-    /// and so does what udev allows in no link.
+    /// It is spelt as udev's `scsi_id` spells it: a run of blanks, or of characters that
+    /// udev allows in no link, becomes one `_`.
     #[must_use]
     pub fn vendor(vendor_and_product: &str, designator: &[u8]) -> Option<Self> {
         let text = printable(designator).filter(|text| !text.is_empty())?;
-        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
-        told_from_hex(&joined).then_some(Self(Name::Vendor(joined)))
+        let joined = udev_spelling(&format!("{vendor_and_product}{text}"))?;
+        is_not_bare_hex(&joined).then_some(Self(Name::Vendor(joined)))
     }
 
-    /// The unit serial number of page 80h after vendor and product: udev's name
-    /// for a unit without a page 83h. Spelt as [`Wwid::vendor`] is.
+    /// The unit serial number of page 80h after vendor and product. udev uses it as the
+    /// name of a unit without page 83h. It is spelt as [`Wwid::vendor`] is.
     #[must_use]
     pub fn serial(vendor_and_product: &str, serial: &[u8]) -> Option<Self> {
         let text = printable(serial).filter(|text| !text.trim().is_empty())?;
-        let joined = spelt_by_udev(&format!("{vendor_and_product}{text}"))?;
-        told_from_hex(&joined).then_some(Self(Name::Serial(joined)))
+        let joined = udev_spelling(&format!("{vendor_and_product}{text}"))?;
+        is_not_bare_hex(&joined).then_some(Self(Name::Serial(joined)))
     }
 
-    /// A SCSI name string: `iqn.`, `naa.` or `eui.` and what follows.
+    /// A SCSI name string, which begins with `iqn.`, `naa.` or `eui.`.
     #[must_use]
     pub fn scsi_name(bytes: &[u8]) -> Option<Self> {
         let text = printable(bytes)?;
@@ -98,8 +96,8 @@ impl Wwid {
         }
     }
 
-    /// Whether a standard promises that no other unit in the world has this name. The
-    /// table at `scsi::Comparison` says which names those are.
+    /// Whether a standard promises that no other unit in the world has this name. The table
+    /// at `scsi::Comparison` lists these names.
     #[must_use]
     pub fn is_unique(&self) -> bool {
         match &self.0 {
@@ -122,13 +120,13 @@ impl Wwid {
         }
     }
 
-    /// Whether a vendor made it up, or udev did of the serial number: it may be another on
-    /// each path to the unit.
-    pub(crate) fn is_made_up(&self) -> bool {
+    /// Whether the vendor made the name up, or udev built it from the serial number. Such a
+    /// name may differ between the paths to one unit.
+    pub(crate) fn is_vendor_defined(&self) -> bool {
         matches!(self.kind(), NameKind::Vendor | NameKind::Serial)
     }
 
-    /// Which kind of designator it is.
+    /// The kind of the designator.
     pub(crate) fn kind(&self) -> NameKind {
         match &self.0 {
             Name::Naa(bytes) => NameKind::Naa(bytes.first().map_or(0, |first| first >> 4)),
@@ -145,7 +143,7 @@ impl Wwid {
 /// The kinds of names, as [`Wwid::kind`] tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NameKind {
-    /// Of this format: the first four bits.
+    /// The NAA format, which is the name's first four bits.
     Naa(u8),
     Eui,
     Uuid,
@@ -170,8 +168,8 @@ impl PartialOrd for Wwid {
     }
 }
 
-/// Intel's company id, which SPDK puts into the NAA 2 that it makes of parts of a bdev's
-/// name: two bdevs of one target may get the same (`lib/scsi/scsi_bdev.c`,
+/// Intel's company id. SPDK puts it into the NAA 2 name that it makes from parts of a
+/// bdev's name, so two bdevs of one target may get the same name (`lib/scsi/scsi_bdev.c`,
 /// `bdev_scsi_set_naa_ieee_extended`).
 const COMPANY_OF_SPDK: [u8; 3] = [0x00, 0x03, 0x47];
 
@@ -181,7 +179,7 @@ fn is_assigned(company: Option<&[u8]>) -> bool {
     company.is_some_and(|id| id != [0; 3] && id != [0xff; 3])
 }
 
-/// The same where the company id begins after the first four bits, as in NAA 5 and 6.
+/// The same for NAA 5 and 6, where the company id begins after the first four bits.
 fn is_assigned_after_a_digit(bytes: &[u8]) -> bool {
     let &[first, second, third, fourth, ..] = bytes else {
         return false;
@@ -191,7 +189,7 @@ fn is_assigned_after_a_digit(bytes: &[u8]) -> bool {
     is_assigned(Some(&id))
 }
 
-/// The text up to the padding; `None` if it holds anything but printable ASCII.
+/// The text before the padding; `None` if it holds anything but printable ASCII.
 fn printable(bytes: &[u8]) -> Option<&str> {
     let end = bytes
         .iter()
@@ -203,9 +201,9 @@ fn printable(bytes: &[u8]) -> Option<&str> {
         .then_some(text)
 }
 
-/// As udev puts a text into a link, with runs of `_` counted as one; `None`
-/// where nothing is left.
-fn spelt_by_udev(text: &str) -> Option<String> {
+/// Spells the text as udev does in a link, but with each run of `_` as one; `None` if
+/// nothing is left.
+fn udev_spelling(text: &str) -> Option<String> {
     // systemd, src/shared/udev-util.c, allow_listed_char_for_devnode.
     let allowed = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@".contains(c);
     let joined = text
@@ -216,9 +214,8 @@ fn spelt_by_udev(text: &str) -> Option<String> {
     (!joined.is_empty()).then_some(joined)
 }
 
-/// Whether a text cannot be taken for bare hexadecimal digits, which may be
-/// anything's.
-fn told_from_hex(text: &str) -> bool {
+/// Whether the text differs from bare hexadecimal digits, which could be any kind of name.
+fn is_not_bare_hex(text: &str) -> bool {
     !text.chars().all(|c| c.is_ascii_hexdigit())
 }
 

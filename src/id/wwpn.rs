@@ -7,8 +7,8 @@ use super::text::ParseIdError;
 
 /// The world-wide name of a Fibre Channel port.
 ///
-/// It prints as sysfs does, `0x50014380186b6e1c`, and parses that, the bare 16
-/// hex digits, and pairs of them with colons between.
+/// It prints as sysfs does, `0x50014380186b6e1c`. It parses that spelling, the bare 16 hex
+/// digits, and pairs of digits with colons between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wwpn(pub u64);
 

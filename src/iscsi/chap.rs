@@ -1,10 +1,9 @@
 //! CHAP, one-way and mutual (RFC 7143, 12.1.3; RFC 1994).
 //!
-//! In mutual CHAP the protocol has the initiator prove itself first. What is
-//! left to hold is held: nothing is sent to a target that then proves itself
-//! wrongly or not at all, one that goes without CHAP is refused, the two secrets
-//! must differ, and a challenge of ours that comes back as a target's is not
-//! answered.
+//! In mutual CHAP the protocol makes the initiator prove itself first. Beyond that this
+//! module is strict. It sends nothing to a target whose proof is wrong or missing, refuses
+//! a target that skips CHAP, requires two different secrets, and never answers one of its
+//! own challenges.
 
 mod algorithm;
 mod binary;

@@ -1,4 +1,4 @@
-//! Which targets a portal knows: `SendTargets` (RFC 7143, appendix C).
+//! Asks a portal which targets it knows: `SendTargets` (RFC 7143, appendix C).
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -8,29 +8,30 @@ use std::time::Duration;
 
 use super::chap::Credentials;
 use super::login::{
-    FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, agree, log_in, target_address,
+    FIRST_COMMAND, LoginOptions, Outcome, Parameters, SessionKind, log_in, negotiate_session,
+    target_address,
 };
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
 use super::text::{Pair, PartialText, Text, pairs};
 use super::wire::Wire;
 use super::{PEER, broken, random};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage, shown};
+use crate::error::{Error, ErrorKind, Result, Stage, escape_untrusted};
 use crate::id::{InterfaceName, Iqn, Portal};
 use crate::kernel::tcp::LocalEnd;
 
-/// What we take in one PDU, in bytes.
+/// The longest data segment that we accept in one PDU, in bytes.
 const IN_ONE: u32 = 32 << 10;
-/// Of the whole list, in bytes: 10,000 targets with the longest names.
+/// The longest list in bytes: 10,000 targets with the longest names.
 const LONGEST_LIST: usize = 4 << 20;
-/// PDUs of one list, so that one that holds nothing does not come for ever.
+/// The most PDUs of one list, so that a target cannot send empty PDUs for ever.
 const MOST_PARTS: usize = 4096;
-/// How long a target may take to say goodbye.
-const TO_LEAVE: Duration = Duration::from_secs(2);
+/// How long to wait for the answer to the logout.
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 const TEXT_TAG: u32 = 2;
 const LOGOUT_TAG: u32 = 3;
 
-/// Who asks.
+/// The initiator and the local end of a discovery.
 #[derive(Debug, Clone)]
 pub struct DiscoveryOptions {
     initiator: Iqn,
@@ -39,7 +40,7 @@ pub struct DiscoveryOptions {
 }
 
 impl DiscoveryOptions {
-    /// As `initiator`, without credentials.
+    /// A discovery as `initiator`, without credentials.
     #[must_use]
     pub fn new(initiator: Iqn) -> Self {
         Self {
@@ -49,14 +50,14 @@ impl DiscoveryOptions {
         }
     }
 
-    /// With CHAP: see [`LoginOptions::credentials`].
+    /// Uses CHAP: see [`LoginOptions::credentials`].
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
     }
 
-    /// Asks through this network interface alone (`SO_BINDTODEVICE`).
+    /// Asks only through this network interface (`SO_BINDTODEVICE`).
     #[must_use]
     pub fn interface(mut self, name: InterfaceName) -> Self {
         self.local.interface = Some(name);
@@ -71,7 +72,7 @@ impl DiscoveryOptions {
     }
 }
 
-/// A target, and where it is to be reached.
+/// A target and its portals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -87,47 +88,45 @@ pub struct DiscoveredTarget {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TargetPortal {
-    /// Where it listens.
+    /// The address where it listens.
     pub portal: Portal,
-    /// The tag of its portal group. `None` where the target does not say it, as
-    /// one that names no portals: it is at the portal that was asked.
+    /// The tag of its portal group. `None` if the target does not give it, or names no
+    /// portals: then the portal is the one that was asked.
     pub group: Option<u16>,
 }
 
-/// What a portal lists.
+/// The list of a portal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Discovered {
     /// The targets, in the order of the list.
     pub targets: Vec<DiscoveredTarget>,
-    /// What of the list is left out, because no login could use it.
+    /// The records of the list that are left out, because no login could use them.
     pub skipped: Vec<SkippedRecord>,
 }
 
-/// A record of a list that names no target or no portal that a login could use.
+/// A record that names no target or portal that a login could use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SkippedRecord {
-    /// `TargetName` or `TargetAddress`. With a name its addresses are left out too.
+    /// `TargetName` or `TargetAddress`. The addresses of a skipped name are left out too.
     pub key: String,
-    /// Its value, escaped, and cut where it is long.
+    /// Its value, escaped, and cut if it is long.
     pub value: String,
     /// Why it is left out.
     pub why: String,
 }
 
-/// Asks `portal` for its targets, in a session that is closed at the end: all
-/// within `deadline`, but for a goodbye that the target does not answer, which is
-/// waited for two seconds at most. The kernel's iSCSI takes no part in it. A record
-/// that no login could use, as an address with a zone of the target's machine, is
-/// skipped and named.
+/// Asks `portal` for its targets, in a session that is closed at the end, all within
+/// `deadline`. It waits at most two seconds for the answer to the logout. The kernel's
+/// iSCSI takes no part. A record that no login could use, such as an address with a zone of
+/// the target's machine, is skipped and reported.
 ///
 /// # Errors
-/// As of [`log_in`], and of the question itself at stage `discover`: `Protocol`,
-/// naming the field, also for a list of more than 4 MiB; `Refused` where the
-/// target does not answer the question.
+/// As for [`log_in`]. At stage `discover`: `Protocol`, naming the field, also for a list of
+/// more than 4 MiB; `Refused` if the target does not answer the request.
 pub fn discover(
     portal: &Portal,
     options: &DiscoveryOptions,
@@ -138,20 +137,19 @@ pub fn discover(
     let mut wire = connection.wire(deadline);
     wire.enter(Stage::Discover, limit);
     let found = ask(&mut wire, &connection.portal).map_err(|error| error.at(Stage::Discover))?;
-    let goodbye = deadline.at_most(TO_LEAVE);
-    let mut last = connection.wire(goodbye);
+    let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
+    let mut last = connection.wire(logout_deadline);
     last.enter(Stage::Discover, limit);
     last.exp_stat_sn = wire.exp_stat_sn;
-    leave(&mut last);
+    log_out(&mut last);
     Ok(found)
 }
 
-/// As [`discover`], over a stream that is connected with `portal`, whose reads
-/// and writes must give up by themselves when `deadline` passes. A redirect is
-/// not followed.
+/// As [`discover`], over a stream that is connected to `portal`. Its reads and writes must
+/// fail by themselves when `deadline` passes. It does not follow a redirect.
 ///
 /// # Errors
-/// As of [`discover`]; `NotSupported` for a redirect.
+/// As for [`discover`]; `NotSupported` for a redirect.
 pub fn discover_over(
     stream: &mut (impl Read + Write),
     portal: &Portal,
@@ -160,18 +158,18 @@ pub fn discover_over(
 ) -> Result<Discovered> {
     let options = login(options)?;
     let mut wire = Wire::new(stream, FIRST_COMMAND, deadline);
-    let outcome = agree(&mut wire, &options, &mut Vec::new());
-    if let Outcome::Moved(to) = outcome.map_err(|error| error.at(Stage::Login))? {
+    let outcome = negotiate_session(&mut wire, &options, &mut Vec::new());
+    if let Outcome::Redirected(to) = outcome.map_err(|error| error.at(Stage::Login))? {
         let message = format!("{PEER} redirects the login to {to}");
         return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Login));
     }
     let found = ask(&mut wire, portal).map_err(|error| error.at(Stage::Discover))?;
-    leave(&mut wire);
+    log_out(&mut wire);
     Ok(found)
 }
 
 fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
-    // 10b in the first two bits: the rest is random (RFC 7143, 11.12.5).
+    // The first two bits are 10b and the rest is random (RFC 7143, 11.12.5).
     let mut isid = [0; 6];
     random(&mut isid[1..])?;
     isid[0] = 0x80;
@@ -220,7 +218,7 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
         if response.is_final {
             return targets(&list.take(), portal);
         }
-        // From now on only more of the answer is asked for.
+        // The following requests only ask for the rest of the answer.
         question = Text::default();
         (transfer_tag, lun) = (response.transfer_tag, response.lun);
     }
@@ -231,25 +229,25 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
     ))
 }
 
-/// Of which target the list speaks.
+/// The target to which the current records of the list belong.
 #[derive(Clone, Copy)]
-enum Speaks {
-    OfNone,
-    Of(usize),
-    OfOneSkipped,
+enum CurrentTarget {
+    None,
+    Listed(usize),
+    Skipped,
 }
 
-/// What a list says. A target that it names twice has the portals of both.
+/// Parses a list. A target that occurs twice gets the portals of both records.
 fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
     let mut found = Discovered::default();
     let mut places = BTreeMap::new();
-    let mut speaks = Speaks::OfNone;
-    // A list may be as long as the target likes, up to the limit of its text.
+    let mut current = CurrentTarget::None;
+    // Sets keep this fast: a target may make the list as long as its text's limit allows.
     let mut said = HashSet::new();
     let mut has_address = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
-        match (pair.key, speaks) {
+        match (pair.key, current) {
             ("TargetName", _) => {
                 if let Ok(iqn) = pair.value.parse::<Iqn>() {
                     let targets = &mut found.targets;
@@ -258,17 +256,17 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                         let portals = Vec::new();
                         targets.push(DiscoveredTarget { iqn, portals });
                     }
-                    speaks = Speaks::Of(place);
+                    current = CurrentTarget::Listed(place);
                 } else {
                     found.skip(&pair, &pair.broken("an iSCSI name"));
-                    speaks = Speaks::OfOneSkipped;
+                    current = CurrentTarget::Skipped;
                 }
             }
-            ("TargetAddress", Speaks::OfNone) => {
+            ("TargetAddress", CurrentTarget::None) => {
                 return Err(pair.broken("a TargetName before it"));
             }
-            ("TargetAddress", Speaks::OfOneSkipped) => {}
-            ("TargetAddress", Speaks::Of(place)) => {
+            ("TargetAddress", CurrentTarget::Skipped) => {}
+            ("TargetAddress", CurrentTarget::Listed(place)) => {
                 has_address.insert(place);
                 match target_address(&pair) {
                     Ok((portal, group)) => {
@@ -282,11 +280,11 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                     Err(error) => found.skip(&pair, &error),
                 }
             }
-            // Reject, NotUnderstood.
+            // The value is `Reject` or `NotUnderstood`.
             ("SendTargets", _) => {
                 let message = format!(
                     "{PEER} does not list its targets: \"{}\"",
-                    shown(pair.value.as_bytes())
+                    escape_untrusted(pair.value.as_bytes())
                 );
                 return Err(Error::new(ErrorKind::Refused, message));
             }
@@ -306,22 +304,22 @@ impl Discovered {
     fn skip(&mut self, pair: &Pair<'_>, why: &Error) {
         self.skipped.push(SkippedRecord {
             key: pair.key.to_owned(),
-            value: shown(pair.value.as_bytes()),
+            value: escape_untrusted(pair.value.as_bytes()),
             why: why.to_string(),
         });
     }
 }
 
 impl fmt::Display for SkippedRecord {
-    /// `TargetName=VALUE: WHY`.
+    /// Prints `TargetName=VALUE: WHY`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}: {}", self.key, self.value, self.why)
     }
 }
 
-/// Closes the session. The list is there already, so what comes of this is told
-/// to the log alone; the connection is closed in any case.
-fn leave<S: Read + Write>(wire: &mut Wire<S>) {
+/// Closes the session. The list is already complete, so a failure is only logged; the
+/// connection is closed in any case.
+fn log_out<S: Read + Write>(wire: &mut Wire<S>) {
     let request = LogoutRequest {
         tag: LOGOUT_TAG,
         cmd_sn: wire.cmd_sn,

@@ -1,7 +1,7 @@
-//! The login phase, on a TCP connection of our own.
+//! The login phase, on our own TCP connection.
 
 mod address;
-mod agree;
+mod exchange;
 mod negotiation;
 mod options;
 mod parameters;
@@ -18,46 +18,45 @@ use crate::id::Portal;
 use crate::kernel::stream::DeadlineStream;
 use crate::kernel::tcp::{self, LocalEnd};
 pub(super) use address::target_address;
-pub use agree::Session;
-pub(super) use agree::{CID, Outcome, TAG, agree};
+pub use exchange::Session;
+pub(super) use exchange::{CID, Outcome, TAG, negotiate_session};
 pub use options::LoginOptions;
 pub use parameters::{Parameters, SessionKind};
 
-/// How often one login may be sent to another portal.
+/// How many redirects one login follows.
 const MOST_REDIRECTS: usize = 5;
 
 /// A session in its full feature phase, with one connection.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Connection {
-    /// The socket: blocking, without receive and send timeouts, closed on exec.
-    /// Nothing that follows the login has been read from it.
+    /// The socket: blocking, without receive and send timeouts, closed on exec. Nothing
+    /// that follows the login has been read from it.
     pub stream: OwnedFd,
-    /// Where it leads: another portal than was asked where that one sent us on.
+    /// The portal that the socket leads to: after a redirect another than the one asked.
     pub portal: Portal,
-    /// What was agreed.
+    /// The result of the negotiation.
     pub session: Session,
 }
 
-/// Logs in at `portal`, all within `deadline`: up to five redirects are
-/// followed. A failure leaves no connection behind, and the kernel knows nothing
-/// of it.
+/// Logs in at `portal` within `deadline` and follows up to five redirects. A failure leaves
+/// no connection behind, and the kernel's iSCSI does not know of it.
 ///
 /// # Errors
-/// `Unreachable` where nobody listens, or the target closes; `NotPermitted` where
-/// either side's authentication fails; `NotFound` where there is no such target;
-/// `NotReady` where the target cannot serve now; `Protocol` where it breaks the
-/// protocol, naming the field, or sends us on in a loop; `Refused`,
-/// `NotSupported` as it says; `TimedOut` at stage `resolve`, `dial` or `login`.
+/// `Unreachable` if nothing listens, or the target closes the connection; `NotPermitted` if
+/// either side's authentication fails; `NotFound` if there is no such target; `NotReady` if
+/// the target cannot serve now; `Protocol`, naming the field, if it breaks the protocol or
+/// redirects in a loop; `Refused` or `NotSupported` as the target says; `TimedOut` at stage
+/// `resolve`, `dial` or `login`.
 pub fn log_in(portal: &Portal, options: &LoginOptions, deadline: Deadline) -> Result<Connection> {
     log_in_from(portal, options, || Ok(FIRST_COMMAND), deadline)
 }
 
-/// As [`log_in`], for a session whose next command has a number that the kernel
-/// knows: it is asked for once, when the target has taken a connection.
+/// As [`log_in`], for a session whose next `CmdSN` the kernel knows. `number` is called once,
+/// after the target has accepted a connection.
 ///
 /// # Errors
-/// As of [`log_in`], and those of `number`.
+/// As for [`log_in`], and those of `number`.
 pub(super) fn log_in_from(
     portal: &Portal,
     options: &LoginOptions,
@@ -73,7 +72,7 @@ pub(super) fn log_in_from(
     loop {
         let talk = DeadlineStream::new(stream.as_fd(), deadline);
         let mut wire = Wire::new(talk, cmd_sn, deadline);
-        let outcome = agree(&mut wire, options, &mut challenges);
+        let outcome = negotiate_session(&mut wire, options, &mut challenges);
         match outcome.map_err(|error| error.at(Stage::Login))? {
             Outcome::LoggedIn(session) => {
                 tracing::debug!(%portal, ?session, "logged in");
@@ -84,7 +83,7 @@ pub(super) fn log_in_from(
                     session,
                 });
             }
-            Outcome::Moved(to) => {
+            Outcome::Redirected(to) => {
                 tracing::debug!(%portal, %to, "redirected");
                 visited.push(std::mem::replace(&mut portal, to));
                 refuse_loop(&visited, &portal).map_err(|error| error.at(Stage::Login))?;
@@ -96,7 +95,7 @@ pub(super) fn log_in_from(
 }
 
 impl Connection {
-    /// Speaks on, within another deadline.
+    /// Continues on the connection, within another deadline.
     pub(super) fn wire(&self, deadline: Deadline) -> Wire<DeadlineStream<'_>> {
         let talk = DeadlineStream::new(self.stream.as_fd(), deadline);
         let mut wire = Wire::new(talk, self.session.cmd_sn, deadline);
@@ -114,26 +113,26 @@ fn dial(portal: &Portal, local: &LocalEnd, deadline: Deadline) -> Result<OwnedFd
 }
 
 fn refuse_loop(visited: &[Portal], to: &Portal) -> Result<()> {
-    let way = || {
-        let way: Vec<_> = visited
+    let redirect_chain = || {
+        let portals: Vec<_> = visited
             .iter()
             .chain([to])
             .map(ToString::to_string)
             .collect();
-        way.join(" to ")
+        portals.join(" to ")
     };
     if visited.contains(to) {
-        let message = format!("{PEER} redirects the login in a loop: {}", way());
+        let message = format!("{PEER} redirects the login in a loop: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
     if visited.len() > MOST_REDIRECTS {
-        let message = format!("{PEER} redirects the login too often: {}", way());
+        let message = format!("{PEER} redirects the login too often: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
     Ok(())
 }
 
-/// The number of a new session's first command.
+/// The `CmdSN` of a new session's first command.
 pub(super) const FIRST_COMMAND: u32 = 1;
 
 #[cfg(test)]

@@ -9,19 +9,19 @@ use super::random;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::Iqn;
 
-/// Where open-iscsi and others keep the machine's name.
+/// The file where open-iscsi and others keep the machine's name.
 pub const INITIATOR_NAME_FILE: &str = "/etc/iscsi/initiatorname.iscsi";
-/// What names of machines begin with that open-iscsi makes (`iscsi-iname`).
+/// The prefix of the names that open-iscsi makes (`iscsi-iname`).
 const MADE: &str = "iqn.2016-04.com.open-iscsi:";
-/// More than such a file has, in bytes.
+/// The most that is read of such a file, in bytes.
 const LONGEST: u64 = 64 << 10;
 
-/// The name in `path`, of the form of [`INITIATOR_NAME_FILE`]: a line
-/// `InitiatorName=NAME`; lines that begin with `#` say nothing.
+/// Reads the name in `path`, which has the form of [`INITIATOR_NAME_FILE`]: a line
+/// `InitiatorName=NAME`; lines that begin with `#` are comments.
 ///
 /// # Errors
-/// `NotFound` where there is no such file or no such line, saying how to make one;
-/// `InvalidInput` where the name is none; `NotPermitted`.
+/// `NotFound` if there is no such file or line, saying how to make one; `InvalidInput` if
+/// the name is invalid; `NotPermitted`.
 pub fn initiator_name(path: &Path) -> Result<Iqn> {
     let failed = |error: &io::Error| match error.kind() {
         io::ErrorKind::NotFound => {
@@ -48,12 +48,12 @@ pub fn initiator_name(path: &Path) -> Result<Iqn> {
     name.map_err(|error| Error::from(error).with_path(path))
 }
 
-/// Gives this machine a name where there is no file at `path`: one that open-iscsi's
-/// `iscsi-iname` could have made, with 48 random bits. A file that is there is never
-/// written to. `None` where there is one; what it says is for [`initiator_name`].
+/// Gives this machine a name if there is no file at `path`. The name has the form of
+/// open-iscsi's `iscsi-iname`, with 48 random bits. An existing file is never changed: this
+/// returns `None`, and [`initiator_name`] reads the file.
 ///
-/// The file appears whole, readable by its owner alone, and is on the disk when this
-/// returns; its directory is made where it is missing.
+/// The file appears whole and readable only by its owner, and is on the disk when this
+/// returns. A missing directory is created.
 ///
 /// # Errors
 /// `NotPermitted`, `Io`.
@@ -69,7 +69,7 @@ pub fn create_initiator_name(path: &Path) -> Result<Option<Iqn>> {
         .mode(0o755)
         .create(directory);
     made.map_err(|error| failed(&error))?;
-    // Nobody reads a part of it, and nobody else's is replaced: a link is made once.
+    // A hard link appears whole and never replaces the file of another process.
     let draft = path.with_extension(&digits);
     let linked = write_new(&draft, &name).and_then(|()| fs::hard_link(&draft, path));
     let removed = fs::remove_file(&draft);
@@ -138,13 +138,13 @@ mod tests {
         );
         assert_eq!(create_initiator_name(&path).unwrap(), None);
         assert_eq!(initiator_name(&path).unwrap(), name);
-        // Also one that names nobody.
+        // A file that names no initiator stays too.
         fs::write(&path, "GenerateName=yes\n").unwrap();
         assert_eq!(create_initiator_name(&path).unwrap(), None);
         assert_eq!(fs::read_to_string(&path).unwrap(), "GenerateName=yes\n");
         let names = fs::read_dir(path.parent().unwrap()).unwrap();
         assert_eq!(names.count(), 1, "a draft is left");
-        // Another machine has another.
+        // Another machine gets another name.
         let other = directory.path().join("other");
         assert_ne!(create_initiator_name(&other).unwrap(), Some(name));
     }

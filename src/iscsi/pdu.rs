@@ -1,8 +1,8 @@
-//! iSCSI's PDUs (RFC 7143, 11), as far as login, discovery and logout need
-//! them: encoded and decoded by functions that do no I/O.
+//! The iSCSI PDUs (RFC 7143, 11) that login, discovery and logout need. The functions
+//! encode and decode without I/O.
 //!
-//! A PDU is a header of 48 bytes, additional headers (which nothing here uses
-//! and which are skipped), and a data segment padded to four bytes.
+//! A PDU is a header of 48 bytes, additional headers (unused here and skipped), and a data
+//! segment padded to four bytes.
 
 mod request;
 mod response;
@@ -17,20 +17,20 @@ pub use response::{
 use super::broken;
 use crate::error::Result;
 
-/// Bytes of a header.
+/// The length of a header in bytes.
 pub const HEADER: usize = 48;
-/// Of no task, or of no transfer.
+/// The tag that means no task or no transfer.
 pub const NO_TAG: u32 = 0xffff_ffff;
-/// What a data segment may hold, in bytes, before another limit was declared:
-/// in the whole login phase (RFC 7143, 13.12).
+/// The longest data segment in bytes before a limit is declared, which includes the whole
+/// login phase (RFC 7143, 13.12).
 pub const DEFAULT_DATA: u32 = 8192;
 
 /// The stage of a login (RFC 7143, 11.12.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LoginStage {
-    /// Who the two are.
+    /// The two sides authenticate.
     Security = 0,
-    /// What the session is to be like.
+    /// The two sides negotiate the session's parameters.
     Operational = 1,
     /// The login is over.
     FullFeature = 3,
@@ -47,8 +47,8 @@ impl LoginStage {
     }
 }
 
-/// The initiator's part of a session's name. Two sessions of one initiator with
-/// one portal group may not have the same: the second ends the first.
+/// The initiator's part of a session's name. If two sessions of one initiator with one
+/// portal group have the same ISID, the second ends the first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Isid(pub [u8; 6]);
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Isid {
     }
 }
 
-/// How much follows a header.
+/// How many bytes follow a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     additional: usize,
@@ -66,11 +66,10 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// As `header` says; nothing was read yet of what follows.
+    /// Reads the lengths from `header`, before anything after it is read.
     ///
     /// # Errors
-    /// `Protocol` where the data segment is longer than `limit`, which is what
-    /// we declared.
+    /// `Protocol` if the data segment is longer than `limit`, which we declared.
     pub fn decode(header: &[u8; HEADER], limit: u32) -> Result<Self> {
         let data = word(header, 4) & 0x00ff_ffff;
         if data > limit {
@@ -83,21 +82,21 @@ impl Lengths {
         })
     }
 
-    /// Bytes that follow the header, padding among them: at most 1,020 more
-    /// than the limit and its padding.
+    /// The number of bytes after the header, with padding: at most 1,020 more than the
+    /// limit and its padding.
     #[must_use]
     pub fn following(self) -> usize {
         self.additional + self.data.next_multiple_of(4)
     }
 
-    /// Leaves of what follows the header the data segment alone.
+    /// Removes everything except the data segment from the bytes after the header.
     pub fn keep_data(self, following: &mut Vec<u8>) {
         following.drain(..self.additional.min(following.len()));
         following.truncate(self.data);
     }
 }
 
-/// Header and data, the latter's length and padding filled in.
+/// Joins header and data, and fills in the data's length and padding.
 fn assemble(mut header: [u8; HEADER], data: &[u8]) -> Vec<u8> {
     let length = u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes();
     header[5..8].copy_from_slice(&length[1..]);

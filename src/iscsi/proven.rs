@@ -2,21 +2,21 @@
 
 use super::chap::Credentials;
 
-/// How the sides of a session proved themselves when it was logged in: the more, the
+/// How the sides of a session proved their identity at its login. More proof compares
 /// greater.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proven {
-    /// Neither side did.
+    /// Neither side proved its identity.
     #[default]
     Nothing,
-    /// The initiator did, by CHAP.
+    /// The initiator did, with CHAP.
     Initiator,
-    /// Both sides did, by mutual CHAP.
+    /// Both sides did, with mutual CHAP.
     Both,
 }
 
 impl Proven {
-    /// What a login with these credentials proves, where the target does not refuse it.
+    /// What a login with these credentials proves if the target accepts it.
     pub(crate) fn with(credentials: Option<&Credentials>) -> Self {
         match credentials.map(Credentials::is_mutual) {
             None => Self::Nothing,
@@ -25,8 +25,8 @@ impl Proven {
         }
     }
 
-    /// The text that a session of ours has in the kernel as long as it is there.
-    /// `None` where nothing was proven.
+    /// The text that marks a session of lunbd in the kernel for as long as it exists.
+    /// `None` if nothing was proven.
     pub(super) fn mark(self) -> Option<&'static str> {
         match self {
             Self::Nothing => None,

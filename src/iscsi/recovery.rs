@@ -1,12 +1,12 @@
-//! Another connection for a session of ours whose own was lost, so that what waits
-//! on it goes on without an error.
+//! Reconnects a session of lunbd after its connection is lost, so that waiting I/O
+//! continues without an error.
 //!
-//! The kernel blocks the session's devices by itself and keeps what was under way.
-//! A login with the session's own ISID has the target end what it still has of it
-//! (RFC 7143, 6.3.5). Its first command must have the number at which the kernel
-//! goes on, which the kernel shows nobody: with another, the login succeeds and I/O
-//! hangs. So the kernel is had to number a login request, into a connection of this
-//! machine with itself, before the true login is made on our own socket:
+//! The kernel itself blocks the session's devices and keeps the outstanding commands. A
+//! login with the session's own ISID makes the target end what it still has of the session
+//! (RFC 7143, 6.3.5). The first command after it must have the `CmdSN` at which the kernel
+//! continues, and the kernel shows that number nowhere. With another number the login
+//! succeeds and I/O hangs. So the kernel first sends a login request, which it numbers,
+//! over a loopback connection of this machine. Then the true login runs on our own socket:
 //! [`connect_again`] and [`stop_connection`], then [`rebind_connection`].
 
 mod watch;
@@ -18,7 +18,7 @@ pub use watch::{SessionNotice, SessionWaker, SessionWatch};
 use super::Proven;
 use super::login::{CID, Connection, TAG, log_in_from};
 use super::pdu::{HEADER, Isid, LoginRequest, LoginStage};
-use super::session::logout::{TO_LEAVE, say_goodbye};
+use super::session::logout::{LOGOUT_TIMEOUT, request_logout};
 use super::session::settings::Settings;
 use super::session::{IscsiSession, SessionName, SessionOptions, login_options};
 use crate::deadline::Deadline;
@@ -29,12 +29,12 @@ use crate::kernel::peer::Peer;
 use crate::kernel::stream::DeadlineStream;
 use crate::kernel::{Roots, tcp, worker};
 
-/// Logs in again as `name`, on a socket of our own. `number` is asked, as soon as
-/// the target takes a connection, for that of the session's next command: [`stop_connection`]
-/// knows it. So as long as there is no target, nothing is done to the session.
+/// Logs in again as `name`, on our own socket. As soon as the target accepts a connection,
+/// it calls `number` for the `CmdSN` of the session's next command, which [`stop_connection`]
+/// returns. So nothing happens to the session while the target is unreachable.
 ///
 /// # Errors
-/// As of [`log_in`](super::log_in), and those of `number`.
+/// As for [`log_in`](super::log_in), and those of `number`.
 pub fn connect_again(
     name: &SessionName,
     options: &SessionOptions,
@@ -46,13 +46,14 @@ pub fn connect_again(
     Ok(options.cap(connection))
 }
 
-/// Has the kernel let go of the lost connection of `session`, which must be ours,
-/// and says the number of its next command. The number stays until
-/// [`rebind_connection`]. What waits goes on waiting; the session's recovery timeout runs on.
+/// Makes the kernel release the lost connection of `session`, which lunbd must have made,
+/// and returns the `CmdSN` of its next command. The number is valid until
+/// [`rebind_connection`]. Waiting I/O keeps waiting; the session's recovery timeout keeps
+/// running.
 ///
-/// Linux 5.10 and `iscsi_tcp`, root, the initial network namespace, and a loopback
-/// interface that is up. A repeated call does it again. After a timeout the kernel
-/// finishes the step that it is at, and the rest is not done.
+/// It needs Linux 5.10, `iscsi_tcp`, root, the initial network namespace, and a loopback
+/// interface that is up. A repeated call repeats it. After a timeout the kernel finishes
+/// its current step, and the remaining steps do not happen.
 ///
 /// # Errors
 /// `Unreachable` without a loopback interface; `NotPermitted`; `Protocol`;
@@ -61,15 +62,15 @@ pub fn stop_connection(roots: &Roots, session: &IscsiSession, deadline: Deadline
     let id = session.id();
     let step = Step::new(session, deadline, "halted");
     step.run(roots, move |control, step| {
-        // Also takes note of the loss that the kernel itself dealt with: without it
-        // a bind is refused (`ISCSI_CLS_CONN_BIT_CLEANUP`).
+        // This stop also acknowledges a loss that the kernel has handled itself. Without it
+        // the kernel refuses a bind (`ISCSI_CLS_CONN_BIT_CLEANUP`).
         control.stop(id, Stop::Recover)?;
         step.in_time()?;
         let (near, far) = tcp::pair(deadline)?;
         control.bind(id, near.as_fd())?;
         let talk = DeadlineStream::new(far.as_fd(), deadline);
         let number = number_of_a_login(control, id, talk, deadline);
-        // With both ends still open, so that the kernel sees no further loss.
+        // Both ends are still open here, so the kernel sees no further loss.
         let stopped = control.stop(id, Stop::Recover);
         let number = number?;
         stopped?;
@@ -85,7 +86,7 @@ fn number_of_a_login(
     deadline: Deadline,
 ) -> Result<u32> {
     const KERNEL: &str = "the kernel's iSCSI";
-    // Immediate, so that no number is used up.
+    // The request is immediate, so it uses up no CmdSN.
     let request = LoginRequest {
         stage: LoginStage::Security,
         transit: None,
@@ -108,26 +109,26 @@ fn number_of_a_login(
     })
 }
 
-/// The number that a login request has.
+/// The `CmdSN` of a login request.
 fn number_in(header: &[u8; HEADER]) -> Option<u32> {
     let is_login = header[0] & 0x3f == 0x03;
     let word = header.get(24..28)?.first_chunk().copied()?;
     is_login.then_some(u32::from_be_bytes(word))
 }
 
-/// Gives `session`, halted, the connection that has logged in again, with all that
-/// was negotiated, and reads back that it stands: what waited is sent then. The
-/// session keeps its recovery timeout.
+/// Binds the connection that has logged in again to `session`, which is stopped, with all
+/// negotiated parameters, and checks that the session is logged in. The kernel then sends
+/// the waiting I/O. The session keeps its recovery timeout.
 ///
-/// A failure in the middle leaves it lost, for another try. After a timeout as of
-/// [`stop_connection`].
+/// A failure in the middle leaves the connection lost, and the caller can try again. After
+/// a timeout the state is as for [`stop_connection`].
 ///
-/// What waits goes to whoever is at the other end. So a session whose target has
-/// [proven](IscsiSession::proven) itself is resumed only where it did so again.
+/// Waiting I/O goes to the peer of the new connection. So a session whose target has
+/// [proven](IscsiSession::proven) itself is resumed only if the target did so again.
 ///
 /// # Errors
-/// `NotPermitted` where the target did not; `NotReady` where the connection was lost again meanwhile; `NotPermitted`;
-/// `TimedOut` at stage `session`.
+/// `NotPermitted` if the target did not prove itself again, or without the privilege;
+/// `NotReady` if the connection was lost again meanwhile; `TimedOut` at stage `session`.
 pub fn rebind_connection(
     roots: &Roots,
     session: &IscsiSession,
@@ -148,7 +149,7 @@ pub fn rebind_connection(
             .set(control, id)
             .and_then(|()| step.in_time())
             .and_then(|()| control.start(id))
-            .and_then(|()| step.require_standing());
+            .and_then(|()| step.require_logged_in());
         if let Err(error) = begun {
             let stopped = control.stop(id, Stop::Recover);
             tracing::debug!(session = %id, %error, ?stopped, "not started again");
@@ -158,7 +159,7 @@ pub fn rebind_connection(
     })
 }
 
-/// That `session`, whose sides had proven so much, is not logged in again without.
+/// The error that refuses to log `session` in again with less proof than it `had`.
 pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
     let (id, chap) = (
         session.id(),
@@ -175,10 +176,10 @@ pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
     Error::new(ErrorKind::NotPermitted, message).at(Stage::Login)
 }
 
-/// Leaves the target of `session` as it asks us to, for a login that follows: says
-/// goodbye to it, and has the kernel let go of the connection. Devices are blocked
-/// then as after a loss. A target that does not answer within two seconds is left
-/// all the same.
+/// Logs out of the target of `session` at its request, for a login that follows: sends the
+/// logout, and makes the kernel release the connection. The kernel then blocks the devices
+/// as after a loss. If the target does not answer within two seconds, the logout goes on
+/// without an answer.
 ///
 /// # Errors
 /// `NotPermitted`; `TimedOut` at stage `session`.
@@ -187,14 +188,14 @@ pub fn logout_for_relogin(roots: &Roots, session: &IscsiSession, deadline: Deadl
     let step = Step::new(session, deadline, "left");
     step.run(roots, move |control, step| {
         let mut listener = Listener::open()?;
-        let patience = deadline.at_most(TO_LEAVE);
-        say_goodbye(control, &mut listener, id, patience)?;
+        let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
+        request_logout(control, &mut listener, id, logout_deadline)?;
         step.in_time()?;
         control.stop(id, Stop::Recover)
     })
 }
 
-/// What is done to a session on a worker.
+/// A step on a session, which runs on a worker.
 struct Step {
     session: IscsiSession,
     deadline: Deadline,
@@ -229,7 +230,7 @@ impl Step {
         )
     }
 
-    /// Nothing more is begun for a caller that has gone.
+    /// Fails after the deadline, so that no step begins for a caller that has gone.
     fn in_time(&self) -> Result<()> {
         if !self.deadline.has_passed() {
             return Ok(());
@@ -238,7 +239,7 @@ impl Step {
         Err(error.with_last_seen(self.session.describe()))
     }
 
-    fn require_standing(&self) -> Result<()> {
+    fn require_logged_in(&self) -> Result<()> {
         if self.session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
             return Ok(());
         }

@@ -1,15 +1,15 @@
-//! Keys and values in text (RFC 7143, 6): `key=value`, each ended by a zero
-//! byte.
+//! Keys and values in text (RFC 7143, 6): pairs `key=value`, each with a zero byte at its
+//! end.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::broken;
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result, escape_untrusted};
 
-/// Of a key, in bytes (RFC 7143, 6.1).
+/// The longest key in bytes (RFC 7143, 6.1).
 const LONGEST_KEY: usize = 63;
-/// Of a value, in bytes; that of a long CHAP challenge has 2,050.
+/// The longest value in bytes; a long CHAP challenge has 2,050.
 const LONGEST_VALUE: usize = 8192;
 
 /// One key and its value.
@@ -21,23 +21,23 @@ pub struct Pair<'a> {
     pub value: &'a str,
 }
 
-/// What a peer made of a key that it was offered.
+/// A peer's answer to an offered key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// This value.
+    /// The peer picks this value.
     Value(&'a str),
-    /// Something else that was agreed leaves the key without a meaning.
+    /// Another agreement leaves the key without a meaning.
     Irrelevant,
-    /// It takes none of the values that it was offered.
+    /// The peer accepts none of the offered values.
     Reject,
-    /// It does not know the key.
+    /// The peer does not know the key.
     NotUnderstood,
 }
 
-/// The pairs of `text`, in their order.
+/// The pairs of `text`, in order.
 ///
 /// # Errors
-/// An item is `Protocol` where it is no pair; the iterator ends there.
+/// An item is `Protocol` if it is not a pair; the iterator ends there.
 pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>>> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -86,11 +86,11 @@ fn next<'a>(rest: &mut &'a [u8]) -> Result<Pair<'a>> {
 }
 
 fn quoted(text: &[u8]) -> String {
-    format!("\"{}\"", shown(text))
+    format!("\"{}\"", escape_untrusted(text))
 }
 
 impl<'a> Pair<'a> {
-    /// Told apart from the words that are no value.
+    /// The value as an answer: the RFC reserves three words that are no values.
     #[must_use]
     pub fn answer(&self) -> Answer<'a> {
         match self.value {
@@ -104,7 +104,7 @@ impl<'a> Pair<'a> {
     /// A number, in decimal or as `0x` and hex digits.
     ///
     /// # Errors
-    /// `Protocol` where it is none, or none of `range`.
+    /// `Protocol` if the value is no number, or outside `range`.
     pub fn number(&self, range: RangeInclusive<u32>) -> Result<u32> {
         let hex = self.value.strip_prefix("0x");
         let (digits, radix) = match hex.or_else(|| self.value.strip_prefix("0X")) {
@@ -112,7 +112,7 @@ impl<'a> Pair<'a> {
             None => (self.value, 10),
         };
         let number = u32::from_str_radix(digits, radix).ok();
-        // from_str_radix takes a sign.
+        // from_str_radix also accepts a sign.
         let plain = digits.starts_with(|c: char| c.is_ascii_hexdigit());
         number
             .filter(|number| plain && range.contains(number))
@@ -122,10 +122,10 @@ impl<'a> Pair<'a> {
             })
     }
 
-    /// `Yes` or `No`.
+    /// A boolean: `Yes` or `No`.
     ///
     /// # Errors
-    /// `Protocol` where it is neither.
+    /// `Protocol` if the value is neither.
     pub fn boolean(&self) -> Result<bool> {
         match self.value {
             "Yes" => Ok(true),
@@ -134,23 +134,23 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The items of a list, the most wanted first.
+    /// The items of a list, the most preferred first.
     pub fn list(&self) -> impl Iterator<Item = &'a str> {
         self.value.split(',')
     }
 
-    /// The value is not what `expected` says.
+    /// The error for a value that is not what `expected` says.
     pub(super) fn broken(&self, expected: &str) -> Error {
         broken(self.key, quoted(self.value.as_bytes()), expected)
     }
 }
 
-/// Text that is being written.
+/// Text to be sent.
 #[derive(Debug, Default)]
 pub struct Text(Vec<u8>);
 
 impl Text {
-    /// Adds a pair. Neither part may hold a zero byte, which ours never do.
+    /// Adds a pair. Neither part may hold a zero byte, and ours never do.
     pub fn push(&mut self, key: &str, value: impl fmt::Display) {
         self.0.extend(format!("{key}={value}\0").into_bytes());
     }
@@ -162,7 +162,7 @@ impl Text {
     }
 }
 
-/// Text that comes in several PDUs, cut anywhere.
+/// Text that arrives in several PDUs, cut at any byte.
 #[derive(Debug)]
 pub(super) struct PartialText {
     text: Vec<u8>,
@@ -170,7 +170,7 @@ pub(super) struct PartialText {
 }
 
 impl PartialText {
-    /// Holds at most `limit` bytes.
+    /// A text of at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             text: Vec::new(),
@@ -179,7 +179,7 @@ impl PartialText {
     }
 
     /// # Errors
-    /// `Protocol` where it becomes longer than the limit.
+    /// `Protocol` if the text becomes longer than the limit.
     pub(super) fn add(&mut self, part: &[u8]) -> Result<()> {
         let length = self.text.len() + part.len();
         if length > self.limit {
@@ -190,7 +190,7 @@ impl PartialText {
         Ok(())
     }
 
-    /// Gives away what has come, and is empty then.
+    /// Returns the text that has arrived, and empties the buffer.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.text)
     }

@@ -1,13 +1,12 @@
-//! The settings of a session that a vendor of an array prescribes.
+//! The settings of a session that array vendors prescribe.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// One setting of a session. Each has a value where nobody chose one, as iscsid has it.
+/// One setting of a session. Its default is iscsid's.
 ///
 /// | name | iscsid's name | default | limits |
 /// |---|---|---|---|
@@ -22,42 +21,46 @@ use crate::error::{Error, ErrorKind, Result};
 /// | `max_burst` | `node.session.iscsi.MaxBurstLength` | 16773120 | 512 to 16777215 bytes |
 /// | `receive_segment` | `node.conn[0].iscsi.MaxRecvDataSegmentLength` | 262144 | 512 to 16777215 bytes |
 /// | `send_segment` | `node.conn[0].iscsi.MaxXmitDataSegmentLength` | what the target takes | 512 to 16777215 bytes |
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Tunable {
-    /// An idle connection is pinged after so many seconds; 0 pings never.
+    /// The kernel pings an idle connection after so many seconds; 0 pings never.
     NopInterval,
-    /// The connection is lost where the target answers no ping for so many seconds; 0 pings
+    /// The connection is lost if the target answers no ping for so many seconds; 0 pings
     /// never.
     NopTimeout,
-    /// Commands at once for one unit.
+    /// How many commands one unit may have at once.
     QueueDepth,
-    /// Commands at once for the session; the kernel keeps 15 of them for itself.
+    /// How many commands the session may have at once; the kernel keeps 15 of them for
+    /// itself.
     CommandsMax,
-    /// The kernel waits so many seconds for the abort of a command.
+    /// How many seconds the kernel waits for the abort of a command.
     AbortTimeout,
-    /// The kernel waits so many seconds for the reset of a unit.
+    /// How many seconds the kernel waits for the reset of a unit.
     LuResetTimeout,
-    /// The kernel waits so many seconds for the reset of the target.
+    /// How many seconds the kernel waits for the reset of the target.
     TargetResetTimeout,
-    /// Data that is sent unasked with one write, in bytes. The target may take less.
+    /// The most unsolicited data of one write, in bytes. The target may accept less.
     FirstBurst,
-    /// Data of one burst, in bytes. The target may take less.
+    /// The most data of one burst, in bytes. The target may accept less.
     MaxBurst,
-    /// Data that is received in one PDU, in bytes.
+    /// The most data that we receive in one PDU, in bytes.
     ReceiveSegment,
-    /// Data that is sent in one PDU, in bytes. The target may take less.
+    /// The most data that we send in one PDU, in bytes. The target may accept less.
     SendSegment,
 }
 
-/// Of `commands_max`, what the kernel keeps for pings and task management
+/// The part of `commands_max` that the kernel keeps for pings and task management
 /// (`ISCSI_MGMT_CMDS_MAX` of `include/scsi/libiscsi.h`).
 pub(super) const KEPT_BY_THE_KERNEL: u32 = 15;
 
 impl Tunable {
-    /// All, in the order of the table.
+    /// All settings, in the order of the table.
     pub const ALL: [Self; 11] = [
         Self::NopInterval,
         Self::NopTimeout,
@@ -75,27 +78,15 @@ impl Tunable {
     /// The name, as [`FromStr`] reads it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NopInterval => "nop_interval",
-            Self::NopTimeout => "nop_timeout",
-            Self::QueueDepth => "queue_depth",
-            Self::CommandsMax => "commands_max",
-            Self::AbortTimeout => "abort_timeout",
-            Self::LuResetTimeout => "lu_reset_timeout",
-            Self::TargetResetTimeout => "target_reset_timeout",
-            Self::FirstBurst => "first_burst",
-            Self::MaxBurst => "max_burst",
-            Self::ReceiveSegment => "receive_segment",
-            Self::SendSegment => "send_segment",
-        }
+        self.into()
     }
 
-    /// The values that it takes.
+    /// The valid values.
     #[must_use]
     pub fn limits(self) -> RangeInclusive<u32> {
         match self {
             Self::NopInterval | Self::NopTimeout => 0..=3600,
-            // As scsi_mod has it (`scsi_device_max_queue_depth`).
+            // The limits of scsi_mod (`scsi_device_max_queue_depth`).
             Self::QueueDepth => 1..=1024,
             // `ISCSI_TOTAL_CMDS_MIN` and `ISCSI_TOTAL_CMDS_MAX`.
             Self::CommandsMax => 16..=4096,
@@ -135,12 +126,6 @@ impl Tunable {
     }
 }
 
-impl fmt::Display for Tunable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 impl FromStr for Tunable {
     type Err = Error;
 
@@ -154,7 +139,7 @@ impl FromStr for Tunable {
     }
 }
 
-/// The settings of a session that somebody chose. All others have their default.
+/// The settings of a session that a caller chose. All others have their default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "BTreeMap<Tunable, u32>"))]
@@ -164,32 +149,32 @@ impl Tunables {
     /// Chooses the value of one setting; the last choice counts.
     ///
     /// # Errors
-    /// `InvalidInput` for a value that the setting does not take, naming its limits.
+    /// `InvalidInput` for an invalid value, naming the setting's limits.
     pub fn set(&mut self, tunable: Tunable, value: u32) -> Result<()> {
         tunable.check(value)?;
         self.0.insert(tunable, value);
         Ok(())
     }
 
-    /// The value that was chosen.
+    /// The chosen value of a setting.
     #[must_use]
     pub fn chosen(&self, tunable: Tunable) -> Option<u32> {
         self.0.get(&tunable).copied()
     }
 
-    /// Whether nothing was chosen.
+    /// Whether no setting is chosen.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What was chosen, in the order of [`Tunable::ALL`].
+    /// The chosen settings, in the order of [`Tunable::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (Tunable, u32)> {
         self.0.iter().map(|(tunable, value)| (*tunable, *value))
     }
 
-    /// The value that a session is given: a setting that nobody chose follows those that
-    /// somebody chose and that must agree with it.
+    /// The value that a session gets. A setting that is not chosen follows the chosen
+    /// settings with which it must agree.
     #[must_use]
     pub fn value(&self, tunable: Tunable) -> u32 {
         if let Some(value) = self.chosen(tunable) {
@@ -198,7 +183,7 @@ impl Tunables {
         let default = tunable.default_value();
         let chosen = |other| self.chosen(other);
         match tunable {
-            // The kernel pings where it has both, and makes a 0 beside another 5.
+            // The kernel pings only if both are set, and replaces a single 0 by 5.
             Tunable::NopInterval if chosen(Tunable::NopTimeout) == Some(0) => 0,
             Tunable::NopTimeout if chosen(Tunable::NopInterval) == Some(0) => 0,
             Tunable::QueueDepth => default.min(self.most_for_one_unit()),

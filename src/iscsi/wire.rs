@@ -1,4 +1,4 @@
-//! A connection to a target, one PDU after the other.
+//! A connection to a target, which carries one PDU after the other.
 
 use std::io::{Read, Write};
 
@@ -8,20 +8,20 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::peer::Peer;
 
-/// What a target may send between two answers, of its own accord.
+/// The most pings that a target may send before an answer.
 const MOST_PINGS: usize = 16;
 
 pub(super) struct Wire<S> {
     peer: Peer<S>,
-    /// What we declared that a data segment may hold.
+    /// The longest data segment that we declared, in bytes.
     limit: u32,
     pub(super) cmd_sn: u32,
-    /// The next status number.
+    /// The `StatSN` that is expected next.
     pub(super) exp_stat_sn: u32,
 }
 
 impl<S: Read + Write> Wire<S> {
-    /// A connection on which nothing was said yet.
+    /// A connection on which nothing was sent yet.
     pub(super) fn new(stream: S, cmd_sn: u32, deadline: Deadline) -> Self {
         Self {
             peer: Peer::new(stream, PEER, Stage::Login, deadline),
@@ -31,8 +31,7 @@ impl<S: Read + Write> Wire<S> {
         }
     }
 
-    /// The login is over: from now on the target may send `limit` bytes of data
-    /// in one PDU.
+    /// Ends the login. From now on the target may send `limit` bytes of data in one PDU.
     pub(super) fn enter(&mut self, stage: Stage, limit: u32) {
         self.peer.enter(stage);
         self.limit = limit;
@@ -42,11 +41,11 @@ impl<S: Read + Write> Wire<S> {
         self.peer.write(what, pdu)
     }
 
-    /// The next PDU and its data.
+    /// Reads the next PDU and its data.
     pub(super) fn receive(&mut self, what: &str) -> Result<(Response, Vec<u8>)> {
         let mut header = [0; HEADER];
         self.peer.fill(what, &mut header)?;
-        // Before anything that the header says is waited for.
+        // The header is checked before any wait for the bytes that it announces.
         let response = Response::decode(&header)?;
         let lengths = Lengths::decode(&header, self.limit)?;
         let mut data = vec![0; lengths.following()];
@@ -55,8 +54,8 @@ impl<S: Read + Write> Wire<S> {
         Ok((response, data))
     }
 
-    /// As [`receive`](Self::receive), of a session: the target's pings are
-    /// answered, and that it goes or took a PDU of ours for wrong is an error.
+    /// As [`receive`](Self::receive), after a login. It answers the target's pings. An
+    /// asynchronous message or a reject is an error.
     pub(super) fn receive_answer(&mut self, what: &str) -> Result<(Response, Vec<u8>)> {
         for _ in 0..=MOST_PINGS {
             match self.receive(what)? {
@@ -90,7 +89,7 @@ impl<S: Read + Write> Wire<S> {
     }
 }
 
-/// A PDU of ours that the target could not take.
+/// The error for a PDU of ours that the target rejected.
 pub(super) fn rejected(reason: u8) -> Error {
     let message = format!("{PEER} rejected a request (reason {reason:#04x})");
     Error::new(ErrorKind::Refused, message)

@@ -1,4 +1,5 @@
-//! All block devices of the machine, and what is stacked on what, in one look.
+//! A snapshot of all block devices of the machine and of what is stacked on
+//! them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -7,24 +8,26 @@ use super::{Roots, sysfs};
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// The whole disks and what is stacked on them. As large as the machine, so it
-/// is made once for many questions. A disk costs no system call of its own; what
-/// may be stacked on another (`dm-N`, `md127`, `loop3`) costs one listing.
+/// The whole disks and the devices that are stacked on them. It is as large as
+/// the machine, so a caller makes it once for many questions. A disk costs no
+/// system call of its own. A device that may be stacked on another (`dm-N`,
+/// `md127`, `loop3`) costs one listing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTree {
     /// `/sys/block`.
     folder: PathBuf,
     /// The kernel's names of the disks, sorted.
     disks: Vec<String>,
-    /// What is stacked on a disk, or on a partition of it, by the disk's name.
+    /// By the name of a disk: the devices that are stacked on it or on one of
+    /// its partitions.
     above: HashMap<String, BTreeSet<String>>,
 }
 
 impl BlockTree {
-    /// What goes away meanwhile is left out.
+    /// Reads the tree. It leaves out devices that go away meanwhile.
     ///
     /// # Errors
-    /// Where the list of disks itself cannot be read.
+    /// Fails if the list of disks cannot be read.
     pub(crate) fn read(roots: &Roots) -> Result<Self> {
         let folder = roots.sysfs.join("block");
         let mut tree = Self {
@@ -32,8 +35,9 @@ impl BlockTree {
             folder,
             above: HashMap::new(),
         };
-        // From above, where the links are few: the kernel makes `slaves` and
-        // `holders` together (block/holder.c, bd_link_disk_holder).
+        // Read the links from the upper devices, which have few of them. The
+        // kernel makes `slaves` and `holders` together (block/holder.c,
+        // bd_link_disk_holder).
         let may_stack = |name: &&String| !name.starts_with("sd") && !name.starts_with("nbd");
         for name in tree.disks.iter().filter(may_stack) {
             let Some(dir) = tree.dir(name)? else {
@@ -64,23 +68,24 @@ impl BlockTree {
         self.disks.binary_search_by(compare).is_ok()
     }
 
-    /// The directory of a disk, with no link in the path; `None` where it is
-    /// gone. One system call.
+    /// The directory of a disk, with no link in the path; `None` if the disk is
+    /// gone. This is one system call.
     ///
     /// # Errors
-    /// Where its link cannot be read.
+    /// Fails if the link cannot be read.
     pub(crate) fn dir(&self, disk: &str) -> Result<Option<PathBuf>> {
         sysfs::follow(&self.folder.join(disk))
     }
 
-    /// What is stacked on a disk, or on a partition of it, sorted.
+    /// The devices that are stacked directly on a disk or on one of its
+    /// partitions, sorted.
     pub(crate) fn directly_above(&self, disk: &str) -> impl Iterator<Item = &str> {
         let above = self.above.get(disk).into_iter().flatten();
         above.map(String::as_str)
     }
 
-    /// What is stacked on these disks and on what is stacked on them; these are
-    /// not among it.
+    /// All devices that are stacked on these disks, at any depth, without these
+    /// disks.
     pub(crate) fn all_above<'a>(&'a self, disks: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         let mut to_look_at: Vec<&str> = disks.iter().copied().collect();
@@ -94,13 +99,13 @@ impl BlockTree {
         found
     }
 
-    /// The disk that has this number, or a partition of this number.
+    /// The disk of this number, or the disk whose partition has this number.
     pub(crate) fn disk_of(&self, roots: &Roots, devno: DevNo) -> Result<Option<String>> {
         let link = roots.sysfs.join("dev/block").join(devno.to_string());
         Ok(sysfs::follow(&link)?.and_then(|dir| self.disk_at(&dir)))
     }
 
-    /// A partition's directory is in its disk's.
+    /// The disk at this directory. A partition's directory lies in its disk's.
     fn disk_at(&self, dir: &Path) -> Option<String> {
         let mut names = dir.ancestors().take(2).filter_map(Path::file_name);
         let disk = names.find_map(|name| name.to_str().filter(|name| self.has(name)));

@@ -1,4 +1,4 @@
-//! Block devices: what sysfs says of one, and its node.
+//! A block device: its attributes in sysfs, and its node.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -17,7 +17,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq};
 
-/// The kernel counts sizes in these, whatever the device's block size
+/// The unit in which the kernel counts sizes, whatever the device's block size
 /// (`include/linux/blk_types.h`, `SECTOR_SIZE`).
 const SECTOR: u64 = 512;
 
@@ -30,7 +30,7 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// The block device of this sysfs directory; `None` where it is gone.
+    /// The block device of this sysfs directory; `None` if it is gone.
     pub fn at(dir: &Path) -> Result<Option<Self>> {
         let Some(text) = sysfs::read_if_there(&dir.join("dev"))? else {
             return Ok(None);
@@ -47,7 +47,7 @@ impl BlockDevice {
         }))
     }
 
-    /// The block device of this number; `None` where there is none.
+    /// The block device of this number; `None` if there is none.
     pub fn of(roots: &Roots, devno: DevNo) -> Result<Option<Self>> {
         let link = roots.sysfs.join("dev/block").join(devno.to_string());
         match sysfs::follow(&link)? {
@@ -56,7 +56,7 @@ impl BlockDevice {
         }
     }
 
-    /// Its directory in sysfs, with no link in the path.
+    /// The device's directory in sysfs, with no link in the path.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -74,7 +74,7 @@ impl BlockDevice {
         self.devno
     }
 
-    /// Its life's serial number, from sysfs; `None` before Linux 5.15.
+    /// The disk sequence number, from sysfs; `None` before Linux 5.15.
     pub fn diskseq(&self) -> Result<Option<DiskSeq>> {
         let Some(text) = sysfs::read_if_there(&self.dir.join("diskseq"))? else {
             return Ok(None);
@@ -88,12 +88,12 @@ impl BlockDevice {
         Ok(sectors.saturating_mul(SECTOR))
     }
 
-    /// Whether the kernel refuses writes.
+    /// Whether the device is read-only: the kernel refuses writes.
     pub fn read_only(&self) -> Result<bool> {
         Ok(sysfs::read(&self.dir.join("ro"))? != "0")
     }
 
-    /// One line on what can be seen, for the error of a timeout.
+    /// One line about the visible state, for the error of a timeout.
     pub(crate) fn describe(&self) -> String {
         let attribute = |name: &str| {
             let text = sysfs::read_if_there(&self.dir.join(name)).ok().flatten();
@@ -131,42 +131,42 @@ impl BlockDevice {
         sysfs::names(&self.dir.join("holders"))
     }
 
-    /// Where the node is.
+    /// The path of the node.
     #[must_use]
     pub fn node(&self, roots: &Roots) -> PathBuf {
         // The kernel writes a slash in a name as `!`.
         roots.dev.join(self.name.replace('!', "/"))
     }
 
-    /// Reads the first logical block of the device itself, or 4,096 bytes where a block is
-    /// shorter, past the page cache.
-    /// **Blocks** for as long as the device does.
+    /// Reads the first logical block from the device itself, past the page cache; at least
+    /// 4,096 bytes. **Blocks** for as long as the device does.
     ///
     /// # Errors
-    /// `Io` where the device answers with an error.
+    /// `Io` if the device answers with an error.
     pub(crate) fn read_first_block(&self, roots: &Roots) -> Result<()> {
         self.read(roots, 0, |_, _| 0).map(drop)
     }
 
-    /// As [`read_first_block`](Self::read_first_block), of the last.
+    /// Like [`read_first_block`](Self::read_first_block), but reads the last block.
     pub(crate) fn read_last_block(&self, roots: &Roots) -> Result<()> {
         self.read(roots, 0, u64::saturating_sub).map(drop)
     }
 
-    /// As [`read_first_block`](Self::read_first_block), of at least `length` bytes where
-    /// the device has as many.
+    /// Like [`read_first_block`](Self::read_first_block), but reads at least `length`
+    /// bytes if the device has as many.
     pub(crate) fn read_first_bytes(&self, roots: &Roots, length: usize) -> Result<Vec<u8>> {
         self.read(roots, length, |_, _| 0)
     }
 
-    /// `place` says where, by the size of the device and the length of what is read.
+    /// Reads at the offset that `place` returns for the device's size and the length to
+    /// read.
     fn read(
         &self,
         roots: &Roots,
         length: usize,
         place: impl FnOnce(u64, u64) -> u64,
     ) -> Result<Vec<u8>> {
-        // A partition has no queue of its own; its blocks are no longer than a page.
+        // A partition has no queue in sysfs; its blocks are no longer than a page.
         let block = sysfs::parse(&self.dir.join("queue/logical_block_size"));
         let length = length_of_read(block.unwrap_or(0), length);
         let node = self.node(roots);
@@ -186,9 +186,9 @@ impl BlockDevice {
         Ok(block.to_vec())
     }
 
-    /// Whether the disk can be opened: its directory is in sysfs a moment before
-    /// (`block/genhd.c`, `add_disk`: `ENXIO` until the disk is live). **May
-    /// block**, as [`open`](Self::open).
+    /// Whether the disk can be opened. Its directory is in sysfs a moment before that
+    /// (`block/genhd.c`, `add_disk`: `ENXIO` until the disk is live). **May block**, like
+    /// [`open`](Self::open).
     pub(crate) fn is_live(&self, roots: &Roots) -> Result<bool> {
         match self.open(roots, false) {
             Ok(_) => Ok(true),
@@ -197,26 +197,27 @@ impl BlockDevice {
         }
     }
 
-    /// Whether the kernel has the device, and its node is missing. A device that comes
-    /// has its number in sysfs before it has a node, and one that goes still has it
-    /// after that (`drivers/base/core.c`, `device_add` and `device_del`): a thread of
-    /// the kernel's own makes and takes away the node.
-    fn lacks_its_node(&self, error: &Error) -> bool {
+    /// Whether the kernel has the device but its node is missing. A thread of the kernel
+    /// makes and removes the node: a new device has its number in sysfs before it has a
+    /// node, and a device that goes away keeps the number after the node is gone
+    /// (`drivers/base/core.c`, `device_add` and `device_del`).
+    fn is_node_missing(&self, error: &Error) -> bool {
         error.errno() == Some(nix::libc::ENOENT) && self.dir.join("dev").exists()
     }
 
-    /// Writes dirty pages back and has the device write its cache (`fsync`), then
-    /// drops the pages (`BLKFLSBUF`): of each partition, whose pages are its own
-    /// (`block/bdev.c`, one inode each), and then of the disk, which `file` is.
+    /// Writes dirty pages back, has the device write its cache (`fsync`), and drops the
+    /// pages (`BLKFLSBUF`). It does this for each partition, which has pages of its own
+    /// (`block/bdev.c`, one inode each), and then for the disk, which `file` has open.
     /// **Blocks** until the device has done it.
     ///
     /// # Errors
-    /// `Io` where a write failed: the pages are lost then, and the device must not
-    /// be deleted as if it had been flushed.
+    /// `Io` if a write failed. The pages are lost, and the caller must not delete the
+    /// device as if it had been flushed.
     pub(crate) fn flush(&self, roots: &Roots, file: &File) -> Result<()> {
         for partition in self.partitions()? {
             match partition.flush_partition(roots) {
-                // Somebody has removed it, and the kernel wrote it back then.
+                // Another process removed the partition, and the kernel wrote it back at
+                // that time.
                 Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
                 flushed => flushed?,
             }
@@ -230,12 +231,12 @@ impl BlockDevice {
         Ok(())
     }
 
-    /// Writes dirty pages back as [`flush`](Self::flush) does, and has the device flush
-    /// nothing. `false` where this cannot be done apart from a flush. **Blocks** until all
-    /// are written.
+    /// Writes dirty pages back like [`flush`](Self::flush), but does not flush the
+    /// device's cache. `false` if the pages cannot be written without a flush. **Blocks**
+    /// until all pages are written.
     ///
     /// # Errors
-    /// `Io` where a write failed: the pages are lost then.
+    /// `Io` if a write failed. The pages are lost.
     pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
         for partition in self.partitions()? {
             let own = partition.open(roots, false);
@@ -263,21 +264,20 @@ impl BlockDevice {
         drop_pages(&roots.devices, &file, &node)
     }
 
-    /// Opens the node read-only (a writer's close would wake udev), and makes
-    /// sure that it is this device. With `claim` the open is exclusive: the
-    /// kernel refuses it (`EBUSY`, so `InUse`) while anything mounts, maps,
-    /// swaps on or claims the disk or a partition of it, and while the file is
-    /// open nothing else can (`block/bdev.c`, `bd_may_claim`).
+    /// Opens the node read-only (a writer's close would wake udev), and checks that it is
+    /// this device. With `claim` the open is exclusive: the kernel refuses it (`EBUSY`, so
+    /// `InUse`) while anything mounts, maps, swaps on or claims the disk or a partition of
+    /// it, and refuses those while the file is open (`block/bdev.c`, `bd_may_claim`).
     ///
-    /// **May block** while the device recovers from an error, and for a second where
-    /// the node is missing: call it on a worker.
+    /// **May block** while the device recovers from an error, and for a second if the node
+    /// is missing: call it on a worker.
     ///
     /// # Errors
-    /// By the errno; `NotReady` where the kernel has the device all the time, and its
-    /// node stays missing; `Vanished` where the node is another device's.
+    /// By the errno; `NotReady` if the kernel keeps the device and its node stays missing;
+    /// `Vanished` if the node belongs to another device.
     pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
         let node = self.node(roots);
-        let (file, found) = self.open_when_made(&node, &roots.devices, claim)?;
+        let (file, found) = self.open_waiting_for_node(&node, &roots.devices, claim)?;
         if found != Some(self.devno) {
             let expected = self.devno;
             let message = format!("the node is not block device {expected}");
@@ -286,23 +286,24 @@ impl BlockDevice {
         Ok(file)
     }
 
-    /// A missing node of a device that is there to stay is a fault of `/dev`.
-    fn open_when_made(
+    /// Waits a second for a missing node. If the device stays and the node does not come,
+    /// `/dev` is at fault.
+    fn open_waiting_for_node(
         &self,
         node: &Path,
         devices: &Devices,
         claim: bool,
     ) -> Result<(File, Option<DevNo>)> {
-        /// Longer than the kernel's thread takes.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let patience = Deadline::after(PATIENCE);
+        /// Longer than the kernel's thread takes to make the node.
+        const NODE_LIMIT: Duration = Duration::from_secs(1);
+        let patience = Deadline::after(NODE_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         loop {
             let error = match devices.open(node, claim) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => Error::io("cannot open", node, &error),
             };
-            if !self.lacks_its_node(&error) {
+            if !self.is_node_missing(&error) {
                 return Err(error);
             }
             if patience.has_passed() {
@@ -314,8 +315,8 @@ impl BlockDevice {
     }
 }
 
-/// Those of `links` (as udev names them, below `/dev`) that lead to the device,
-/// as paths below our own root.
+/// The links among `links` (as udev names them, below `/dev`) that lead to the device, as
+/// paths below our own root.
 #[must_use]
 pub fn links_to(roots: &Roots, devno: DevNo, links: &[String]) -> Vec<PathBuf> {
     links
@@ -325,11 +326,10 @@ pub fn links_to(roots: &Roots, devno: DevNo, links: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The number of the block device that `path` leads to, links followed.
+/// The number of the block device that `path` leads to. It follows links.
 ///
 /// # Errors
-/// `NotFound` where nothing is there, `InvalidInput` where it is something
-/// else than a block device.
+/// `NotFound` if nothing is at `path`, `InvalidInput` if it is not a block device.
 pub fn devno_at(roots: &Roots, path: &Path) -> Result<DevNo> {
     let found = roots.devices.number_at(path).map_err(|error| {
         let error = Error::io("cannot find the device", path, &error);
@@ -356,8 +356,8 @@ fn drop_pages(devices: &Devices, file: &File, node: &Path) -> Result<()> {
         .map_err(|error| Error::io("cannot drop the page cache of", node, &error))
 }
 
-/// Of a read past the page cache: whole logical blocks, whatever a page is, and 4 KiB at
-/// least.
+/// The length of a read past the page cache: whole logical blocks, whatever the page size,
+/// and at least 4 KiB.
 fn length_of_read(logical_block: usize, wanted: usize) -> usize {
     let block = logical_block.max(4096);
     wanted.next_multiple_of(block).max(block)
@@ -375,7 +375,8 @@ mod tests {
             (512, 0, 4096),
             (4096, 0, 4096),
             (4096, 68 << 10, 68 << 10),
-            // Of a kernel with pages of 64 KiB, on a machine with pages of any size.
+            // A kernel with pages of 64 KiB made these blocks; the pages of this machine
+            // do not matter.
             (65_536, 0, 65_536),
             (65_536, 68 << 10, 128 << 10),
             (0, 0, 4096),
@@ -401,7 +402,8 @@ mod tests {
         let (_root, roots, disk) = without_a_node();
         thread::scope(|scope| {
             let opened = scope.spawn(|| disk.open(&roots, false));
-            // No block device, which is seen only of what could be opened.
+            // This is no block device, but `open` sees that only after it could open the
+            // node.
             fs::write(disk.node(&roots), "").unwrap();
             let error = opened.join().unwrap().unwrap_err();
             let message = error.to_string();

@@ -1,4 +1,4 @@
-//! One directory of sysfs, kept open: what is read below it is of one life.
+//! An open directory of sysfs: every read below it is of the same device.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -10,11 +10,11 @@ use nix::sys::stat::Mode;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What nearly every attribute fits into.
+/// Nearly every attribute fits into this many bytes.
 const SHORT: usize = 1024;
 
-/// A device's directory. Where another device comes under the same name, this
-/// stays with the one that is gone, and reads nothing any more.
+/// A device's directory. If another device comes under the same name, this
+/// still means the device that is gone, and reads nothing any more.
 #[derive(Debug)]
 pub(crate) struct DeviceDir<'a> {
     path: &'a Path,
@@ -22,7 +22,7 @@ pub(crate) struct DeviceDir<'a> {
 }
 
 impl<'a> DeviceDir<'a> {
-    /// `None` where there is none.
+    /// `None` if there is no such directory.
     pub(crate) fn open(path: &'a Path) -> Result<Option<Self>> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let opened = OpenOptions::new()
@@ -35,10 +35,10 @@ impl<'a> DeviceDir<'a> {
         }
     }
 
-    /// An attribute as it is; `None` where it is absent, or the device gone.
-    /// Three system calls: the kernel gives an attribute whole to one read that
-    /// has room for it (`fs/kernfs/file.c`), which files of `/proc` do not
-    /// promise.
+    /// An attribute as it is; `None` if the attribute is absent or the device
+    /// gone. This takes three system calls: the kernel returns a whole
+    /// attribute to one read with enough room (`fs/kernfs/file.c`), which files
+    /// of `/proc` do not promise.
     ///
     /// # Errors
     /// By the errno.
@@ -64,7 +64,7 @@ impl<'a> DeviceDir<'a> {
         }
     }
 
-    /// An attribute that is text, without the blanks around it.
+    /// An attribute that is text, without surrounding blanks.
     ///
     /// # Errors
     /// As [`read`](Self::read).

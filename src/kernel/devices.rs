@@ -1,5 +1,5 @@
-//! The acts on devices that are no reading of a file: opening a block device,
-//! asking it, flushing it, and writing an attribute of sysfs.
+//! The operations on devices beyond reading files: opening a block device, querying and
+//! flushing it, and writing an attribute of sysfs.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -27,21 +27,21 @@ pub enum NumberedDevice {
     Character(DevNo),
 }
 
-/// How a SCSI volume's devices are reached. [`Devices::Kernel`] is the machine's
-/// own kernel. A process that may not open devices can give another, which has a
-/// helper do it, and a test one that imitates a kernel.
+/// How the engine reaches the devices of a SCSI volume. [`Devices::Kernel`] uses the
+/// machine's own kernel. A process that may not open devices can supply an implementation
+/// that asks a helper process, and a test can supply one that imitates a kernel.
 ///
-/// Each call may block for as long as the kernel does; the engine makes it on a
-/// thread of its own. The errno of an error decides what the engine does next, so
-/// an implementation passes the kernel's on.
+/// Each call may block for as long as the kernel does, so the engine makes it on a thread
+/// of its own. The errno of an error decides what the engine does next, so an
+/// implementation passes on the kernel's errno.
 pub trait DeviceAccess: fmt::Debug + Send + Sync {
-    /// Opens the attribute and writes `text` with one write(2), if `is_still_ours`
-    /// says so once it is open: from then on a write after the object's end is
-    /// refused (`ENODEV`, `fs/kernfs/file.c`). `false` where it is not ours, and
-    /// nothing was written.
+    /// Opens the attribute and writes `text` with one write(2) if `is_still_ours` returns
+    /// true after the open. The kernel refuses a write once the object of an open attribute
+    /// has gone (`ENODEV`, `fs/kernfs/file.c`), so the write cannot reach a successor.
+    /// `false` if the object is not ours; nothing was written.
     ///
     /// # Errors
-    /// The kernel's; `WriteZero` where it took a part alone.
+    /// The kernel's; `WriteZero` if the kernel took only a part of `text`.
     fn write_attribute(
         &self,
         attribute: &Path,
@@ -49,21 +49,21 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
         is_still_ours: &dyn Fn() -> bool,
     ) -> io::Result<bool>;
 
-    /// Opens a node read-only without waiting for a medium, with `claim` exclusively
-    /// (`O_EXCL`), and says which block device it is; `None` where it is none.
+    /// Opens a node read-only without waiting for a medium, exclusively (`O_EXCL`) with
+    /// `claim`. Also returns the block device's number; `None` if it is no block device.
     ///
     /// # Errors
     /// The kernel's.
     fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)>;
 
-    /// The device that `path` leads to, links followed; `None` where it is none. It
-    /// should not ask a file server (`AT_STATX_DONT_SYNC`).
+    /// The device that `path` leads to, through links; `None` if it is no device. An
+    /// implementation should not ask a file server (`AT_STATX_DONT_SYNC`).
     ///
     /// # Errors
     /// The kernel's.
     fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>>;
 
-    /// The same of a block device; `None` where it is none.
+    /// Like [`device_at`](Self::device_at), but `None` unless it is a block device.
     ///
     /// # Errors
     /// The kernel's.
@@ -74,20 +74,20 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
         })
     }
 
-    /// The block device that backs the loop device of this node; `None` where a
-    /// regular file does (`LOOP_GET_STATUS64`).
+    /// The block device that backs the loop device at this node; `None` if a regular file
+    /// backs it (`LOOP_GET_STATUS64`).
     ///
     /// # Errors
-    /// The kernel's: `ENXIO` where nothing backs it. `Unsupported` where an
-    /// implementation does not offer it: the path in sysfs has to do then.
+    /// The kernel's: `ENXIO` if nothing backs it. `Unsupported` if the implementation does
+    /// not offer this: the engine then uses the path in sysfs.
     fn loop_backing(&self, _node: &Path) -> io::Result<Option<DevNo>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The serial number of the life of the disk that was opened (Linux 5.15).
+    /// The disk sequence number of the open disk (Linux 5.15).
     ///
     /// # Errors
-    /// The kernel's; `ENOTTY` where it has no such number.
+    /// The kernel's; `ENOTTY` if the kernel has no such number.
     fn disk_sequence(&self, disk: &File) -> io::Result<u64>;
 
     /// Writes dirty pages back and has the device write its cache (`fsync`).
@@ -96,12 +96,12 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
     /// The kernel's: a write failed, and its pages are lost.
     fn sync(&self, disk: &File) -> io::Result<()>;
 
-    /// Writes dirty pages back, and has the device flush nothing (`sync_file_range`).
+    /// Writes dirty pages back, and does not flush the device's cache (`sync_file_range`).
     ///
     /// # Errors
-    /// The kernel's: a write failed, and its pages are lost. `Unsupported` where an
-    /// implementation does not offer it: a flush that fails counts as a write that failed
-    /// then.
+    /// The kernel's: a write failed, and its pages are lost. `Unsupported` if the
+    /// implementation does not offer this: a flush that fails then counts as a failed
+    /// write.
     fn write_pages(&self, _disk: &File) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -112,11 +112,11 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
     /// The kernel's.
     fn drop_pages(&self, disk: &File) -> io::Result<()>;
 
-    /// Sends a SCSI command that reads (`SG_IO`); `timeout` is that of one try.
+    /// Sends a SCSI command that reads (`SG_IO`). `timeout` limits each try.
     ///
     /// # Errors
-    /// The kernel's, where it did not send it. A command that failed at the device
-    /// is no error: see [`Completion`].
+    /// The kernel's, if it did not send the command. A command that failed at the device is
+    /// no error: see [`Completion`].
     fn scsi_read(
         &self,
         disk: &File,
@@ -126,13 +126,13 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
     ) -> io::Result<Completion>;
 }
 
-/// Whose [`DeviceAccess`] the engine uses.
+/// The [`DeviceAccess`] that the engine uses.
 #[derive(Debug, Clone, Default)]
 pub enum Devices {
     /// This machine's kernel.
     #[default]
     Kernel,
-    /// Another.
+    /// Another implementation.
     Other(Arc<dyn DeviceAccess>),
 }
 
@@ -249,9 +249,9 @@ pub(super) fn devno_of(rdev: u64) -> DevNo {
 pub(crate) mod tests {
     use super::*;
 
-    /// The kernel's, but for one path, which leads to a device of this number, and for
-    /// those that are named `denied`, which may not be looked at, and `hangs`, of which the
-    /// kernel says nothing.
+    /// The kernel's access with three exceptions: one path leads to a device of this
+    /// number, a path named `denied` may not be looked at, and a look at a path named
+    /// `hangs` never returns.
     #[derive(Debug)]
     pub(crate) struct Named(pub(crate) &'static str, pub(crate) DevNo);
 

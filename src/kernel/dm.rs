@@ -1,6 +1,6 @@
-//! Device-mapper: one operation on one device, named by its uuid, a call.
-//! **Each may block** for as long as I/O or another operation on the device is
-//! under way: call it on a worker.
+//! Device-mapper: each call does one operation on one device, which its uuid
+//! names. **Each may block** while I/O or another operation on the device runs:
+//! call it on a worker.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::DevNo;
 
-/// A device as device-mapper knows it.
+/// A device's state in device-mapper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DmStatus {
     pub(crate) devno: DevNo,
-    /// How often it is open, mounts included.
+    /// How many times the device is open, mounts included.
     pub(crate) open_count: i32,
     pub(crate) read_only: bool,
 }
 
-/// What device-mapper says of the device.
+/// The device's status from device-mapper.
 ///
 /// # Errors
-/// `Vanished` where there is none of this uuid; `NotSupported` where the
-/// machine has no device-mapper; `NotPermitted`. So of all functions here.
+/// `Vanished` if no device has this uuid; `NotSupported` if the machine has no
+/// device-mapper; `NotPermitted`. All functions here return these errors.
 pub(crate) fn status(roots: &Roots, uuid: &str) -> Result<DmStatus> {
     let status = ask(roots, uuid, "cannot examine", |control| {
         dm::status(control, uuid)
@@ -55,7 +55,7 @@ pub(crate) fn table_status(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
 /// Sends a message to the target that holds sector 0.
 ///
 /// # Errors
-/// What the target answers, by its errno; `multipath` says `EBUSY` while the
+/// The target's answer, by its errno. `multipath` answers `EBUSY` while the
 /// device is suspended.
 pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> {
     point!(DmToSend);
@@ -66,10 +66,10 @@ pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> 
     Ok(())
 }
 
-/// Removes the device; it is gone from sysfs when this returns.
+/// Removes the device. It is gone from sysfs when this returns.
 ///
 /// # Errors
-/// `InUse` where it is open.
+/// `InUse` if it is open.
 pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
     point!(DmToRemove);
     ask(roots, uuid, "cannot remove", |control| {
@@ -79,11 +79,11 @@ pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
     Ok(())
 }
 
-/// Loads a table beside the one in use.
+/// Loads a table into the inactive slot, beside the table in use.
 ///
 /// # Errors
-/// `Refused` where a target does not take its parameters, or a device below is
-/// too small: the kernel's log says which.
+/// `Refused` if a target does not take its parameters, or a device below is too
+/// small. The kernel's log says which.
 pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target]) -> Result<()> {
     let mut flags = Flags::empty();
     flags.set(Flags::READ_ONLY, read_only);
@@ -95,10 +95,10 @@ pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target])
     Ok(())
 }
 
-/// Puts the table that was loaded in place of the one in use. The kernel holds
-/// I/O back meanwhile, in one ioctl: there is no moment at which this process
-/// could die and leave the device suspended. I/O that is queued for want of a
-/// path is kept and not waited for, and no filesystem is frozen.
+/// Replaces the table in use with the loaded one. The kernel holds I/O back
+/// meanwhile, in one ioctl, so this process cannot die and leave the device
+/// suspended. The kernel keeps I/O that is queued for want of a path and does
+/// not wait for it. It freezes no filesystem.
 pub(crate) fn swap_table(roots: &Roots, uuid: &str) -> Result<()> {
     point!(DmToSwap);
     ask(roots, uuid, "cannot put a table in place in", |control| {

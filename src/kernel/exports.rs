@@ -1,5 +1,5 @@
-//! Block devices that targets of the kernel export: LIO and the `NVMe` target, as they
-//! are configured in configfs.
+//! Block devices that the kernel's targets (LIO and the `NVMe` target) export, as
+//! configfs shows them.
 
 use std::path::{Path, PathBuf};
 
@@ -11,24 +11,23 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// What was found of targets.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
-    /// Their volumes by name (`iblock_0/volume`), each with its device.
+    /// The volumes that are on one of the devices, by name (`iblock_0/volume`).
     pub(crate) found: Vec<(String, DevNo)>,
-    /// Drivers that are loaded and whose configuration is not to be seen.
-    pub(crate) unseen: Vec<&'static str>,
-    /// Volumes by name of which it cannot be said what they are on.
-    pub(crate) unseen_volumes: Vec<String>,
+    /// Drivers that are loaded and whose configuration cannot be seen.
+    pub(crate) unknown: Vec<&'static str>,
+    /// Names of volumes whose device cannot be determined.
+    pub(crate) unknown_volumes: Vec<String>,
 }
 
-/// The volumes of targets that are on one of `devices`. A volume whose path is on a
-/// file server is passed over, and one whose path leads through a server that does not
-/// answer is unseen.
+/// The volumes of targets that are on one of `devices`. It passes over a volume whose
+/// path is on a file server. A volume is unknown if its path leads through a server that
+/// does not answer.
 ///
-/// A `fileio` volume, a `pscsi` volume and a namespace of `nvmet` are known by the path
-/// that they were configured with. Where a link in that path leads elsewhere now, what
-/// they have open cannot be seen.
+/// The configured path identifies a `fileio` volume, a `pscsi` volume and a namespace
+/// of `nvmet`. If a link in that path leads elsewhere now, the device that the target
+/// has open cannot be seen.
 pub(crate) fn read_exports(
     roots: &Roots,
     devices: &[DevNo],
@@ -39,16 +38,16 @@ pub(crate) fn read_exports(
     let configfs = roots.sysfs.join("kernel/config");
     let lookup = |path: &str| {
         let path = PathBuf::from(path.trim());
-        if !path.is_absolute() || servers.have(&path) {
+        if !path.is_absolute() || servers.contains(&path) {
             return Device::NotHere;
         }
         let (name, devices) = (path.display().to_string(), roots.devices.clone());
-        // No file server has the nodes.
+        // A path below `/dev` is on no file server.
         let number = if path.starts_with(&roots.dev) {
             devices.number_at(&path)
         } else {
-            let patience = file_server_looks::patience(deadline);
-            file_server_looks::look(name, patience, move || devices.number_at(&path))
+            let patience = file_server_looks::lookup_deadline(deadline);
+            file_server_looks::lookup(name, patience, move || devices.number_at(&path))
         };
         match number {
             Ok(number) => number.map_or(Device::NotHere, Device::Is),
@@ -59,7 +58,7 @@ pub(crate) fn read_exports(
         let directory = configfs.join(directory);
         if !directory.exists() {
             if roots.sysfs.join("module").join(module).exists() {
-                exports.unseen.push(module);
+                exports.unknown.push(module);
             }
             continue;
         }
@@ -73,14 +72,13 @@ pub(crate) fn read_exports(
                     exports.found.push((volume, device));
                 }
                 Device::Is(_) | Device::NotHere => {}
-                Device::Unknown => exports.unseen_volumes.push(volume),
+                Device::Unknown => exports.unknown_volumes.push(volume),
             }
         }
     }
     Ok(exports)
 }
 
-/// What a volume is on.
 enum Device {
     Is(DevNo),
     /// No block device of this machine.
@@ -91,7 +89,7 @@ enum Device {
 type Volumes = Vec<(String, Device)>;
 type Lookup<'a> = &'a dyn Fn(&str) -> Device;
 
-/// What an attribute of a volume says; `None` where there is no such attribute.
+/// The text of a volume's attribute; `None` if there is no such attribute.
 fn read_if_there(attribute: &Path) -> Result<Option<String>> {
     match sysfs::read(attribute) {
         Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
@@ -99,8 +97,8 @@ fn read_if_there(attribute: &Path) -> Result<Option<String>> {
     }
 }
 
-/// `iblock` and `pscsi` have a block device, and `fileio` a file that may be one
-/// (`drivers/target/`); the others have none.
+/// The volumes of LIO. `iblock` and `pscsi` use a block device, and `fileio` uses a
+/// file that may be one (`drivers/target/`). The other kinds use none.
 fn lio_volumes(target: &Path, lookup: Lookup<'_>) -> Result<Volumes> {
     let core = target.join("core");
     let mut volumes = Vec::new();
@@ -113,13 +111,13 @@ fn lio_volumes(target: &Path, lookup: Lookup<'_>) -> Result<Volumes> {
         for volume in sysfs::names(&directory)? {
             let attribute = |name| read_if_there(&directory.join(&volume).join(name));
             let device = match attribute("info") {
-                // A file of the adapter's own.
+                // This is a file of the adapter and no volume.
                 Ok(None) => continue,
                 Err(_) => Device::Unknown,
                 Ok(Some(info)) => match (number_in(&info), file_in(&info)) {
                     (Some(number), _) => Device::Is(number),
                     (None, Some(file)) => lookup(file),
-                    // One that is not enabled has no number.
+                    // A volume that is not enabled has no number.
                     (None, None) if adapter.starts_with("iblock_") => continue,
                     (None, None) => match attribute("udev_path") {
                         Ok(path) => path.map_or(Device::NotHere, |path| lookup(&path)),
@@ -133,7 +131,7 @@ fn lio_volumes(target: &Path, lookup: Lookup<'_>) -> Result<Volumes> {
     Ok(volumes)
 }
 
-/// `Major: 8 Minor: 0  CLAIMED: IBLOCK` (`target_core_iblock.c`).
+/// Parses `Major: 8 Minor: 0  CLAIMED: IBLOCK` (`target_core_iblock.c`).
 fn number_in(info: &str) -> Option<DevNo> {
     let after = |label: &str| {
         let (_, rest) = info.split_once(label)?;
@@ -143,13 +141,13 @@ fn number_in(info: &str) -> Option<DevNo> {
     (major != 0).then_some(DevNo { major, minor })
 }
 
-/// `File: /dev/sda  Size: 8388608  Mode: O_DSYNC` (`target_core_file.c`).
+/// Parses `File: /dev/sda  Size: 8388608  Mode: O_DSYNC` (`target_core_file.c`).
 fn file_in(info: &str) -> Option<&str> {
     let (_, rest) = info.split_once("File: ")?;
     rest.split_once("  Size: ").map(|(path, _)| path)
 }
 
-/// The namespaces that are enabled (`drivers/nvme/target/configfs.c`).
+/// The enabled namespaces (`drivers/nvme/target/configfs.c`).
 fn nvmet_volumes(nvmet: &Path, lookup: Lookup<'_>) -> Result<Volumes> {
     let subsystems = nvmet.join("subsystems");
     let mut volumes = Vec::new();
@@ -220,7 +218,7 @@ mod tests {
         let exports = read(&roots).unwrap();
         let names: Vec<_> = exports.found.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["fileio_1/b", "iblock_0/a", "pscsi_2/c", "nqn/1"]);
-        assert!(exports.unseen.is_empty());
+        assert!(exports.unknown.is_empty());
     }
 
     #[test]
@@ -245,18 +243,18 @@ mod tests {
             put(nvmet.join(number).join("device_path"), "/none/there\n");
         }
         let exports = read(&roots).unwrap();
-        assert!(exports.found.is_empty() && exports.unseen.is_empty());
+        assert!(exports.found.is_empty() && exports.unknown.is_empty());
         let unseen = ["fileio_0/gone", "fileio_1/odd", "pscsi_0/gone", "nqn/1"];
-        assert_eq!(exports.unseen_volumes, unseen);
+        assert_eq!(exports.unknown_volumes, unseen);
     }
 
     #[test]
     fn a_target_that_is_loaded_and_has_no_configuration_here_is_unseen() {
         let (_root, roots) = machine();
         let none = read(&roots).unwrap();
-        assert!(none.found.is_empty() && none.unseen.is_empty());
+        assert!(none.found.is_empty() && none.unknown.is_empty());
         fs::create_dir_all(roots.sysfs.join("module/target_core_mod")).unwrap();
         let hidden = read(&roots).unwrap();
-        assert_eq!(hidden.unseen, ["target_core_mod"]);
+        assert_eq!(hidden.unknown, ["target_core_mod"]);
     }
 }

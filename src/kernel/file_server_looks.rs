@@ -1,5 +1,5 @@
-//! Looks at files that may be a file server's: one that the server does not answer is
-//! given up.
+//! Lookups of files that may be on a file server. A lookup that the server does not answer
+//! is given up.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +11,18 @@ use crate::deadline::Deadline;
 use crate::error::Stage;
 use crate::id::DevNo;
 
-/// How long one look may take. A file system of this machine answers at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one lookup may take. A local file system answers at once.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(2);
 
-/// One look takes no more than this part of the time that its caller has left, so that
-/// several that hang leave most of it.
+/// One lookup takes at most this fraction of its caller's remaining time, so that several
+/// lookups that hang leave most of it.
 const PART: u32 = 8;
 
-/// What a look finds: a block device's number, `None` where there is something else.
+/// The result of a lookup: a block device's number; `None` if it is something else.
 type Found = io::Result<Option<DevNo>>;
 
-/// The looks that were given up and whose kernel calls have not returned, by what they
-/// look at: each holds a thread, and is not begun a second time.
+/// The lookups that were given up and whose kernel calls have not returned, by name. Each
+/// holds a thread, so none is started a second time.
 static GIVEN_UP: Mutex<BTreeMap<String, Pending<Found>>> = Mutex::new(BTreeMap::new());
 
 fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
@@ -30,22 +30,22 @@ fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
     GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until when a look that may be at a file server is waited for.
-pub(crate) fn patience(deadline: Deadline) -> Deadline {
-    deadline.at_most(PATIENCE.min(deadline.remaining() / PART))
+/// The deadline for one lookup that may ask a file server.
+pub(crate) fn lookup_deadline(deadline: Deadline) -> Deadline {
+    deadline.at_most(LOOKUP_LIMIT.min(deadline.remaining() / PART))
 }
 
-/// What `look` finds, which is at the thing of this name, until `deadline`. The kernel may
-/// not end the thread of a look even where the process is killed, so `look` opens what it
-/// uses itself.
+/// Runs `call`, which looks up the object called `name`, and returns its result by
+/// `deadline`. The kernel may hold the thread even after the process is killed, so `call`
+/// must open what it uses itself.
 ///
 /// # Errors
-/// Those of `look`; `TimedOut` where it, or an earlier one at the same thing, has not
-/// returned in time.
-pub(crate) fn look(
+/// Those of `call`; `TimedOut` if this lookup, or an earlier one of the same object, has
+/// not returned in time.
+pub(crate) fn lookup(
     name: String,
     deadline: Deadline,
-    look: impl FnOnce() -> Found + Send + 'static,
+    call: impl FnOnce() -> Found + Send + 'static,
 ) -> Found {
     if let Some(earlier) = given_up().get(&name)
         && earlier.wait(Deadline::after(Duration::ZERO)).is_none()
@@ -53,8 +53,8 @@ pub(crate) fn look(
         return Err(io::ErrorKind::TimedOut.into());
     }
     given_up().remove(&name);
-    let pending =
-        worker::start_apart(Stage::Claim, move || Ok(look())).map_err(io::Error::other)?;
+    let pending = worker::start_with_own_fd_table(Stage::Claim, move || Ok(call()))
+        .map_err(io::Error::other)?;
     if let Some(found) = pending.wait(deadline) {
         return found.map_err(io::Error::other)?;
     }
@@ -76,24 +76,24 @@ mod tests {
         let name = || "loop7 of this test".to_owned();
         let (release, hang) = mpsc::channel::<()>();
         let short = Deadline::after(Duration::from_millis(80));
-        let hanging = look(name(), short, move || {
+        let hanging = lookup(name(), short, move || {
             let _released = hang.recv();
             Ok(None)
         });
         assert_eq!(hanging.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let long = Deadline::after(Duration::from_secs(600));
         let (begun, seen) = mpsc::channel();
-        let again = look(name(), long, move || {
+        let again = lookup(name(), long, move || {
             let _listens = begun.send(());
             Ok(Some(SDA))
         });
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(seen.recv().is_err(), "it was begun");
-        // Another is not held up by it.
-        let other = || look("loop8 of this test".to_owned(), long, || Ok(Some(SDA)));
+        // A lookup of another object is not held up.
+        let other = || lookup("loop8 of this test".to_owned(), long, || Ok(Some(SDA)));
         assert_eq!(other().unwrap(), Some(SDA));
         drop(release);
-        while look(name(), long, || Ok(Some(SDA))).is_err() {
+        while lookup(name(), long, || Ok(Some(SDA))).is_err() {
             std::thread::yield_now();
         }
     }

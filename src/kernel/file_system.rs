@@ -1,4 +1,4 @@
-//! What a mounted file system says of its space.
+//! The space of a mounted file system.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -11,32 +11,33 @@ use super::devices::devno_of;
 use crate::error::{Error, Result};
 use crate::id::DevNo;
 
-/// Space in bytes, and files, as statvfs counts them.
+/// Space in bytes and numbers of files, as statvfs counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Usage {
-    /// All there is.
+    /// The size of the file system.
     pub total_bytes: u64,
-    /// What is taken.
+    /// The space in use.
     pub used_bytes: u64,
-    /// What is left for those without privilege: with what is used, less than
-    /// all by what the file system keeps back.
+    /// The space left for processes without privilege. Used and available space
+    /// together are less than the total by what the file system reserves.
     pub available_bytes: u64,
-    /// How many files there can be; 0 where the file system sets no limit.
+    /// How many files the file system can hold; 0 if it sets no limit.
     pub total_inodes: u64,
-    /// How many there are.
+    /// How many files it holds.
     pub used_inodes: u64,
-    /// How many more there can be.
+    /// How many more files it can hold.
     pub free_inodes: u64,
 }
 
-/// Asks the file system that is mounted at `path`, and says which device its
-/// files are on: another than expected where it was unmounted meanwhile.
-/// **Blocks** for as long as the file system does: call it on a worker.
+/// The usage of the file system mounted at `path`, and the device that its
+/// files are on. The device is another than expected if the file system was
+/// unmounted meanwhile. **Blocks** for as long as the file system does: call it
+/// on a worker.
 ///
 /// # Errors
-/// By the errno; `Io` (`EIO`) where the file system has shut down.
+/// By the errno; `Io` (`EIO`) if the file system has shut down.
 pub(crate) fn read(path: &Path) -> Result<(Usage, DevNo)> {
     let failed = |error: &std::io::Error| Error::io("cannot examine", path, error);
     let directory = OpenOptions::new()

@@ -1,6 +1,5 @@
-//! The character devices of a SCSI device, by which a process sends it commands past a
-//! block device, or where it has none: `/dev/sg*`, `/dev/bsg/*`, and those of tapes and of
-//! their changers.
+//! The character devices of a SCSI device, through which a process sends it commands past
+//! the block device: `/dev/sg*`, `/dev/bsg/*`, and those of tapes and their changers.
 
 use std::path::Path;
 
@@ -8,17 +7,16 @@ use super::sysfs;
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GenericNode {
-    /// Its name below `/dev`: `sg0`, `bsg/0:0:0:1`.
+    /// The device's name below `/dev`: `sg0`, `bsg/0:0:0:1`.
     pub(crate) name: String,
-    /// Its number among the character devices.
+    /// The character device number.
     pub(crate) number: DevNo,
 }
 
-/// The classes, each with the directory of its nodes below `/dev`
-/// (`drivers/scsi/st.c`, `ch.c`, `sg.c`, `scsi_bsg.c`).
+/// The classes, each with the directory of its nodes below `/dev` (`drivers/scsi/sg.c`,
+/// `scsi_bsg.c`, `st.c`, `ch.c`).
 const CLASSES: [(&str, &str); 4] = [
     ("scsi_generic", ""),
     ("bsg", "bsg/"),
@@ -26,7 +24,8 @@ const CLASSES: [(&str, &str); 4] = [
     ("scsi_changer", ""),
 ];
 
-/// Those of the SCSI device of this directory of sysfs; none where it is no SCSI device.
+/// The generic devices of the SCSI device at this directory of sysfs; none if it is no SCSI
+/// device.
 pub(crate) fn read_generic_nodes(device: &Path) -> Result<Vec<GenericNode>> {
     let mut nodes = Vec::new();
     for (class, directory) in CLASSES {

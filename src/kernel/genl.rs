@@ -1,10 +1,10 @@
-//! Generic netlink: one request to a family of the kernel's and its answers,
-//! on a socket of its own.
+//! Generic netlink: one request to a family of the kernel and its answers, on a
+//! socket of its own.
 //!
-//! The kernel does the work of a command inside `sendmsg(2)` and under one
-//! mutex for most families (`net/netlink/genetlink.c`, `genl_mutex`), the
-//! resolution of names included: a command that hangs, hangs those of others,
-//! and no receive timeout helps. So each runs on a [`worker`].
+//! The kernel runs a command inside `sendmsg(2)`, for most families under one
+//! mutex (`net/netlink/genetlink.c`, `genl_mutex`). It resolves names under
+//! that mutex too. So a command that hangs blocks every other, and no receive
+//! timeout helps. Each call therefore runs on a [`worker`].
 
 mod connection;
 mod conversation;
@@ -23,25 +23,25 @@ pub(crate) use listener::{Listener, Notification};
 /// One command to a family.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// The family's name; the kernel gives its number anew at each load.
+    /// The family's name. The kernel assigns a new number at each load.
     pub(crate) family: &'static str,
     /// Command, version and attributes.
     pub(crate) payload: Payload,
-    /// The descriptors that the attributes name by number. They stay open
-    /// until the kernel has returned, also when the caller no longer waits:
-    /// else a number could by then be another file's.
+    /// The descriptors that the attributes name by number. They stay open until
+    /// the kernel has returned, even after the caller gave up. Otherwise a
+    /// number could mean another file by then.
     pub(crate) keep_open: Vec<OwnedFd>,
 }
 
-/// Sends `request` and returns the kernel's answers once it has acknowledged
+/// Sends `request`, and returns the kernel's answers once it has acknowledged
 /// it.
 ///
-/// After a timeout the command may still be done or refused: what it is about
-/// has to be looked at.
+/// After a timeout the kernel may still run or refuse the command, so the
+/// caller must look at the object itself.
 ///
 /// # Errors
-/// By the kernel's errno, with its own words where it gave some;
-/// `NotSupported` where the family does not exist; `TimedOut` at `stage`.
+/// By the kernel's errno, with the kernel's own text if it gave one;
+/// `NotSupported` if the family does not exist; `TimedOut` at `stage`.
 pub(crate) fn call(
     request: Request,
     stage: Stage,
@@ -50,7 +50,8 @@ pub(crate) fn call(
     last_seen: impl FnOnce() -> String,
 ) -> Result<Vec<Payload>> {
     worker::run(stage, what, deadline, last_seen, move || {
-        // Named, so that all of it moves to this thread and lasts as long.
+        // Name all fields, so that the closure takes all of them and they live
+        // as long.
         let Request {
             family,
             payload,
@@ -66,8 +67,8 @@ fn exchange(family: &'static str, payload: &Payload) -> Result<Vec<Payload>> {
     let mut connection = Connection::open()?;
     if let Some(id) = family::known(family) {
         match connection.exchange(id, payload) {
-            // No family has this number: the module was loaded anew, and
-            // nothing was done.
+            // No family has this number because the module was loaded anew. The
+            // kernel did nothing.
             Err(error) if error.errno() == Some(nix::libc::ENOENT) => {}
             result => return result,
         }

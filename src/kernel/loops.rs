@@ -1,4 +1,4 @@
-//! Loop devices whose backing is a block device.
+//! Loop devices that a block device backs.
 
 use std::path::Path;
 
@@ -8,26 +8,27 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::DevNo;
 
-/// What was found of loop devices.
 #[derive(Debug, Default)]
 pub(crate) struct Loops {
-    /// Their names, each with the device that backs it.
+    /// The loop devices' names, each with the device that backs it.
     pub(crate) found: Vec<(String, DevNo)>,
-    /// Those of which it cannot be said.
-    pub(crate) unseen: Vec<String>,
+    /// Names of the loop devices whose backing is unknown.
+    pub(crate) unknown: Vec<String>,
 }
 
-/// The loop devices that one of `devices` backs. sysfs shows a path alone, which
-/// means what its user saw there; so the kernel is asked for the device's number.
+/// The loop devices that one of `devices` backs. sysfs shows only a path, as the
+/// process that set the loop device up saw it. So this asks the kernel for the device's
+/// number.
 ///
-/// One whose path is on a file server is passed over, since a file there is no disk of
-/// this machine. Where the path does not show that (its mount is in another mount
-/// namespace, or was detached with `umount --lazy`) and the server does not answer, the
-/// device is unseen. One whose path is below `/dev` may be on one of `devices`, so its
-/// look may take all the time that there is.
+/// It passes over a loop device whose path is on a file server, because a file there is
+/// no disk of this machine. If the path does not show that (its mount is in another
+/// mount namespace, or was detached with `umount --lazy`) and the server does not
+/// answer, the loop device is unknown. A loop device whose path is below `/dev` may be
+/// on one of `devices`, so its lookup may take all the remaining time.
 ///
 /// # Errors
-/// `TimedOut` at stage `claim` where the kernel does not say what such a device is on.
+/// `TimedOut` at stage `claim` if the kernel does not say what backs a loop device
+/// whose path is below `/dev`.
 pub(crate) fn read_loops(
     roots: &Roots,
     devices: &[DevNo],
@@ -45,7 +46,7 @@ pub(crate) fn read_loops(
             continue;
         };
         let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path)).to_owned();
-        if servers.have(&path) {
+        if servers.contains(&path) {
             continue;
         }
         let node = roots.dev.join(&name);
@@ -55,10 +56,10 @@ pub(crate) fn read_loops(
         let until = if is_node {
             deadline
         } else {
-            file_server_looks::patience(deadline)
+            file_server_looks::lookup_deadline(deadline)
         };
         let look = move || backing(&owned, &node, &path);
-        let found = file_server_looks::look(what.clone(), until, look);
+        let found = file_server_looks::lookup(what.clone(), until, look);
         match found {
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
@@ -67,15 +68,15 @@ pub(crate) fn read_loops(
             }
             Err(error) => {
                 tracing::debug!(%error, name, "what backs it cannot be said");
-                loops.unseen.push(name);
+                loops.unknown.push(name);
             }
         }
     }
     Ok(loops)
 }
 
-/// What backs it; `None` where that is a file, or nothing any more. Where the node is
-/// not there or may not be opened, as in a container, the path has to do.
+/// The device that backs the loop device; `None` if a file or nothing backs it. If the
+/// node is missing or may not be opened, as in a container, this uses the path.
 fn backing(roots: &Roots, node: &Path, path: &Path) -> std::io::Result<Option<DevNo>> {
     match roots.devices.loop_backing(node) {
         Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => Ok(None),
@@ -125,7 +126,7 @@ mod tests {
         let loops = read_loops(&roots, &[SDA], &servers, soon).unwrap();
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
         // Its node is missing, and its path leads nowhere.
-        assert_eq!(loops.unseen, ["loop3"]);
+        assert_eq!(loops.unknown, ["loop3"]);
     }
 
     #[test]
@@ -136,11 +137,11 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let (disk, node) = (roots.dev.join("sda"), roots.dev.join("loop7"));
         fs::write(directory.join("backing_file"), disk.to_str().unwrap()).unwrap();
-        // An earlier look at it has not returned.
+        // An earlier lookup of it has not returned.
         let (_release, hang) = std::sync::mpsc::channel::<()>();
         let what = format!("{} of {}", disk.display(), node.display());
         let past = Deadline::after(std::time::Duration::ZERO);
-        let earlier = file_server_looks::look(what, past, move || {
+        let earlier = file_server_looks::lookup(what, past, move || {
             let _released = hang.recv();
             Ok(None)
         });

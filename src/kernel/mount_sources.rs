@@ -9,48 +9,48 @@ use crate::deadline::Deadline;
 use crate::id::DevNo;
 
 /// Looks up each path once, in our own mount namespace.
-pub(super) struct Sources<'a> {
+pub(super) struct MountSourceLookup<'a> {
     roots: &'a Roots,
     servers: FileServers,
     deadline: Deadline,
     known: BTreeMap<PathBuf, Option<DevNo>>,
-    unseen: Vec<PathBuf>,
+    unknown: Vec<PathBuf>,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> MountSourceLookup<'a> {
     pub(super) fn new(roots: &'a Roots, servers: FileServers, deadline: Deadline) -> Self {
         Self {
             roots,
             servers,
             deadline,
             known: BTreeMap::new(),
-            unseen: Vec::new(),
+            unknown: Vec::new(),
         }
     }
 
-    /// The block device at a path; `None` where there is none, where the path is on a file
-    /// server, and where a link in it leads to one that does not answer: then it is unseen.
+    /// The block device at a path; `None` if there is none or if the path is on a file
+    /// server. Also `None` if the lookup gets no answer in time; the path is then unknown.
     pub(super) fn number_at(&mut self, path: &Path) -> Option<DevNo> {
-        if !path.is_absolute() || self.servers.have(path) {
+        if !path.is_absolute() || self.servers.contains(path) {
             return None;
         }
         if let Some(known) = self.known.get(path) {
             return *known;
         }
         let (name, devices) = (path.display().to_string(), self.roots.devices.clone());
-        let patience = file_server_looks::patience(self.deadline);
+        let patience = file_server_looks::lookup_deadline(self.deadline);
         let own = path.to_owned();
-        let found = file_server_looks::look(name, patience, move || devices.number_at(&own));
+        let found = file_server_looks::lookup(name, patience, move || devices.number_at(&own));
         if matches!(&found, Err(error) if error.kind() == std::io::ErrorKind::TimedOut) {
-            self.unseen.push(path.to_owned());
+            self.unknown.push(path.to_owned());
         }
         let number = found.ok().flatten();
         self.known.insert(path.to_owned(), number);
         number
     }
 
-    /// The paths of which nobody could say what they are.
-    pub(super) fn unseen(self) -> Vec<PathBuf> {
-        self.unseen
+    /// The paths whose lookup got no answer in time.
+    pub(super) fn unknown(self) -> Vec<PathBuf> {
+        self.unknown
     }
 }

@@ -1,4 +1,4 @@
-//! Mounts and swap areas, as `/proc` lists them.
+//! The mounts and swap areas that `/proc` lists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_servers::FileServers;
-use super::mount_sources::Sources;
+use super::mount_sources::MountSourceLookup;
 use super::{Roots, process};
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
@@ -16,27 +16,27 @@ use crate::id::DevNo;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Mount {
-    /// What is mounted.
+    /// The mounted device.
     pub device: DevNo,
-    /// Where, as the process `pid` sees it.
+    /// The mount point, as the process `pid` sees it.
     pub path: PathBuf,
-    /// A process in the mount namespace where the mount is; `None` for our own.
+    /// A process in the mount namespace of the mount; `None` for our own namespace.
     pub pid: Option<u32>,
 }
 
-/// What was read of mounts or of swap areas.
+/// What was read about mounts or swap areas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<T> {
-    /// Those of block devices.
+    /// The mounts or swap areas of block devices.
     pub found: Vec<T>,
-    /// Paths that others were made from, which lead through a file server that does not
-    /// answer: so nobody can say what they are.
-    pub unseen: Vec<PathBuf>,
+    /// Source paths of other mounts or swap areas. They lead through a file server that
+    /// does not answer, so their device is unknown.
+    pub unknown: Vec<PathBuf>,
 }
 
-/// The mounts of all block devices, in our own mount namespace and in those of
-/// all processes that may be read. A path that they were made from is waited for two
-/// seconds at most, and all of them until `deadline`.
+/// The mounts of all block devices, in our own mount namespace and in those of all
+/// readable processes. Each lookup of a source path takes at most two seconds, and all
+/// together end by `deadline`.
 pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let mut namespaces = BTreeSet::new();
     let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|meta| meta.ino());
@@ -45,14 +45,14 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let own = roots.proc.join("self");
     namespaces.extend(namespace(&own).ok());
     let text = read_whole(&own.join("mountinfo"))?;
-    // A source is looked up in our own namespace, whoever mounted it.
+    // A source is looked up in our own namespace, whichever process mounted it.
     let servers = FileServers::among(points(&text));
-    let mut sources = Sources::new(roots, servers, deadline);
+    let mut sources = MountSourceLookup::new(roots, servers, deadline);
     found.extend(parse_mountinfo(&text, None, &mut sources));
 
     for pid in process::pids(roots)? {
         let process = roots.proc.join(pid.to_string());
-        // A process that ends, or that may not be read, has no say.
+        // Skip a process that has ended or that we may not read.
         let Ok(inode) = namespace(&process) else {
             continue;
         };
@@ -61,11 +61,11 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
             found.extend(parse_mountinfo(&text, Some(pid), &mut sources));
         }
     }
-    let unseen = sources.unseen();
-    Ok(Listed { found, unseen })
+    let unknown = sources.unknown();
+    Ok(Listed { found, unknown })
 }
 
-/// The file systems of our mount namespace that servers and daemons have.
+/// The mounts in our mount namespace, and which of them are on file servers.
 pub(crate) fn read_file_servers(roots: &Roots) -> Result<FileServers> {
     let text = read_whole(&roots.proc.join("self/mountinfo"))?;
     Ok(FileServers::among(points(&text)))
@@ -76,12 +76,12 @@ pub(crate) fn read_options(roots: &Roots, point: &Path) -> Result<String> {
     read_field(roots, point, 2)
 }
 
-/// The type of the file system that is mounted at `point`; empty where none is.
+/// The type of the file system that is mounted at `point`; empty if none is.
 pub(crate) fn read_type(roots: &Roots, point: &Path) -> Result<String> {
     read_field(roots, point, 0)
 }
 
-/// A field behind the dash, of the last file system that is mounted at `point`.
+/// A field after the dash, of the last file system mounted at `point`.
 fn read_field(roots: &Roots, point: &Path, field: usize) -> Result<String> {
     let text = read_whole(&roots.proc.join("self/mountinfo"))?;
     let mut fields = text.lines().filter_map(|line| {
@@ -92,7 +92,7 @@ fn read_field(roots: &Roots, point: &Path, field: usize) -> Result<String> {
     Ok(fields.next_back().unwrap_or_default().to_owned())
 }
 
-/// Each mount's point, with its file system's type.
+/// The mount points, each with its file system type.
 fn points(text: &str) -> impl Iterator<Item = (&str, PathBuf)> {
     text.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
@@ -101,22 +101,25 @@ fn points(text: &str) -> impl Iterator<Item = (&str, PathBuf)> {
     })
 }
 
-/// `/proc` files grow past any attribute, so they are read whole.
+/// Reads a whole `/proc` file, which can be longer than any attribute.
 fn read_whole(path: &Path) -> Result<String> {
     let bytes =
         fs::read(path).map_err(|error| crate::error::Error::io("cannot read", path, &error))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The block devices among the lines of a `mountinfo` (proc(5)): by device
-/// number and, for file systems that mount under a number of their own
-/// (btrfs), by the source's node.
-fn parse_mountinfo(text: &str, pid: Option<u32>, sources: &mut Sources<'_>) -> Vec<Mount> {
+/// The mounts of block devices in a `mountinfo` (proc(5)). It finds the device by its
+/// number or, for file systems with a number of their own (btrfs), by the source's node.
+fn parse_mountinfo(
+    text: &str,
+    pid: Option<u32>,
+    sources: &mut MountSourceLookup<'_>,
+) -> Vec<Mount> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
         let device: DevNo = fields.nth(2)?.parse().ok()?;
         let path = PathBuf::from(unescape(fields.nth(1)?));
-        // Optional fields end with a dash; type and source follow.
+        // A dash ends the optional fields; type and source follow.
         let mut rest = fields.skip_while(|&field| field != "-");
         let source = unescape(rest.nth(2)?);
         let device = if device.major == 0 {
@@ -150,15 +153,15 @@ fn unescape(field: &str) -> String {
     out
 }
 
-/// The block devices that are swapped on. Each path is waited for as in [`read_mounts`].
+/// The block devices in use as swap. Lookups are limited as in [`read_mounts`].
 pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
     let none = Listed {
         found: Vec::new(),
-        unseen: Vec::new(),
+        unknown: Vec::new(),
     };
     let text = match read_whole(&roots.proc.join("swaps")) {
         Ok(text) => text,
-        // A kernel without swap.
+        // The kernel has no swap.
         Err(error) if error.kind() == ErrorKind::Vanished => return Ok(none),
         Err(error) => return Err(error),
     };
@@ -170,11 +173,11 @@ pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
     if paths.is_empty() {
         return Ok(none);
     }
-    let mut sources = Sources::new(roots, read_file_servers(roots)?, deadline);
+    let mut sources = MountSourceLookup::new(roots, read_file_servers(roots)?, deadline);
     let numbers = paths.iter().filter_map(|path| sources.number_at(path));
     let found = numbers.collect();
-    let unseen = sources.unseen();
-    Ok(Listed { found, unseen })
+    let unknown = sources.unknown();
+    Ok(Listed { found, unknown })
 }
 
 #[cfg(test)]
@@ -192,7 +195,7 @@ mod tests {
                     garbage\n";
         let roots = Roots::default();
         let soon = Deadline::after(std::time::Duration::from_secs(600));
-        let mut sources = Sources::new(&roots, FileServers::default(), soon);
+        let mut sources = MountSourceLookup::new(&roots, FileServers::default(), soon);
         assert_eq!(
             parse_mountinfo(text, Some(7), &mut sources),
             [Mount {
@@ -224,10 +227,10 @@ mod tests {
         put("swaps", "Filename Type\n/other/hangs file\n");
         let soon = Deadline::after(std::time::Duration::from_secs(4));
         let mounts = read_mounts(&roots, soon).unwrap();
-        assert_eq!(mounts.unseen, [PathBuf::from("/link/hangs")]);
+        assert_eq!(mounts.unknown, [PathBuf::from("/link/hangs")]);
         assert_eq!(mounts.found, []);
         let swaps = read_swaps(&roots, soon).unwrap();
-        assert_eq!(swaps.unseen, [PathBuf::from("/other/hangs")]);
+        assert_eq!(swaps.unknown, [PathBuf::from("/other/hangs")]);
     }
 
     #[test]
@@ -237,7 +240,7 @@ mod tests {
                     38 36 0:53 / /home/x rw - fuse.sshfs x rw\n\
                     39 36 0:54 / /run rw - tmpfs tmpfs rw\n";
         let servers = FileServers::among(points(text));
-        let have = |path: &str| servers.have(Path::new(path));
+        let have = |path: &str| servers.contains(Path::new(path));
         assert!(have("/srv/a b/disk") && have("/home/x"));
         assert!(!have("/srv/a") && !have("/run/x") && !have("/dev/sda"));
     }
@@ -251,7 +254,7 @@ mod tests {
                     40 37 0:54 / /dev/shm rw - tmpfs tmpfs rw\n\
                     41 40 0:55 / /dev/shm rw - fuse x rw\n";
         let servers = FileServers::among(points(text));
-        let have = |path: &str| servers.have(Path::new(path));
+        let have = |path: &str| servers.contains(Path::new(path));
         assert!(!have("/dev/sda") && !have("/boot/disk"));
         assert!(have("/srv/disk") && have("/device") && have("/dev/shm/disk"));
     }

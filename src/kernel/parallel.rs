@@ -1,23 +1,23 @@
-//! Many short kernel calls, shared among the processors.
+//! Divides many short kernel calls among the processors.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a thread must find to do to be worth its start.
-const SHARE: usize = 500;
+/// The least number of items that is worth a thread.
+const MIN_ITEMS_PER_THREAD: usize = 500;
 
-/// Beyond these the kernel's own locks are what is waited for.
-const MOST: usize = 4;
+/// With more threads the calls would only wait for the kernel's own locks.
+const MAX_THREADS: usize = 4;
 
-/// What `work` makes of the items, in their order: of all at once, or where
-/// there are many, of an equal share on each of a few threads. The caller's thread is one
-/// of them, and does the shares of threads that cannot be started. None of the
-/// calls may block: nobody's deadline ends this.
+/// Applies `work` to the items and returns the results in order. It calls `work` once
+/// with all items or, if there are many, with an equal share on each of a few threads.
+/// The caller's thread is one of them, and does the shares of threads that cannot be
+/// started. None of the calls may block: no deadline ends this.
 ///
 /// # Errors
-/// `Io` where a thread died.
+/// `Io` if a thread died.
 pub(crate) fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
@@ -31,7 +31,10 @@ fn in_shares_on<T: Send, R: Send>(
     work: impl Fn(Vec<T>) -> Vec<R> + Sync,
 ) -> Result<Vec<R>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let share = items.len().div_ceil(processors.min(MOST)).max(SHARE);
+    let share = items
+        .len()
+        .div_ceil(processors.min(MAX_THREADS))
+        .max(MIN_ITEMS_PER_THREAD);
     if items.len() <= share {
         return Ok(work(items));
     }
@@ -70,7 +73,7 @@ fn in_shares_on<T: Send, R: Send>(
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave what they guard half changed.
+    // No code under these locks can leave their contents half changed.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -80,7 +83,13 @@ mod tests {
 
     #[track_caller]
     fn are_in_their_order(new_thread: impl Fn() -> thread::Builder) {
-        for count in [0, 1, SHARE, 2 * SHARE + 1, 9 * SHARE] {
+        for count in [
+            0,
+            1,
+            MIN_ITEMS_PER_THREAD,
+            2 * MIN_ITEMS_PER_THREAD + 1,
+            9 * MIN_ITEMS_PER_THREAD,
+        ] {
             let items: Vec<usize> = (0..count).collect();
             let double = |items: Vec<usize>| items.into_iter().map(|item| 2 * item).collect();
             let done = in_shares_on(&new_thread, items, double).unwrap();
@@ -95,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_caller_does_the_shares_of_threads_that_cannot_be_started() {
-        // No machine has the room for its stack.
+        // No machine has room for this stack.
         are_in_their_order(|| thread::Builder::new().stack_size(1 << 60));
     }
 }

@@ -1,13 +1,12 @@
-//! The other end of a stream, read exactly and never past the deadline.
+//! The other end of a stream: exact reads that never last past the deadline.
 
 use std::io::{self, Read, Write};
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// A peer that is spoken with over a stream whose own reads and writes end at
-/// the deadline, as those of [`DeadlineStream`](super::stream::DeadlineStream)
-/// do.
+/// A peer on a stream whose own reads and writes end at the deadline, like
+/// those of [`DeadlineStream`](super::stream::DeadlineStream).
 pub(crate) struct Peer<S> {
     stream: S,
     name: &'static str,
@@ -16,7 +15,7 @@ pub(crate) struct Peer<S> {
 }
 
 impl<S: Read + Write> Peer<S> {
-    /// `name` ("the NBD server") and `stage` are for errors.
+    /// Errors use `name` ("the NBD server") and `stage`.
     pub(crate) fn new(stream: S, name: &'static str, stage: Stage, deadline: Deadline) -> Self {
         Self {
             stream,
@@ -26,21 +25,22 @@ impl<S: Read + Write> Peer<S> {
         }
     }
 
-    /// What is done now.
+    /// Sets the stage for later errors.
     pub(crate) fn enter(&mut self, stage: Stage) {
         self.stage = stage;
     }
 
-    /// Reads so many bytes of `what` and not one more.
+    /// Reads exactly as many bytes as `buffer` holds. Errors call them `what`.
     ///
     /// # Errors
-    /// `Unreachable` where the peer closes or the connection breaks; `TimedOut`
-    /// at the stage.
+    /// `Unreachable` if the peer closes or the connection breaks; `TimedOut` at
+    /// the stage.
     pub(crate) fn fill(&mut self, what: &str, buffer: &mut [u8]) -> Result<()> {
         let length = buffer.len();
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            // A peer that dribbles is never the one that waits.
+            // Check here: with a peer that sends byte by byte, no read times
+            // out by itself.
             let result = if self.deadline.has_passed() {
                 Err(io::ErrorKind::TimedOut.into())
             } else {
@@ -65,17 +65,17 @@ impl<S: Read + Write> Peer<S> {
         Ok(())
     }
 
-    /// Sends all of `bytes`, which are `what`.
+    /// Sends all of `bytes`. Errors call them `what`.
     ///
     /// # Errors
-    /// As of [`fill`](Self::fill).
+    /// As [`fill`](Self::fill).
     pub(crate) fn write(&mut self, what: &str, bytes: &[u8]) -> Result<()> {
         let done = self.stream.write_all(bytes);
         done.and_then(|()| self.stream.flush())
             .map_err(|error| self.failed(&format!("{} to take {what}", self.name), &error))
     }
 
-    /// A connection that timed out by itself is not our deadline.
+    /// A timeout of the connection itself is no timeout of our deadline.
     fn failed(&self, what: &str, error: &io::Error) -> Error {
         if self.deadline.has_passed() {
             return Error::timed_out(self.stage, self.deadline, what);

@@ -1,4 +1,4 @@
-//! Work on many items at once, on a bounded number of threads.
+//! Works on many items at once, on a bounded number of threads.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -7,14 +7,14 @@ use super::worker::not_started;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// So many threads work on the items of one call at the most.
-pub(crate) const MOST: usize = 64;
+/// The most threads that work on the items of one call.
+pub(crate) const MAX_THREADS: usize = 64;
 
-/// What `work` makes of each item, in their order. Up to [`MOST`] items are worked on at
-/// once, each on a thread of its own. The others wait until one of these ends.
+/// Applies `work` to each item and returns the results in order. It works on up to
+/// [`MAX_THREADS`] items at once, each on a thread of its own. The other items wait.
 ///
-/// Where a thread cannot be started, those that could be do its work. The result of an
-/// item is `Io` where none could be started, or where the thread that worked on it died.
+/// If a thread cannot be started, the started threads do its work. The result of an item
+/// is `Io` if no thread could be started, or if the thread that worked on it died.
 pub(crate) fn each<T: Send, R: Send>(
     stage: Stage,
     items: impl IntoIterator<Item = T>,
@@ -49,7 +49,7 @@ fn each_on<T: Send, R: Send>(
     let refused = thread::scope(|scope| {
         let mut threads = Vec::new();
         let mut refused = None;
-        for number in 0..count.min(MOST) {
+        for number in 0..count.min(MAX_THREADS) {
             match new_thread(number).spawn_scoped(scope, run) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
@@ -59,7 +59,7 @@ fn each_on<T: Send, R: Send>(
             }
         }
         for thread in threads {
-            // A thread that panicked leaves its items without a result.
+            // A panicked thread leaves its item without a result.
             let _ = thread.join();
         }
         refused
@@ -75,11 +75,11 @@ fn each_on<T: Send, R: Send>(
         .collect()
 }
 
-/// As [`each`], for items that may need several turns: `work` says with its result
-/// whether that is the last. No item has its second turn before each had its first. The
-/// result is that of the last turn, and `None` of an item whose turn did not come by
-/// `deadline`.
-pub(crate) fn in_turns<'a, T: Send + 'a, R: Send>(
+/// Like [`each`], for items that may need several turns: `work` returns its result and
+/// whether this was the item's last turn. Every item has its first turn before any has
+/// its second. The result is that of the item's last turn. It is `None` if the item had
+/// no turn by `deadline`.
+pub(crate) fn round_robin<'a, T: Send + 'a, R: Send>(
     stage: Stage,
     items: impl IntoIterator<Item = &'a mut T>,
     deadline: Deadline,
@@ -111,7 +111,7 @@ pub(crate) fn in_turns<'a, T: Send + 'a, R: Send>(
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave what they guard half changed.
+    // No code under these locks can leave their contents half changed.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -158,29 +158,29 @@ mod tests {
         let work = |_| {
             let beside = at_once.fetch_add(1, Ordering::SeqCst) + 1;
             most.fetch_max(beside, Ordering::SeqCst);
-            while most.load(Ordering::SeqCst) < MOST && !limit.has_passed() {
+            while most.load(Ordering::SeqCst) < MAX_THREADS && !limit.has_passed() {
                 thread::yield_now();
             }
             at_once.fetch_sub(1, Ordering::SeqCst);
         };
-        let done = each(Stage::Resolve, 0..10 * MOST, work);
-        assert_eq!(done.len(), 10 * MOST);
+        let done = each(Stage::Resolve, 0..10 * MAX_THREADS, work);
+        assert_eq!(done.len(), 10 * MAX_THREADS);
         assert!(done.iter().all(Result::is_ok));
-        assert_eq!(most.into_inner(), MOST);
+        assert_eq!(most.into_inner(), MAX_THREADS);
     }
 
     #[test]
     fn each_item_has_a_turn_before_any_has_a_second() {
         let turns = AtomicUsize::new(0);
         let limit = Deadline::after(Duration::from_secs(60));
-        let count = 3 * MOST;
+        let count = 3 * MAX_THREADS;
         let work = |first: &mut Option<usize>| {
             let turn = turns.fetch_add(1, Ordering::SeqCst);
             let is_first = first.is_none();
             let first = *first.get_or_insert(turn);
             (first, !is_first)
         };
-        let done = in_turns(Stage::Resolve, &mut vec![None; count], limit, work);
+        let done = round_robin(Stage::Resolve, &mut vec![None; count], limit, work);
         let firsts = done.into_iter().map(|first| first.unwrap().unwrap());
         assert!(firsts.max().unwrap() < count);
         assert_eq!(turns.into_inner(), 2 * count);
@@ -194,14 +194,14 @@ mod tests {
             thread::yield_now();
             (*turns, false)
         };
-        let done = in_turns(Stage::Resolve, &mut [0], limit, never_over);
+        let done = round_robin(Stage::Resolve, &mut [0], limit, never_over);
         assert!(done.into_iter().all(|last| last.unwrap().unwrap() > 0));
         let too_late = Deadline::after(Duration::ZERO);
-        let done = in_turns(Stage::Resolve, &mut [0], too_late, never_over);
+        let done = round_robin(Stage::Resolve, &mut [0], too_late, never_over);
         assert!(done.iter().all(Option::is_none));
     }
 
-    /// No machine has the room for its stack.
+    /// No machine has room for this stack.
     fn too_large() -> thread::Builder {
         thread::Builder::new().stack_size(1 << 60)
     }

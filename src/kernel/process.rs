@@ -1,41 +1,33 @@
 //! Which processes have a device open, and which of them are hidden.
 
+mod descriptors;
+mod kernel_threads;
+mod mappings;
+mod opener;
+mod rings;
+mod without_descriptor;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
 
 use super::devices::NumberedDevice;
 use super::{Roots, sysfs};
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use descriptors::{Tables, has_gone, unless_denied, writes};
+use kernel_threads::KernelThreads;
+pub use opener::{Means, Opener};
+use without_descriptor::Process;
 
-/// A process that has a device open.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Opener {
-    /// What is open.
-    pub device: NumberedDevice,
-    /// The process.
-    pub pid: u32,
-    /// Its command name.
-    pub command: String,
-    /// Whether it can write by one of its descriptors.
-    pub writes: bool,
-}
-
-/// The processes that have a device open. A process that the kernel does not let us read is
-/// only counted.
+/// The processes that have a device open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Openers {
-    /// One for each process and device.
+    /// Each process with a device, once for each means.
     pub found: Vec<Opener>,
-    /// How many processes may have more open: the kernel did not let us look at each
-    /// of their descriptors.
-    pub unreadable: usize,
+    /// The processes that may have more open: the kernel did not show all that they have.
+    pub unreadable: BTreeSet<u32>,
 }
 
 /// The inode of the PID namespace that the machine starts with
@@ -94,178 +86,152 @@ pub(crate) fn is_in_initial_user_namespace(roots: &Roots) -> bool {
     }
 }
 
-/// The processes that have one of `devices` open. A descriptor that only names a
+/// The processes that have a descriptor of one of `devices`. A descriptor that only names a
 /// device (`O_PATH`) is none of it. What is open on a file server is not asked for
 /// there.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
-    let mut openers = Openers::default();
-    let kernel_threads = KernelThreads::read(roots);
-    for pid in pids(roots)? {
-        let process = roots.proc.join(pid.to_string());
-        if kernel_threads.has(pid, &process) {
-            continue;
+    Ok(Look::read(roots, devices)?.openers)
+}
+
+/// The same, and those that have one open without a descriptor: that they have mapped for
+/// writing, or registered with an `io_uring`. Where the kernel does not show that of a
+/// process in time, it may have more open.
+pub fn read_all_openers(
+    roots: &Roots,
+    devices: &[NumberedDevice],
+    deadline: Deadline,
+) -> Result<Openers> {
+    let Look {
+        mut openers,
+        processes,
+    } = Look::read(roots, devices)?;
+    for process in without_descriptor::read(roots, devices, processes, deadline) {
+        let pid = process.pid;
+        if !process.is_whole {
+            openers.unreadable.insert(pid);
         }
-        let mut is_whole = true;
-        let found = read_openers_of(roots, pid, &process, devices, &mut is_whole);
-        openers.found.extend(found);
-        openers.unreadable += usize::from(!is_whole);
+        for (device, means) in process.opened {
+            let mut known = openers.found.iter();
+            if !known.any(|known| known.pid == pid && known.device == device && known.writes) {
+                openers.found.push(Opener {
+                    device,
+                    pid,
+                    command: command(&roots.proc.join(pid.to_string())),
+                    writes: true,
+                    means,
+                });
+            }
+        }
     }
     Ok(openers)
 }
 
-/// Whether this error says that a process has ended, or has closed a descriptor. Any
-/// other leaves open what there is: a process of uid 0 without `CAP_SYS_PTRACE` may
-/// list the descriptors of others, and not look at one (`EACCES`).
-fn has_gone(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::ENOENT | Errno::ESRCH))
+/// A look at the descriptors of each process.
+struct Look {
+    openers: Openers,
+    /// Those that were looked at.
+    processes: Vec<Process>,
 }
 
-/// What was read; nothing where it has gone. Any other error makes the look at its
-/// process incomplete.
-fn unless_denied<T>(read: io::Result<T>, is_whole: &mut bool) -> Option<T> {
-    read.inspect_err(|error| *is_whole &= has_gone(error)).ok()
+impl Look {
+    fn read(roots: &Roots, devices: &[NumberedDevice]) -> Result<Self> {
+        let mut openers = Openers::default();
+        let mut processes = Vec::new();
+        let kernel_threads = KernelThreads::read(roots);
+        let tables = Tables::read(roots);
+        for pid in pids(roots)? {
+            let path = roots.proc.join(pid.to_string());
+            if kernel_threads.has(pid, &path) {
+                continue;
+            }
+            let mut is_whole = true;
+            let descriptors = tables.descriptors(pid, &path, &mut is_whole);
+            let process = Process {
+                pid,
+                thread: descriptors.thread,
+                rings: Vec::new(),
+            };
+            let mut of_one = OfProcess {
+                path,
+                process,
+                found: Vec::new(),
+            };
+            for descriptor in descriptors.paths {
+                of_one.add(roots, devices, descriptor, &mut is_whole);
+            }
+            openers.found.extend(of_one.found);
+            processes.push(of_one.process);
+            if !is_whole {
+                openers.unreadable.insert(pid);
+            }
+        }
+        Ok(Self { openers, processes })
+    }
 }
 
-/// The opens of one process; `is_whole` becomes false where there may be more.
-fn read_openers_of(
-    roots: &Roots,
-    pid: u32,
-    process: &Path,
-    devices: &[NumberedDevice],
-    is_whole: &mut bool,
-) -> Vec<Opener> {
-    let mut found: Vec<Opener> = Vec::new();
-    for descriptor in descriptors(process, is_whole) {
+/// What the descriptors of one process are.
+struct OfProcess {
+    path: PathBuf,
+    process: Process,
+    found: Vec<Opener>,
+}
+
+impl OfProcess {
+    /// `is_whole` becomes false where it may be more.
+    fn add(
+        &mut self,
+        roots: &Roots,
+        devices: &[NumberedDevice],
+        descriptor: PathBuf,
+        is_whole: &mut bool,
+    ) {
+        let link = fs::read_link(&descriptor);
+        match &link {
+            Ok(link) if rings::is_ring(link) => return self.process.rings.push(descriptor),
+            Ok(link) if is_no_path(link) => return,
+            _ => {}
+        }
         let at = match roots.devices.device_at(&descriptor) {
             // The kernel lets us look, and the file's own file system does not: one in
             // user space refuses other users (`fs/fuse/dir.c`,
             // `fuse_allow_current_process`). It has no disk of this machine.
-            Err(error) if !has_gone(&error) && fs::read_link(&descriptor).is_ok() => continue,
+            Err(error) if !has_gone(&error) && link.is_ok() => return,
             at => unless_denied(at, is_whole).flatten(),
         };
         let Some(device) = at.filter(|device| devices.contains(device)) else {
-            continue;
+            return;
         };
         let Some(writes) = writes(&descriptor) else {
-            continue;
+            return;
         };
-        match found.iter_mut().find(|opener| opener.device == device) {
+        let mut known = self.found.iter_mut();
+        match known.find(|opener| opener.device == device) {
             Some(known) => known.writes |= writes,
-            None => found.push(Opener {
+            None => self.found.push(Opener {
                 device,
-                pid,
-                command: sysfs::read(&process.join("comm")).unwrap_or_default(),
+                pid: self.process.pid,
+                command: command(&self.path),
                 writes,
+                means: Means::Descriptor,
             }),
         }
     }
-    found
 }
 
-/// Whether a descriptor was opened for writing, by the flags in `fdinfo`
-/// (`fs/proc/fd.c`, octal); `None` where it has not the device open. One whose flags
-/// cannot be read may write.
-fn writes(descriptor: &Path) -> Option<bool> {
-    let number = descriptor.file_name()?;
-    let fdinfo = descriptor.parent()?.with_file_name("fdinfo").join(number);
-    let text = match fs::read_to_string(fdinfo) {
-        Ok(text) => text,
-        Err(error) => return (!has_gone(&error)).then_some(true),
-    };
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
-    let Some(flags) = flags.map(OFlag::from_bits_retain) else {
-        return Some(true);
-    };
-    if flags.contains(OFlag::O_PATH) {
-        return None;
-    }
-    Some(flags & OFlag::O_ACCMODE != OFlag::O_RDONLY)
+/// Whether the link of a descriptor names something that is on no file system.
+fn is_no_path(link: &Path) -> bool {
+    let text = link.as_os_str().as_encoded_bytes();
+    let names: [&[u8]; 3] = [b"socket:", b"pipe:", b"anon_inode:"];
+    names.iter().any(|name| text.starts_with(name))
 }
 
-/// The threads of the kernel, which have no descriptors: on a large machine they are
-/// most of what `/proc` shows.
-///
-/// They are children of kthreadd, as programs are that the kernel starts. The flags of
-/// each child tell them apart, and are read once in the life of a thread.
-struct KernelThreads {
-    /// None where `/proc` does not say them: then all are looked at.
-    children: BTreeSet<u32>,
-}
-
-const KTHREADD: u32 = 2;
-
-/// `PF_KTHREAD` (`include/linux/sched.h`): a process that ends loses its executable
-/// file while it still has descriptors, and never gains this flag.
-const KERNEL_THREAD: u32 = 0x0020_0000;
-
-/// Children of kthreadd that are threads of the kernel.
-static KNOWN_THREADS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-
-impl KernelThreads {
-    fn read(roots: &Roots) -> Self {
-        let kthreadd = roots.proc.join(KTHREADD.to_string());
-        let children = kthreadd.join(format!("task/{KTHREADD}/children"));
-        let is_it = || sysfs::read(&kthreadd.join("comm")).is_ok_and(|name| name == "kthreadd");
-        let text = fs::read_to_string(children).ok().filter(|_| is_it());
-        let text = text.unwrap_or_default();
-        let children = text.split_ascii_whitespace();
-        let children: BTreeSet<u32> = children.filter_map(|pid| pid.parse().ok()).collect();
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|pid| children.contains(pid));
-        Self { children }
-    }
-
-    fn has(&self, pid: u32, process: &Path) -> bool {
-        if !self.children.contains(&pid) {
-            return false;
-        }
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(&pid) {
-            return true;
-        }
-        let is_thread = flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0);
-        if is_thread {
-            known.insert(pid);
-        }
-        is_thread
-    }
-}
-
-/// The process's flags in `stat` (proc(5), field 9); its command may contain blanks
-/// and parentheses.
-fn flags(process: &Path) -> Option<u32> {
-    let text = sysfs::read(&process.join("stat")).ok()?;
-    let (_, fields) = text.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(6)?.parse().ok()
-}
-
-/// The descriptors of a process, and where its first thread has ended, those of the
-/// others: a process that was killed stays for as long as the kernel holds one.
-fn descriptors(process: &Path, is_whole: &mut bool) -> Vec<PathBuf> {
-    let mut paths = |dir: PathBuf| -> Vec<PathBuf> {
-        let entries = unless_denied(fs::read_dir(dir), is_whole);
-        let entries = entries.into_iter().flatten();
-        let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-        paths
-            .filter_map(|path| unless_denied(path, is_whole))
-            .collect()
-    };
-    let own = paths(process.join("fd"));
-    if !own.is_empty() {
-        return own;
-    }
-    let threads = paths(process.join("task"));
-    let of_threads = threads.into_iter().map(|thread| paths(thread.join("fd")));
-    of_threads.flatten().collect()
+fn command(process: &Path) -> String {
+    sysfs::read(&process.join("comm")).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, OpenOptions};
-    use std::os::fd::AsRawFd as _;
-    use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
     use std::sync::Arc;
 
     use super::*;
@@ -287,6 +253,7 @@ mod tests {
             read_openers(&roots, &[NumberedDevice::Block(SDA)])
                 .unwrap()
                 .unreadable
+                .len()
         };
         fs::create_dir_all(process("7/fd")).unwrap();
         symlink("/none/there", process("7/fd/3")).unwrap();
@@ -298,51 +265,12 @@ mod tests {
         fs::remove_file(process("7/fd/denied")).unwrap();
         symlink("/mnt/fuse/file", process("7/fd/denied")).unwrap();
         assert_eq!(unreadable(), 0, "its file system denies it");
+        fs::create_dir_all(process("9/task/9")).unwrap();
         fs::create_dir_all(process("9/task/10")).unwrap();
         fs::write(process("9/task/10/fd"), "").unwrap();
         assert_eq!(unreadable(), 1, "a thread");
         fs::write(process("8/fd"), "").unwrap();
         assert_eq!(unreadable(), 2, "the descriptors");
-    }
-
-    fn descriptor(file: &File) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-    }
-
-    #[test]
-    fn a_child_of_kthreadd_that_is_ending_is_no_thread_of_the_kernel() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let process = |pid: &str| roots.proc.join(pid);
-        fs::create_dir_all(process("2/task/2")).unwrap();
-        fs::write(process("2/comm"), "kthreadd\n").unwrap();
-        // No process of this machine has such a high number.
-        let (thread, program) = (4_194_305, 4_194_306);
-        let children = format!("{thread} {program}");
-        fs::write(process("2/task/2/children"), children).unwrap();
-        for (pid, flags) in [(thread, "69238880"), (program, "4194560")] {
-            fs::create_dir_all(process(&pid.to_string())).unwrap();
-            let stat = format!("{pid} (a ) b) Z 2 0 0 0 -1 {flags} 0 0 0 0\n");
-            fs::write(process(&pid.to_string()).join("stat"), stat).unwrap();
-        }
-        let threads = KernelThreads::read(&roots);
-        let is_thread = |pid: u32| threads.has(pid, &process(&pid.to_string()));
-        assert!(is_thread(thread) && !is_thread(program));
-    }
-
-    #[test]
-    fn a_writer_is_told_from_a_reader_and_from_one_who_only_names_the_file() {
-        let mut both = OpenOptions::new();
-        both.read(true).write(true);
-        let file = both.open("/dev/null").unwrap();
-        assert_eq!(writes(&descriptor(&file)), Some(true));
-        let file = OpenOptions::new().write(true).open("/dev/null").unwrap();
-        assert_eq!(writes(&descriptor(&file)), Some(true));
-        let file = File::open("/dev/null").unwrap();
-        assert_eq!(writes(&descriptor(&file)), Some(false));
-        let path = OFlag::O_PATH.bits();
-        let file = OpenOptions::new().read(true).custom_flags(path).open("/");
-        assert_eq!(writes(&descriptor(&file.unwrap())), None);
     }
 
     #[test]

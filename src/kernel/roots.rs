@@ -1,12 +1,12 @@
-//! Where the machine's file systems are.
+//! The paths of the machine's file systems.
 
 use std::path::PathBuf;
 
 use super::devices::Devices;
 
-/// Where the machine's file systems are. Every path of this crate hangs off
-/// one of these, so that a container's host mounts, or a directory of a test,
-/// is a machine.
+/// The paths of the machine's file systems. Every path that this crate uses
+/// lies below one of them. So a container can use its host's mounts, and a test
+/// a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// `/sys`.
@@ -17,7 +17,7 @@ pub struct Roots {
     pub run: PathBuf,
     /// `/proc`.
     pub proc: PathBuf,
-    /// How the devices are opened that these show.
+    /// How the engine opens the devices that these paths show.
     pub devices: Devices,
 }
 
@@ -28,7 +28,7 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// The four below one directory, for a machine mounted as a whole.
+    /// The four paths below one directory, for a machine mounted as a whole.
     #[must_use]
     pub fn below(root: impl Into<PathBuf>) -> Self {
         let root = root.into();

@@ -1,5 +1,5 @@
-//! SCSI commands, sent to the device itself: sysfs only shows what the kernel
-//! cached at the last scan.
+//! SCSI commands, sent to the device itself: sysfs shows only what the kernel cached at
+//! the last scan.
 
 mod capacity;
 #[cfg(any(test, fuzzing))]
@@ -25,34 +25,34 @@ pub(crate) use report_luns::report_luns;
 use super::Devices;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A disk that is open, and how it is asked.
+/// An open disk, and how to send it commands.
 #[derive(Clone, Copy)]
 pub(crate) struct Opened<'a> {
     pub(crate) devices: &'a Devices,
     pub(crate) file: &'a File,
 }
 
-/// One page of memory: no answer that is asked for here is longer.
+/// One page of memory. No command here asks for a longer answer.
 const LONGEST: u16 = 4096;
 
 const CHECK_CONDITION: u8 = 0x02;
 const ILLEGAL_REQUEST: u8 = 0x05;
 const UNIT_ATTENTION: u8 = 0x06;
 
-/// Where an answer goes: aligned to a page, so that the transfer goes to it
-/// directly where it can.
+/// A buffer for an answer, aligned to a page so that the kernel can transfer to it
+/// directly.
 fn page() -> Result<MmapMut> {
     MmapMut::map_anon(usize::from(LONGEST))
         .map_err(|error| Error::new(ErrorKind::Io, format!("no memory for a page: {error}")))
 }
 
-/// Sends a command that reads and returns what came; `None` where the device
-/// does not know it. **Blocks** for up to `timeout` a try and the kernel's error
+/// Sends a command that reads and returns the answer; `None` if the device does not know
+/// the command. **Blocks** for up to `timeout` per try and the kernel's error
 /// recovery: call it on a worker. `name` is for errors.
 ///
 /// # Errors
-/// `Io` where the command failed, with the statuses in words; `NotReady` where
-/// the path to the device is down.
+/// `Io` if the command failed, with the statuses in words; `NotReady` if the path to the
+/// device is down.
 fn command<'a>(
     device: Opened<'_>,
     name: &str,
@@ -61,18 +61,18 @@ fn command<'a>(
     timeout: Duration,
 ) -> Result<Option<&'a [u8]>> {
     let done = send(device, name, cdb, buffer, timeout)?;
-    match verdict(&done) {
-        Verdict::Good => Ok(buffer.get(..done.transferred)),
-        Verdict::Unsupported => Ok(None),
-        Verdict::Attention | Verdict::Failed => Err(failed(name, &done)),
+    match outcome(&done) {
+        CommandOutcome::Good => Ok(buffer.get(..done.transferred)),
+        CommandOutcome::Unsupported => Ok(None),
+        CommandOutcome::UnitAttention | CommandOutcome::Failed => Err(failed(name, &done)),
     }
 }
 
-/// Sends a command that reads, again where the device only had to report
-/// something first, and returns how it ended. **Blocks** as [`command`].
+/// Sends a command that reads, and returns its completion. It repeats the command if the
+/// device reported a unit attention. **Blocks** like [`command`].
 ///
 /// # Errors
-/// `Io` where it could not be sent.
+/// `Io` if the command could not be sent.
 fn send(
     device: Opened<'_>,
     name: &str,
@@ -80,41 +80,41 @@ fn send(
     buffer: &mut [u8],
     timeout: Duration,
 ) -> Result<Completion> {
-    // A unit attention is reported once and then gone.
+    // A device reports a unit attention once.
     let mut tries = 3;
     loop {
         let done = device.devices.scsi_read(device.file, cdb, buffer, timeout);
         let done = done
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot send {name}: {error}")))?;
         tries -= 1;
-        if tries == 0 || !matches!(verdict(&done), Verdict::Attention) {
+        if tries == 0 || !matches!(outcome(&done), CommandOutcome::UnitAttention) {
             return Ok(done);
         }
     }
 }
 
-enum Verdict {
+enum CommandOutcome {
     Good,
     Unsupported,
-    Attention,
+    UnitAttention,
     Failed,
 }
 
-fn verdict(done: &Completion) -> Verdict {
+fn outcome(done: &Completion) -> CommandOutcome {
     if !done.info.contains(sg::Info::CHECK) {
-        return Verdict::Good;
+        return CommandOutcome::Good;
     }
     if done.status != CHECK_CONDITION || done.host_status != 0 {
-        return Verdict::Failed;
+        return CommandOutcome::Failed;
     }
     match sense_key(&done.sense) {
-        Some(ILLEGAL_REQUEST) => Verdict::Unsupported,
-        Some(UNIT_ATTENTION) => Verdict::Attention,
-        _ => Verdict::Failed,
+        Some(ILLEGAL_REQUEST) => CommandOutcome::Unsupported,
+        Some(UNIT_ATTENTION) => CommandOutcome::UnitAttention,
+        _ => CommandOutcome::Failed,
     }
 }
 
-/// Fixed and descriptor format (SPC-5, 4.4).
+/// The sense key in fixed and descriptor format (SPC-5, 4.4).
 fn sense_key(sense: &[u8]) -> Option<u8> {
     let byte = match sense.first()? & 0x7f {
         0x70 | 0x71 => sense.get(2)?,

@@ -1,5 +1,5 @@
-//! A socket whose every call ends at the deadline, with nothing set on the
-//! socket that would have to be taken back.
+//! A socket whose calls all end at the deadline. It changes no setting of the
+//! socket, so there is nothing to restore.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -20,14 +20,15 @@ impl<'a> DeadlineStream<'a> {
         Self { socket, deadline }
     }
 
-    /// Calls until the socket is ready for it.
+    /// Repeats `call` until the socket is ready for it.
     fn when_ready(
         &self,
         ready: PollFlags,
         mut call: impl FnMut() -> nix::Result<usize>,
     ) -> io::Result<usize> {
         loop {
-            // A peer that always has more to say is never the one that waits.
+            // Check here: with a peer that always has more data, no call ever
+            // waits.
             if self.deadline.has_passed() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -43,7 +44,7 @@ impl<'a> DeadlineStream<'a> {
 /// Waits until the socket is `ready`.
 ///
 /// # Errors
-/// `TimedOut`; by the errno.
+/// `TimedOut`; otherwise by the errno.
 pub(super) fn wait_until(
     socket: BorrowedFd<'_>,
     ready: PollFlags,
@@ -51,7 +52,7 @@ pub(super) fn wait_until(
 ) -> io::Result<()> {
     while !deadline.has_passed() {
         // Whole milliseconds, so a little longer than what remains.
-        let milliseconds = deadline.turn().as_millis().saturating_add(1);
+        let milliseconds = deadline.max_sleep().as_millis().saturating_add(1);
         let timeout = i32::try_from(milliseconds)
             .ok()
             .and_then(|milliseconds| PollTimeout::try_from(milliseconds).ok())
@@ -76,7 +77,7 @@ impl Read for DeadlineStream<'_> {
 
 impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A server that went away is an error and no signal.
+        // A server that went away causes an error and no signal.
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let socket = self.socket.as_raw_fd();
         self.when_ready(PollFlags::POLLOUT, || send(socket, bytes, flags))

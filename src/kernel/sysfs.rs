@@ -1,4 +1,4 @@
-//! One attribute a call.
+//! Reads and writes of sysfs, one attribute for each call.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,30 +10,31 @@ use nix::errno::Errno;
 use super::Devices;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What nearly every attribute fits into.
+/// Nearly every attribute fits into this many bytes.
 const SHORT: usize = 4096;
 
-/// More than any attribute holds; a file that is no attribute stays small too.
+/// More than any attribute holds. It also limits the read of a file that is no
+/// attribute.
 const LONGEST: u64 = 64 * 1024;
 
-/// Reads an attribute, without the newline at its end.
+/// Reads an attribute, without its final newline.
 ///
 /// # Errors
-/// `Vanished` where it is not there; else by the errno.
+/// `Vanished` if the attribute is missing; otherwise by the errno.
 pub fn read(path: &Path) -> Result<String> {
     let bytes = read_bytes(path)?;
     let text = String::from_utf8_lossy(&bytes);
     Ok(text.trim_end_matches(['\n', '\0']).to_owned())
 }
 
-/// Reads an attribute that holds no text, as it is.
+/// Reads a binary attribute as it is.
 ///
 /// # Errors
 /// As [`read`].
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let read = || {
         let mut file = File::open(path)?;
-        // The kernel gives an attribute whole to one read that has room for it
+        // The kernel returns a whole attribute to one read with enough room
         // (`fs/kernfs/file.c`).
         let mut buffer = [0; SHORT];
         let length = file.read(&mut buffer)?;
@@ -46,8 +47,8 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     read().map_err(|error: io::Error| Error::io("cannot read", path, &error))
 }
 
-/// Reads an attribute that may be absent, as attributes of another kernel
-/// version or of a device that is going away are.
+/// Reads an attribute that may be missing: in another kernel version, or because
+/// the device is going away.
 pub fn read_if_there(path: &Path) -> Result<Option<String>> {
     match read(path) {
         Ok(text) => Ok(Some(text)),
@@ -59,7 +60,7 @@ pub fn read_if_there(path: &Path) -> Result<Option<String>> {
 /// Reads an attribute and parses it.
 ///
 /// # Errors
-/// `Io` where the kernel says something that `T` is not.
+/// `Io` if the text is no `T`.
 pub fn parse<T: FromStr>(path: &Path) -> Result<T> {
     let text = read(path)?;
     text.trim().parse().map_err(|_| {
@@ -68,8 +69,8 @@ pub fn parse<T: FromStr>(path: &Path) -> Result<T> {
     })
 }
 
-/// Writes `text` with one write(2), as an attribute needs it. **Blocks for as
-/// long as the kernel works on it**: call it on a worker.
+/// Writes `text` with one write(2), as an attribute needs it. **Blocks while the
+/// kernel works on it**: call it on a worker.
 ///
 /// # Errors
 /// By the errno: `Refused` for `EINVAL`, `NotPermitted`, `Vanished`.
@@ -77,12 +78,12 @@ pub(crate) fn write(devices: &Devices, path: &Path, text: &str) -> Result<()> {
     write_if(devices, path, text, &|| true)
 }
 
-/// As [`write`], if `is_still_ours` says so once the attribute is open: from then
-/// on it is that object's, and a write after its end is refused (`ENODEV`,
-/// `fs/kernfs/file.c`), whatever has come under its name since.
+/// Like [`write`], but only if `is_still_ours` returns true after the open. From
+/// then on the kernel refuses a write after the object's end (`ENODEV`,
+/// `fs/kernfs/file.c`), so the write never reaches a new object of the same name.
 ///
 /// # Errors
-/// As [`write`]; `Vanished` where it is not ours.
+/// Those of [`write`]; `Vanished` if the object is not ours.
 pub(crate) fn write_if(
     devices: &Devices,
     path: &Path,
@@ -97,7 +98,7 @@ pub(crate) fn write_if(
     Err(Error::new(ErrorKind::Vanished, message).with_path(path))
 }
 
-/// The names in a directory, sorted; none where it is absent.
+/// The names in a directory, sorted; none if the directory is missing.
 pub fn names(directory: &Path) -> Result<Vec<String>> {
     let failed = |error: &io::Error| Error::io("cannot list", directory, error);
     let entries = match fs::read_dir(directory) {
@@ -118,7 +119,8 @@ pub fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where a link of `/sys/class` or `/sys/bus` leads; `None` where it is absent.
+/// The target of a link of `/sys/class` or `/sys/bus`; `None` if the link is
+/// missing.
 pub fn resolve(link: &Path) -> Result<Option<PathBuf>> {
     match link.canonicalize() {
         Ok(path) => Ok(Some(path)),
@@ -127,9 +129,10 @@ pub fn resolve(link: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Where a link of sysfs leads, by one system call: the kernel writes the way up
-/// and then the way down, with no further link in it (`fs/kernfs/symlink.c`), so
-/// none is left where `link`'s own directory has none. `None` where it is absent.
+/// The target of a link of sysfs, with one system call; `None` if the link is
+/// missing. The kernel writes the way up and then the way down, without further
+/// links (`fs/kernfs/symlink.c`), so the result has no link if `link`'s own
+/// directory has none.
 pub(crate) fn follow(link: &Path) -> Result<Option<PathBuf>> {
     let target = match fs::read_link(link) {
         Ok(target) => target,

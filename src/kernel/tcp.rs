@@ -1,4 +1,4 @@
-//! TCP: from a host's name to a connection, within a deadline.
+//! TCP: resolves a host's name and connects, within a deadline.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,47 +20,45 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::InterfaceName;
 
-/// How long sent data may stay unacknowledged, and a full window shut, before
-/// the kernel gives the connection up (tcp(7), `TCP_USER_TIMEOUT`). With it
-/// set it also bounds the probes of an idle link.
+/// How long sent data may stay unacknowledged, and a full window shut, before the kernel
+/// gives the connection up (tcp(7), `TCP_USER_TIMEOUT`). It also bounds the probes of an
+/// idle connection.
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 const PROBE_AFTER_IDLE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
 
-/// What a connection is bound to on this machine; by default to nothing, and the kernel
-/// chooses by its routes.
+/// What a connection is bound to on this machine. By default it is bound to nothing, and
+/// the kernel chooses by its routes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LocalEnd {
-    /// All packets leave and come through it (`SO_BINDTODEVICE`).
+    /// All packets leave and arrive through this interface (`SO_BINDTODEVICE`).
     pub(crate) interface: Option<InterfaceName>,
     /// The address that the peer sees.
     pub(crate) address: Option<IpAddr>,
 }
 
-/// Connects to `peer` ("the NBD server"), which errors name, at `host`: its
-/// addresses are tried one after the other, each for an equal share of what is
-/// left.
+/// Connects to `peer` ("the NBD server"), as errors call it, at `host`. It tries the host's
+/// addresses one after the other, each for an equal share of the remaining time.
 ///
-/// The socket is blocking, sends at once (`TCP_NODELAY`) and has no receive and
-/// send timeouts. The kernel gives it up after 30 seconds in which sent data is
-/// not acknowledged or not taken (`TCP_USER_TIMEOUT`), and after the same of
-/// probes without an answer on an idle link (keepalive, first sent after 10
-/// seconds).
+/// The socket is blocking, sends at once (`TCP_NODELAY`) and has no receive or send
+/// timeout. The kernel gives the connection up after 30 seconds in which sent data is not
+/// acknowledged or not taken (`TCP_USER_TIMEOUT`). It also gives an idle connection up
+/// after 30 seconds of unanswered probes (keepalive, first sent after 10 seconds).
 ///
 /// # Errors
-/// `Unreachable`, naming each address that was tried and why it failed;
-/// `TimedOut` at stage `resolve` or `dial`. Resolving a name cannot be
-/// cancelled: after a timeout its thread stays until the resolver lets go.
+/// `Unreachable`, with each address that was tried and why it failed; `TimedOut` at stage
+/// `resolve` or `dial`. The resolution of a name cannot be cancelled: after a timeout its
+/// thread stays until the resolver returns.
 pub(crate) fn connect(host: &str, port: u16, peer: &str, deadline: Deadline) -> Result<OwnedFd> {
     connect_from(&LocalEnd::default(), host, port, peer, deadline)
 }
 
-/// As [`connect`], from `local` and from nowhere else, which is read back of the socket.
+/// Like [`connect`], but bound to `local`. It reads the binding back from the socket.
 ///
 /// # Errors
-/// As of [`connect`]: `Unreachable`, naming it, also where this machine lacks the interface
-/// or the address, and where every address of `host` is of the other family.
+/// Those of [`connect`]; also `Unreachable`, with the cause, if this machine lacks the
+/// interface or the address, or if every address of `host` is of the other IP version.
 pub(crate) fn connect_from(
     local: &LocalEnd,
     host: &str,
@@ -69,27 +67,26 @@ pub(crate) fn connect_from(
     deadline: Deadline,
 ) -> Result<OwnedFd> {
     let addresses = resolve(host, port, deadline)?;
-    connect_to_one(local, &addresses, peer, deadline)
+    connect_to_any(local, &addresses, peer, deadline)
 }
 
-/// The two ends of a connection of this machine with itself, on its loopback
-/// interface.
+/// The two ends of a connection of this machine to itself, on its loopback interface.
 ///
 /// # Errors
-/// `Unreachable` where that interface is down, or packets on it are dropped.
+/// `Unreachable` if that interface is down, or drops packets.
 pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
-    /// Another program may connect in between.
-    const MOST_STRANGERS: usize = 64;
+    /// Another program may connect first.
+    const MAX_FOREIGN_CONNECTIONS: usize = 64;
     let make = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .or_else(|_| TcpListener::bind((Ipv6Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
-        // No time is no limit to the standard library.
+        // The standard library refuses a limit of zero.
         let limit = deadline.remaining().max(Duration::from_millis(1));
         let near = TcpStream::connect_timeout(&address, limit)?;
         near.set_nodelay(true)?;
-        for _ in 0..MOST_STRANGERS {
-            // It is in the queue, with those before it.
+        for _ in 0..MAX_FOREIGN_CONNECTIONS {
+            // Our connection is in the queue, behind earlier ones.
             let (far, from) = listener.accept()?;
             if from == near.local_addr()? {
                 return Ok((near.into(), far.into()));
@@ -103,7 +100,7 @@ pub(crate) fn pair(deadline: Deadline) -> Result<(OwnedFd, OwnedFd)> {
     })
 }
 
-fn connect_to_one(
+fn connect_to_any(
     local: &LocalEnd,
     addresses: &[SocketAddr],
     peer: &str,
@@ -132,7 +129,7 @@ fn connect_to_one(
     Err(Error::new(ErrorKind::Unreachable, message))
 }
 
-/// As [`TcpStream::connect_timeout`], which no cancellation would end.
+/// Like [`TcpStream::connect_timeout`], but a cancellation ends it.
 fn connect_within(
     local: &LocalEnd,
     address: &SocketAddr,
@@ -162,7 +159,7 @@ fn connect_within(
     Ok(stream)
 }
 
-/// Binds a socket that is to be connected with `to`.
+/// Binds a socket that will connect to `to`.
 fn bind(socket: &OwnedFd, local: &LocalEnd, to: &SocketAddr) -> io::Result<()> {
     if let Some(interface) = &local.interface {
         let name = OsString::from(interface.as_str());
@@ -181,7 +178,7 @@ fn bind(socket: &OwnedFd, local: &LocalEnd, to: &SocketAddr) -> io::Result<()> {
         let message = format!("the source address {address} is of the other IP version");
         return Err(io::Error::other(message));
     }
-    // Several connections may have one local port then, as those that are bound to nothing.
+    // With this, several connections can share one local port, like unbound connections.
     setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
     let storage = SockaddrStorage::from(SocketAddr::new(address, 0));
     socket::bind(socket.as_raw_fd(), &storage).map_err(|errno| {
@@ -213,15 +210,15 @@ fn require_bound(stream: &TcpStream, local: &LocalEnd) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the kernel give the connection up after `limit` instead of 30 seconds in which
-/// sent data is not acknowledged or not taken (`TCP_USER_TIMEOUT`); an idle one when
-/// probes have had no answer for as long. Nothing changes for a socket that is not TCP.
+/// Sets how long the kernel waits before it gives the connection up, instead of 30 seconds:
+/// `limit` limits unacknowledged or untaken data (`TCP_USER_TIMEOUT`), and unanswered
+/// probes of an idle connection. It changes nothing for a socket that is not TCP.
 ///
 /// # Errors
 /// By the errno.
 pub(crate) fn give_up_after(socket: &OwnedFd, limit: Duration) -> Result<()> {
-    // Zero would be the kernel's own, of a quarter of an hour; it takes no more than an
-    // `int` holds (`net/ipv4/tcp.c`, `do_tcp_setsockopt`).
+    // Zero would mean the kernel's default of a quarter of an hour. The kernel takes no
+    // more than an `int` holds (`net/ipv4/tcp.c`, `do_tcp_setsockopt`).
     let most = i32::MAX.unsigned_abs();
     let milliseconds = u32::try_from(limit.as_millis()).unwrap_or(most);
     let milliseconds = milliseconds.clamp(1, most);
@@ -252,8 +249,8 @@ fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>>
 }
 
 fn prepare(stream: TcpStream) -> io::Result<OwnedFd> {
-    // On one machine the two ends of one socket can find each other while the
-    // server is down, and the server could then not have its port back.
+    // On one machine a socket can connect to itself while the server is down. It would then
+    // hold the server's port.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -308,15 +305,15 @@ mod tests {
 
     #[test]
     fn an_address_where_nobody_listens_is_not_the_last_one_tried() {
-        // Where the other tests, which go on meanwhile, listen nowhere.
+        // No other test, which may run meanwhile, listens on this address.
         let listen = || TcpListener::bind("127.0.0.2:0").unwrap();
         let (gone, there) = (listen(), listen());
         let addresses = [&gone, &there].map(|listener| listener.local_addr().unwrap());
         drop(gone);
         let deadline = Deadline::after(Duration::from_secs(10));
-        assert!(connect_to_one(&LocalEnd::default(), &addresses, "it", deadline).is_ok());
+        assert!(connect_to_any(&LocalEnd::default(), &addresses, "it", deadline).is_ok());
         drop(there);
-        let error = connect_to_one(&LocalEnd::default(), &addresses, "it", deadline)
+        let error = connect_to_any(&LocalEnd::default(), &addresses, "it", deadline)
             .unwrap_err()
             .to_string();
         for address in addresses {
@@ -370,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_found_itself_is_no_server() {
-        // The connect of a bound socket to its own address.
+        // Connect a bound socket to its own address.
         use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn};
         let kind = SockType::Stream;
         let socket =

@@ -1,4 +1,4 @@
-//! What udevd wrote down of a device when it handled it.
+//! udevd's record of a device.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use super::{Roots, sysfs};
 use crate::error::Result;
 use crate::id::DevNo;
 
-/// The links below `/dev` in udev's record of a block device, as of the last
-/// event that udevd handled; none where it has no record
-/// (`/run/udev/data/bMAJ:MIN`, lines that begin with `S:`).
+/// The links below `/dev` in udev's record of a block device, as of the last event that
+/// udevd handled; none if there is no record (`/run/udev/data/bMAJ:MIN`, lines that
+/// begin with `S:`).
 pub(crate) fn read_links(roots: &Roots, devno: DevNo) -> Result<Vec<String>> {
     let text = read(roots, devno)?.unwrap_or_default();
     let links = text.lines().filter_map(|line| line.strip_prefix("S:"));
     Ok(links.map(str::to_owned).collect())
 }
 
-/// The properties in the same record (`E:KEY=VALUE`); `None` where udevd has handled no
-/// event of the device (then it lacks `I:`).
+/// The properties in the same record (`E:KEY=VALUE`); `None` if udevd has handled no
+/// event of the device (the record then lacks `I:`).
 pub(crate) fn read_properties(
     roots: &Roots,
     devno: DevNo,

@@ -1,4 +1,4 @@
-//! Unix stream sockets: connecting by a deadline, and who listens.
+//! Unix stream sockets: connects by a deadline, and finds listening sockets.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
@@ -13,15 +13,15 @@ use super::Roots;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A blocking socket without timeouts, closed on exec; `None` where the
+/// A connected blocking socket without timeouts, closed on exec; `None` if the
 /// server's queue stayed full until the deadline.
 pub(crate) fn connect(address: &UnixAddr, deadline: Deadline) -> nix::Result<Option<OwnedFd>> {
     let family = AddressFamily::Unix;
     let socket = socket::socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     loop {
-        // A nonblocking connect could not wait for a place in the server's
-        // queue; one with a send timeout does (unix(7), EAGAIN).
-        let turn = deadline.turn();
+        // A nonblocking connect cannot wait for a place in the server's queue, but
+        // a connect with a send timeout can (unix(7), EAGAIN).
+        let turn = deadline.max_sleep();
         if turn.is_zero() {
             return Ok(None);
         }
@@ -32,12 +32,12 @@ pub(crate) fn connect(address: &UnixAddr, deadline: Deadline) -> nix::Result<Opt
             Err(errno) => return Err(errno),
         }
     }
-    // An idle link would die of it.
+    // A send timeout would end an idle connection.
     limit_connect(&socket, Duration::ZERO)?;
     Ok(Some(socket))
 }
 
-/// A limit of zero is none.
+/// A limit of zero means no limit.
 fn limit_connect(socket: &OwnedFd, limit: Duration) -> nix::Result<()> {
     const LONGEST: Duration = Duration::from_secs(3600);
     let microseconds = limit.min(LONGEST).as_micros();
@@ -48,11 +48,11 @@ fn limit_connect(socket: &OwnedFd, limit: Duration) -> nix::Result<()> {
 }
 
 /// Whether a socket of this abstract name is in `/proc/self/net/unix`, which shows
-/// the network namespace that a connection would be made in. No connection is
-/// made, so nothing is started by its socket.
+/// the network namespace that a connection would use. It makes no connection, so
+/// it starts no socket-activated service.
 ///
 /// # Errors
-/// By the errno; a machine without the file has no such socket.
+/// By the errno. A machine without the file has no such socket.
 pub(crate) fn is_abstract_name_bound(roots: &Roots, name: &str) -> Result<bool> {
     let path = roots.proc.join("self/net/unix");
     let failed = |error: &std::io::Error| Error::io("cannot read", &path, error);
@@ -64,7 +64,7 @@ pub(crate) fn is_abstract_name_bound(roots: &Roots, name: &str) -> Result<bool> 
             return if absent { Ok(false) } else { Err(error) };
         }
     };
-    // The name is the last of a line's fields, behind the inode number.
+    // The name is the last field of a line, after the inode number.
     let end = format!(" @{name}");
     for line in BufReader::new(file).split(b'\n') {
         let line = line.map_err(|error| failed(&error))?;

@@ -9,24 +9,24 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use idle::Files;
+use idle::FdTable;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// How long a call has to return after it was cancelled. What it has done can be undone
-/// only when it has returned, and almost every call takes less.
-const TO_RETURN: Duration = Duration::from_secs(3);
+/// How long a cancelled call gets to return. Only what a returned call has done can be
+/// undone, and almost every call returns sooner.
+const CANCEL_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs `call` on a thread of its own and waits for it until `deadline`.
 ///
-/// A call that the kernel does not return from cannot be cancelled: after a
-/// timeout, and three seconds after a cancellation, its thread stays until the kernel lets go, and what it returns then
-/// is dropped. `last_seen` is asked for the error of a timeout.
+/// A call in the kernel cannot be cancelled. After a timeout, and three seconds after a
+/// cancellation, its thread stays until the kernel returns, and its result is dropped.
+/// The error of a timeout contains what `last_seen` returns.
 ///
 /// # Errors
-/// Those of `call`, with `stage`; `TimedOut`, also when the deadline had
-/// passed before anything was begun.
+/// Those of `call`, with `stage`; `TimedOut`, also if the deadline had passed before the
+/// call began.
 pub(crate) fn run<T: Send + 'static>(
     stage: Stage,
     what: &str,
@@ -41,7 +41,7 @@ pub(crate) fn run<T: Send + 'static>(
     let pending = start(stage, call)?;
     let mut result = pending.wait(deadline);
     if result.is_none() && deadline.is_cancelled() {
-        result = pending.wait(deadline.despite_cancel().at_most(TO_RETURN));
+        result = pending.wait(deadline.despite_cancel().at_most(CANCEL_GRACE));
     }
     if let Some(result) = result {
         return result;
@@ -50,23 +50,23 @@ pub(crate) fn run<T: Send + 'static>(
     Err(timed_out().with_last_seen(last_seen()))
 }
 
-/// A call that is under way.
+/// A call that has begun.
 #[derive(Debug)]
 pub(crate) struct Pending<T> {
     stage: Stage,
     result: Receiver<Result<T>>,
 }
 
-/// Starts `call` on a thread that has nothing else to do until it returns.
+/// Starts `call` on a thread that does nothing else until `call` returns.
 pub(crate) fn start<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start_with(Files::OfTheProcess, stage, call)
+    start_with(FdTable::Shared, stage, call)
 }
 
 fn start_with<T: Send + 'static>(
-    files: Files,
+    fd_table: FdTable,
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
@@ -74,11 +74,11 @@ fn start_with<T: Send + 'static>(
     let span = tracing::Span::current();
     let call = move || {
         let _entered = span.entered();
-        // Nobody listens any more after a timeout.
+        // No caller waits any more after a timeout.
         let _ = done.send(call());
     };
     let name = format!("lunbd-{stage}");
-    idle::run(name, files, Box::new(call)).map_err(|error| not_started(stage, &error))?;
+    idle::run(name, fd_table, Box::new(call)).map_err(|error| not_started(stage, &error))?;
     Ok(Pending { stage, result })
 }
 
@@ -90,51 +90,51 @@ fn died(stage: Stage) -> Error {
     Error::new(ErrorKind::Io, "the thread of a kernel call died").at(stage)
 }
 
-/// As [`start`], for a call that the kernel may hold for minutes after the process
-/// was killed, as it holds a read of a device whose link is dead: until it returns
-/// the process does not end, and its locks would stay, so the thread has no part in
-/// its open files. `call` must open what it uses itself.
-pub(crate) fn start_apart<T: Send + 'static>(
+/// Like [`start`], for a call that the kernel may hold for minutes after the process was
+/// killed, such as a read of a device whose connection is dead. The process ends only
+/// when the call returns, and its locks would stay held until then. So the thread does
+/// not share the open files of the process, and `call` must open what it uses itself.
+pub(crate) fn start_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start_with(Files::Apart, stage, move || {
+    start_with(FdTable::Own, stage, move || {
         unshare_fds();
         call()
     })
 }
 
 fn unshare_fds() {
-    if idle::files() == Files::Apart {
+    if idle::fd_table() == FdTable::Own {
         return;
     }
-    match lunbd_sys::files::leave_those_of_the_process() {
-        Ok(()) => idle::have_files(Files::Apart),
+    match lunbd_sys::files::unshare_fd_table() {
+        Ok(()) => idle::set_fd_table(FdTable::Own),
         Err(errno) => tracing::debug!(%errno, "the files are those of the process"),
     }
 }
 
-/// Runs `call` on a thread of its own that has no part in the open files of the
-/// process, as [`start_apart`], for a thread that needs them afterwards: it waits
-/// for the call, and can be killed meanwhile.
-pub(crate) fn apart<T: Send + 'static>(
+/// Runs `call` like [`start_with_own_fd_table`], for a thread that needs the open files of the
+/// process afterwards. The calling thread waits for the call, and can be killed
+/// meanwhile.
+pub(crate) fn run_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let pending = start_apart(stage, call)?;
+    let pending = start_with_own_fd_table(stage, call)?;
     pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
 }
 
-/// Has the thread of a call, as [`start`] begins it, leave the open files of the
-/// process for as long as `call` takes, all but `file`: as [`start_apart`], where
-/// what is used is open already. The process has `file` open as well until then.
+/// Has the thread of a call that [`start`] began leave the open files of the process
+/// while `call` runs, except `file`. It serves like [`start_with_own_fd_table`] if the call uses an
+/// open file. The process also has `file` open until then.
 ///
-/// Where the process is killed meanwhile, its other files are closed and its locks
-/// gone, while the kernel still holds the thread, and `file`.
-pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
+/// If the process is killed meanwhile, its other files are closed and its locks released,
+/// while the kernel still holds the thread and `file`.
+pub(crate) fn run_with_own_fd_table_and<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
     let (done, kept) = mpsc::channel::<Arc<File>>();
     let (closed, is_closed) = mpsc::channel::<()>();
-    // It is closed where it was opened.
+    // The file is closed in the file table in which it was opened.
     let keep = move || {
         let file = kept.recv();
         let _until_the_call_has_ended = kept.recv();
@@ -142,12 +142,12 @@ pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T
         drop(closed);
     };
     let name = "lunbd-keeper".to_owned();
-    if idle::run(name, Files::OfTheProcess, Box::new(keep)).is_err() {
+    if idle::run(name, FdTable::Shared, Box::new(keep)).is_err() {
         return call(&file);
     }
-    let own = match lunbd_sys::files::leave_those_of_the_process_but(file.as_fd()) {
+    let own = match lunbd_sys::files::unshare_fd_table_keeping(file.as_fd()) {
         Ok(own) => {
-            idle::have_files(Files::ApartWithOne);
+            idle::set_fd_table(FdTable::OwnWithFile);
             File::from(own)
         }
         Err(errno) => {
@@ -156,7 +156,7 @@ pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T
         }
     };
     if let Err(mpsc::SendError(file)) = done.send(file) {
-        // Here the number is `own`'s.
+        // In this thread's file table this number is that of `own`.
         std::mem::forget(file);
     }
     let result = call(&own);
@@ -166,12 +166,12 @@ pub(crate) fn apart_with<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T
 }
 
 impl<T> Pending<T> {
-    /// What the call returned, with its stage; `None` where it has not returned
-    /// by `deadline`.
+    /// The result of the call, with its stage; `None` if it has not returned by
+    /// `deadline`.
     pub(crate) fn wait(&self, deadline: Deadline) -> Option<Result<T>> {
         let stage = self.stage;
         loop {
-            match self.result.recv_timeout(deadline.turn()) {
+            match self.result.recv_timeout(deadline.max_sleep()) {
                 Ok(result) => return Some(result.map_err(|error| error.at(stage))),
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 Err(RecvTimeoutError::Timeout) => return None,
@@ -243,7 +243,7 @@ mod tests {
         let pending = start(Stage::Flush, {
             let file = Arc::clone(&file);
             move || {
-                let link = apart_with(file, |file| {
+                let link = run_with_own_fd_table_and(file, |file| {
                     let number = std::os::fd::AsRawFd::as_raw_fd(file);
                     let own = std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
                     (own, std::fs::read_link(format!("/proc/self/fd/{number}")))
@@ -253,7 +253,7 @@ mod tests {
         });
         let soon = Deadline::after(Duration::from_secs(20));
         let (own, the_process_has_it) = pending.unwrap().wait(soon).unwrap().unwrap();
-        // The three, this one, and the directory that is read.
+        // The three standard streams, this file, and the directory that is read.
         assert!(own <= 5, "{own}");
         assert!(the_process_has_it);
         drop(file);

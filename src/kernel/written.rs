@@ -1,4 +1,4 @@
-//! Which files processes have written to.
+//! Reports the files that processes have written to.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 use crate::error::{Error, Result};
 
-/// Hears of each write through any process of the file systems' instance: of one of
-/// sysfs, all mounts in the same network namespace. The kernel's own changes of a file
-/// are none.
+/// Reports each write by any process through the same instance of a file system. All
+/// mounts of sysfs in one network namespace are one instance. It does not report the
+/// kernel's own changes.
 #[derive(Debug)]
-pub(crate) struct Written(Inotify);
+pub(crate) struct WriteWatcher(Inotify);
 
-/// A file that is listened to.
+/// A watched file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Listened(WatchDescriptor);
+pub(crate) struct WatchedFile(WatchDescriptor);
 
-impl Written {
+impl WriteWatcher {
     pub(crate) fn new() -> Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         inotify
@@ -25,28 +25,29 @@ impl Written {
             .map_err(|errno| Error::of_errno("cannot listen for writes", errno))
     }
 
-    /// Listens to this file from now on.
+    /// Starts to watch this file.
     ///
     /// # Errors
-    /// `Vanished` where it is not there; by the errno where the user may listen to no
-    /// more files (`fs.inotify.max_user_watches`).
-    pub(crate) fn listen(&self, file: &Path) -> Result<Listened> {
-        // inotify reports a write when it returns, and a refused write at its close.
+    /// `Vanished` if the file is missing; by the errno if the user may watch no more
+    /// files (`fs.inotify.max_user_watches`).
+    pub(crate) fn watch(&self, file: &Path) -> Result<WatchedFile> {
+        // inotify reports a write when the write returns, and a refused write at the
+        // close.
         let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE;
         self.0
             .add_watch(file, events)
-            .map(Listened)
+            .map(WatchedFile)
             .map_err(|errno| Error::io("cannot listen for writes", file, &errno.into()))
     }
 
-    /// Does not listen to it any more.
-    pub(crate) fn drop(&self, listened: Listened) {
-        let _gone_with_its_file = self.0.rm_watch(listened.0);
+    /// Stops watching the file.
+    pub(crate) fn unwatch(&self, file: WatchedFile) {
+        let _gone_with_its_file = self.0.rm_watch(file.0);
     }
 
-    /// The files that were written to since the last call, before this one; `None`
-    /// where that is not known, since the kernel kept no more of them.
-    pub(crate) fn take(&self) -> Option<Vec<Listened>> {
+    /// The files that processes wrote to since the last call; `None` if that is
+    /// unknown because the kernel's queue overflowed.
+    pub(crate) fn take(&self) -> Option<Vec<WatchedFile>> {
         let mut written = Vec::new();
         loop {
             match self.0.read_events() {
@@ -55,7 +56,7 @@ impl Written {
                         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                             return None;
                         }
-                        written.push(Listened(event.wd));
+                        written.push(WatchedFile(event.wd));
                     }
                 }
                 Err(Errno::EINTR) => {}
@@ -79,18 +80,18 @@ mod tests {
         for file in [&one, &other] {
             fs::write(file, "").unwrap();
         }
-        let written = Written::new().unwrap();
-        let listened = [&one, &other].map(|file| written.listen(file).unwrap());
+        let written = WriteWatcher::new().unwrap();
+        let listened = [&one, &other].map(|file| written.watch(file).unwrap());
         fs::read(&one).unwrap();
         assert_eq!(written.take(), Some(Vec::new()));
         fs::write(&other, "1").unwrap();
         let heard = written.take().unwrap();
         assert!(heard.iter().all(|heard| *heard == listened[1]) && !heard.is_empty());
         assert_eq!(written.take(), Some(Vec::new()));
-        written.drop(listened[1]);
+        written.unwatch(listened[1]);
         fs::write(&other, "1").unwrap();
         let heard = written.take().unwrap();
         assert!(!heard.contains(&listened[0]));
-        assert!(written.listen(&root.path().join("none")).is_err());
+        assert!(written.watch(&root.path().join("none")).is_err());
     }
 }

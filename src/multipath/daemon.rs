@@ -1,4 +1,4 @@
-//! A client of multipathd: one command, one reply.
+//! A client of multipathd: it sends one command and reads one reply.
 
 mod wire;
 
@@ -17,35 +17,35 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::stream::DeadlineStream;
 use crate::kernel::{Roots, unix_socket};
 
-/// `DEFAULT_SOCKET` of multipath-tools, 0.4.9 and later.
+/// The abstract socket: `DEFAULT_SOCKET` of multipath-tools, 0.4.9 and later.
 const NAME: &str = "/org/kernel/linux/storage/multipathd";
-/// `PATHNAME_SOCKET` of multipath-tools 0.12 and later, in `/run`.
+/// The socket in `/run`: `PATHNAME_SOCKET` of multipath-tools, 0.12 and later.
 const FILE: &str = "multipathd.socket";
-/// What it says where it has no time (`multipathd/uxlsnr.c`, `default_reply`).
+/// The daemon's reply when it has no time (`multipathd/uxlsnr.c`, `default_reply`).
 const BUSY: &str = "timeout";
 
-/// The multipathd of this machine. Each command is a connection of its own and
-/// needs root. The daemon answers `timeout` by itself after `uxsock_timeout`
-/// (4 s), in which it waited for its own lock or did what it was told
-/// (`multipathd/uxlsnr.c`, `check_timeout`): so it says of a map that is long in
-/// the making. It is asked again then until the deadline, but where it is to let
-/// go of something: what follows shows whether it did.
+/// The multipathd of this machine. Each command uses its own connection and needs root.
 ///
-/// After a timeout the daemon may still do what it was told. Besides what each
-/// method names, all say `Unreachable` where the daemon is gone, `NotReady`
-/// where it is too busy to answer, `NotPermitted`, `Protocol`, and `TimedOut`
-/// at the stage that the command belongs to.
+/// The daemon replies `timeout` if after `uxsock_timeout` (4 s) it still waits for its own
+/// lock or still works on the command (`multipathd/uxlsnr.c`, `check_timeout`), as for a
+/// map that takes long to make. This client then repeats the command until the deadline. It
+/// does not repeat a removal: its caller sees whether that happened.
+///
+/// After a timeout the daemon may still execute the command. Besides the errors that each
+/// method names, all return `Unreachable` if the daemon is gone, `NotReady` if it is too
+/// busy to answer, `NotPermitted`, `Protocol`, and `TimedOut` at the stage that the command
+/// belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Daemon {
     socket: Socket,
 }
 
-/// Where it listens.
+/// The socket on which the daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Socket {
-    /// In the abstract name space of one network namespace.
+    /// A name in the abstract name space of one network namespace.
     Abstract(String),
-    /// In the file system, where other network namespaces reach it too.
+    /// A path in the file system, which other network namespaces reach too.
     File(PathBuf),
 }
 
@@ -58,30 +58,30 @@ impl Socket {
     }
 }
 
-/// What the daemon says to a command that it takes.
+/// The daemon's reply to a command that it accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Answer {
-    /// It is done.
+    /// The command is done.
     Done,
-    /// The path, or the map, is none that it manages, by its configuration; it says
-    /// so as well of a path that does not exist.
-    NotWanted,
-    /// It will be done: the map is being made, and the daemon waits for udev.
+    /// The daemon's configuration excludes the path or the map. It replies the same for a
+    /// path that does not exist.
+    Excluded,
+    /// The command will be done: the map is being made, and the daemon waits for udev.
     Delayed,
 }
 
 impl Daemon {
-    /// The daemon, if it runs or systemd would start it on a connection; `None`
-    /// where nobody listens on its sockets. One before 0.12 listens in the host's
-    /// network namespace alone and is not found from another. A newer one also has
-    /// `/run/multipathd.socket`, which is tried by a connection where there is no
-    /// abstract socket: the file of a daemon that was killed stays.
+    /// Finds the daemon if it runs, or if systemd would start it on a connection; `None` if
+    /// nothing listens on its sockets. A version before 0.12 listens only in the host's
+    /// network namespace and is not found from another. A newer version also has
+    /// `/run/multipathd.socket`. Without an abstract socket this tries to connect to that
+    /// file, because the file of a killed daemon stays.
     ///
     /// # Errors
-    /// `NotPermitted` or `Io` where `/proc/self/net/unix` cannot be read.
+    /// `NotPermitted` or `Io` if `/proc/self/net/unix` cannot be read.
     pub fn find(roots: &Roots) -> Result<Option<Self>> {
-        /// A connection that waits longer waits for a place in a living queue.
+        /// A connect that takes longer waits for a place in the queue of a running daemon.
         const LIMIT: Duration = Duration::from_secs(1);
         if unix_socket::is_abstract_name_bound(roots, NAME)? {
             let socket = Socket::Abstract(NAME.to_owned());
@@ -94,26 +94,27 @@ impl Daemon {
         Ok(connected.is_ok().then_some(Self { socket }))
     }
 
-    /// Has it take the disk `name` (`sda`), which udev must have handled, and
-    /// make or extend the map. One that it has already is [`Answer::Done`], and so is
-    /// one that its `find_multipaths` leaves without a map: look.
+    /// Makes the daemon take the disk `name` (`sda`), which udev must have handled, and
+    /// make or extend the map. The reply is [`Answer::Done`] also for a disk that it has
+    /// already, and for a disk that its `find_multipaths` leaves without a map: the caller
+    /// must check.
     ///
     /// # Errors
     /// `Refused`.
     pub fn add_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "add path", name, deadline)
+        self.run_until_accepted(Stage::Map, "add path", name, deadline)
     }
 
-    /// Has it forget the disk `name` (`sda`) and take it out of its map; the
-    /// map of the last path is removed if nobody has it open. One that it does
-    /// not know is [`Answer::Done`].
+    /// Makes the daemon forget the disk `name` (`sda`) and remove it from its map. With the
+    /// last path the map goes too, unless it is open. The reply for an unknown disk is
+    /// [`Answer::Done`].
     ///
     /// # Errors
     /// `Refused`.
     pub fn delete_path(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        let answer = self.command_once(Stage::Forget, "del path", name, deadline);
+        let answer = self.run_once(Stage::Forget, "del path", name, deadline);
         match answer {
-            // It says `fail` of one that it has forgotten already.
+            // The reply for a path that it has already forgotten is `fail`.
             Err(error) if error.kind() == ErrorKind::Refused => {
                 if self.knows_path(name, deadline)? {
                     return Err(error);
@@ -124,14 +125,14 @@ impl Daemon {
         }
     }
 
-    /// Whether it has the disk `name` (`sda`), in a map or not.
+    /// Whether the daemon has the disk `name` (`sda`), in a map or not.
     ///
     /// # Errors
-    /// None but those of every command.
+    /// Only those of every command.
     pub fn knows_path(&self, name: &str, deadline: Deadline) -> Result<bool> {
         const COMMAND: &str = "show paths raw format %d";
         let reply = self.ask(Stage::Forget, COMMAND, deadline)?;
-        // What it says where there is no path.
+        // This is the reply if there is no path.
         if reply.trim() == "ok" {
             return Ok(false);
         }
@@ -142,9 +143,9 @@ impl Daemon {
         Ok(names.contains(&name))
     }
 
-    /// What it calls the unit of each of its disks, by the disk's name: the value of
-    /// its `uid_attribute`, which is in the uuid of the unit's map. A disk of which it
-    /// has read no such name is left out.
+    /// The daemon's name for the unit of each of its disks, by the disk's name. The name is
+    /// the value of its `uid_attribute`, which is also in the uuid of the unit's map. A
+    /// disk without such a name is left out.
     ///
     /// # Errors
     /// `Refused`.
@@ -161,63 +162,64 @@ impl Daemon {
             .collect())
     }
 
-    /// Has it make the map of the unit that it calls `wwid` (see [`Daemon::wwids`])
-    /// out of the paths that it has, also where its `find_multipaths` would leave them
-    /// alone; its blacklists count. It writes the name into its file of WWIDs, as it
-    /// does for every map that it makes, and makes the map by itself from then on.
+    /// Makes the daemon make the map of the unit that it calls `wwid` (see
+    /// [`Daemon::wwids`]) from the paths that it has, even if its `find_multipaths` would
+    /// not. Its blacklists still apply. As for each map that it makes, it records the name
+    /// in its file of WWIDs, and from then on makes the map by itself.
     ///
-    /// A version before 0.10 says `fail` of a map that has another name than the unit
-    /// (`user_friendly_names`), although it made it: look.
+    /// A version before 0.10 replies `fail` for a map that has another name than the unit
+    /// (`user_friendly_names`), although it made the map: the caller must check.
     ///
     /// # Errors
     /// `Refused`.
     pub fn add_map(&self, wwid: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "add map", wwid, deadline)
+        self.run_until_accepted(Stage::Map, "add map", wwid, deadline)
     }
 
-    /// Has it remove the map of this name (the alias: it knows no `dm-N` here). The
-    /// reply does not tell a map in use from one that is gone: look.
+    /// Makes the daemon remove the map of this name (the alias: this command knows no
+    /// `dm-N`). The reply is the same for a map in use and for a map that is gone: the
+    /// caller must check.
     ///
     /// # Errors
-    /// `Refused`, and then the map is in use, or gone, or none of its own.
+    /// `Refused`: the map is in use, or gone, or not managed by the daemon.
     pub fn delete_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command_once(Stage::RemoveMap, "del map", name, deadline)
+        self.run_once(Stage::RemoveMap, "del map", name, deadline)
     }
 
-    /// Has it give the map of this name (the alias or `dm-N`) the size of its
-    /// first path. That it is done does not say that the size has changed.
+    /// Makes the daemon give the map of this name (the alias or `dm-N`) the size of its
+    /// first path. Success does not mean that the size has changed.
     ///
     /// # Errors
     /// `Refused`.
     pub fn resize_map(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Resize, "resize map", name, deadline)
+        self.run_until_accepted(Stage::Resize, "resize map", name, deadline)
     }
 
-    /// Has it turn queueing off for the map of this name (the alias or `dm-N`),
+    /// Makes the daemon turn queueing off for the map of this name (the alias or `dm-N`),
     /// and leave it off.
     ///
     /// # Errors
     /// `Refused`.
     pub fn disable_queueing(&self, name: &str, deadline: Deadline) -> Result<Answer> {
-        self.command(Stage::Map, "disablequeueing map", name, deadline)
+        self.run_until_accepted(Stage::Map, "disablequeueing map", name, deadline)
     }
 
-    /// Tells it until it has time.
-    fn command(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
-        tell(stage, verb, name, |it| self.ask(stage, it, deadline))
-    }
-
-    fn command_once(
+    /// Repeats the command until the daemon has time for it.
+    fn run_until_accepted(
         &self,
         stage: Stage,
         verb: &str,
         name: &str,
         deadline: Deadline,
     ) -> Result<Answer> {
-        tell(stage, verb, name, |it| self.ask_once(stage, it, deadline))
+        execute(stage, verb, name, |it| self.ask(stage, it, deadline))
     }
 
-    /// Its reply; `timeout` only when the deadline has passed.
+    fn run_once(&self, stage: Stage, verb: &str, name: &str, deadline: Deadline) -> Result<Answer> {
+        execute(stage, verb, name, |it| self.ask_once(stage, it, deadline))
+    }
+
+    /// The daemon's reply, which is `timeout` only after the deadline.
     fn ask(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         loop {
@@ -234,7 +236,7 @@ impl Daemon {
         let socket = self.connect(stage, command, deadline)?;
         let mut stream = DeadlineStream::new(socket.as_fd(), deadline);
         let failed = |seen: &str, error: &io::Error| match error.kind() {
-            // A connection that timed out by itself is not our deadline.
+            // The socket's own timeout may come before the deadline.
             io::ErrorKind::TimedOut if deadline.has_passed() => {
                 timed_out(stage, command, deadline).with_last_seen(seen)
             }
@@ -267,7 +269,7 @@ impl Daemon {
     }
 }
 
-fn tell(
+fn execute(
     stage: Stage,
     verb: &str,
     name: &str,
@@ -280,9 +282,9 @@ fn tell(
     tracing::debug!(command, reply = reply.trim(), "multipathd");
     match reply.trim() {
         "ok" => Ok(Answer::Done),
-        // `add map` has it followed by `fail` (`cli_add_map`).
-        "blacklisted" | "blacklisted\nfail" => Ok(Answer::NotWanted),
-        // `del map` has it followed by `fail` (`cli_del_map`).
+        // In the reply to `add map`, `fail` follows it (`cli_add_map`).
+        "blacklisted" | "blacklisted\nfail" => Ok(Answer::Excluded),
+        // In the reply to `del map`, `fail` follows it (`cli_del_map`).
         "delayed" | "delayedfail" => Ok(Answer::Delayed),
         _ => Err(refused(stage, &command, &reply)),
     }
@@ -293,7 +295,7 @@ fn timed_out(stage: Stage, command: &str, deadline: Deadline) -> Error {
     Error::timed_out(stage, deadline, &what)
 }
 
-/// A name that is one word of a command.
+/// Requires a name that is one word of a command.
 fn argument(name: &str) -> Result<&str> {
     /// `DM_NAME_LEN`; a disk's name is shorter.
     const LONGEST: usize = 128;
@@ -305,14 +307,14 @@ fn argument(name: &str) -> Result<&str> {
     Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
-/// Whether it is a word that multipathd says instead of an answer
+/// Whether the reply is a word that multipathd sends instead of an answer
 /// (`multipathd/uxlsnr.c`, `default_reply`).
 fn is_refusal(reply: &str) -> bool {
     matches!(reply.trim(), "fail" | BUSY)
 }
 
 fn refused(stage: Stage, command: &str, reply: &str) -> Error {
-    // To a command that it does not know it says all those that it does.
+    // The reply to an unknown command lists all known commands.
     let first = reply.lines().next().unwrap_or_default();
     let (kind, what) = if first == BUSY {
         (ErrorKind::NotReady, "is too busy to do")

@@ -1,4 +1,4 @@
-//! The new size of a map whose paths have grown.
+//! Gives a map the new size of its paths.
 
 use super::map::Map;
 use super::status::the_target;
@@ -7,25 +7,24 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::dm::{self, Target};
 use crate::kernel::{Roots, worker};
 
-/// The kernel counts lengths in these.
+/// The unit in which the kernel counts lengths, in bytes.
 const SECTOR: u64 = 512;
 
-/// Gives the map a size of `bytes`, which each of its paths must have already,
-/// for a machine without multipathd; where that runs it is told instead, since
-/// it keeps a size of its own: [`Daemon::resize_map`](super::Daemon::resize_map).
-/// A map that has the size is left as it is.
+/// Gives the map a size of `bytes`, which each of its paths must already have. This is for
+/// a machine without multipathd. A running multipathd keeps its own record of the size: use
+/// [`Daemon::resize_map`](super::Daemon::resize_map) there. A map that has the size is left
+/// unchanged.
 ///
-/// The table in use is loaded again with the new length and put in place in one
-/// ioctl, in which I/O is held back: it may go on at any time, and nothing that
-/// waits for a path is lost. Read back: the block device has the size when this
-/// returns. Needs `CAP_SYS_ADMIN`.
+/// The current table is loaded again with the new length, and one ioctl swaps it in while
+/// it holds I/O back. I/O may run at any time, and no I/O that waits for a path is lost.
+/// The block device has the new size when this returns. Needs `CAP_SYS_ADMIN`.
 ///
-/// After a timeout the kernel may still do it, when I/O under way ends.
+/// After a timeout the kernel may still do it, when the I/O in progress ends.
 ///
 /// # Errors
-/// `InvalidInput` where `bytes` is less than the map has, or no whole number of
-/// sectors; `NotReady` where a path is smaller, naming it; `Vanished`;
-/// `NotPermitted`; `TimedOut` at stage `resize`.
+/// `InvalidInput` if `bytes` is less than the map's size, or no whole number of sectors;
+/// `NotReady` if a path is smaller, naming it; `Vanished`; `NotPermitted`; `TimedOut` at
+/// stage `resize`.
 pub fn grow(roots: &Roots, map: &Map, bytes: u64, deadline: Deadline) -> Result<()> {
     let (own_map, roots) = (map.clone(), roots.clone());
     worker::run(
@@ -61,8 +60,8 @@ fn reload(roots: &Roots, map: &Map, bytes: u64) -> Result<()> {
     let read_only = dm::status(roots, map.uuid())?.read_only;
     dm::load(roots, map.uuid(), read_only, &[table])?;
     if let Err(error) = dm::swap_table(roots, map.uuid()) {
-        // The kernel has dropped the new table and may have left the map
-        // suspended: this lets the old one go on.
+        // The kernel has dropped the new table and may have left the map suspended. A
+        // second swap resumes the old table.
         if let Err(again) = dm::swap_table(roots, map.uuid()) {
             tracing::warn!(%again, %map, "the map may be suspended");
         }

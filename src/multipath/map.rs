@@ -11,25 +11,25 @@ use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 
-/// What the uuid of a map begins with; that of a partition of one begins with
+/// The prefix of a map's uuid; the uuid of a map of its partition begins with
 /// `part1-mpath-`.
 const PREFIX: &str = "mpath-";
 
-/// One life of a multipath map. When it is removed and another comes under the
-/// same name, number or even uuid, that is another one.
+/// One life of a multipath map. A later map with the same name, number or even uuid is a
+/// different `Map`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
     name: String,
     uuid: String,
     disk: BlockDevice,
-    /// kernfs gives each directory an inode number of its own.
+    /// The inode number of the sysfs directory, which kernfs does not share between
+    /// directories.
     inode: u64,
 }
 
 impl Map {
-    /// The map that `path`, a whole disk, is a path of; `None` where it is a
-    /// path of none. What else is stacked on the disk, or on a partition of
-    /// it, is passed over.
+    /// The map that has `path`, a whole disk, as a path; `None` if there is none. Other
+    /// devices on the disk or on its partitions do not count.
     pub fn of_path(path: &BlockDevice) -> Result<Option<Self>> {
         for holder in path.holders()? {
             let link = path.dir().join("holders").join(holder);
@@ -40,16 +40,16 @@ impl Map {
         Ok(None)
     }
 
-    /// The map that this disk, a `dm-N`, is; `None` where it is none.
+    /// The map that this disk, a `dm-N`, is; `None` if it is no map.
     pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
         Self::at(disk.dir())
     }
 
-    /// Whether the block device of this kernel name is one of device-mapper's that is
-    /// being removed, or gone: it does not say any more who it was, and lets go of what
-    /// is below it in a moment (`drivers/md/dm.c`, `__dm_destroy`). One that just comes
-    /// does not say yet who it is (`dm_setup_md_queue`), and looks the same.
-    pub(crate) fn is_going(roots: &Roots, name: &str) -> bool {
+    /// Whether the device-mapper device of this kernel name is gone or being removed.
+    /// During its removal it no longer shows its uuid, and it releases the devices below it
+    /// in a moment (`drivers/md/dm.c`, `__dm_destroy`). A device that is just being created
+    /// does not show its uuid yet (`dm_setup_md_queue`), and looks the same.
+    pub(crate) fn is_being_removed(roots: &Roots, name: &str) -> bool {
         if !name.starts_with("dm-") {
             return false;
         }
@@ -60,15 +60,13 @@ impl Map {
         }
     }
 
-    /// The map of the unit of this name; `None` where there is none. Only the
-    /// name that the map was made by is known here: of a unit with several
-    /// names it is multipathd's choice.
+    /// The map of the unit of this name; `None` if there is none. It finds only the name
+    /// from which the map was made, which multipathd chooses for a unit with several names.
     pub fn find(roots: &Roots, wwid: &Wwid) -> Result<Option<Self>> {
         Self::of_unit(roots, |name| name == wwid)
     }
 
-    /// The map of a unit with one of the wanted names. One file of each other map is
-    /// read.
+    /// The map of a unit with one of the wanted names. It reads one file of each other map.
     pub(crate) fn of_unit(
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
@@ -114,7 +112,7 @@ impl Map {
     }
 
     fn with_uuid(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<Option<Self>> {
-        // First, so that what is read below is no later life's.
+        // The inode is read first, so that the reads below cannot mix in a later life.
         let Some(inode) = inode_of(dir) else {
             return Ok(None);
         };
@@ -149,8 +147,8 @@ impl Map {
         &self.uuid
     }
 
-    /// The name of the unit that the map was made by; `None` where it is of a
-    /// kind that this crate does not know.
+    /// The name of the unit from which the map was made; `None` if it is of a kind that
+    /// this crate does not know.
     #[must_use]
     pub fn wwid(&self) -> Option<Wwid> {
         self.uuid.parse().ok()
@@ -162,7 +160,7 @@ impl Map {
         &self.disk
     }
 
-    /// The disks that lead to the unit now, whatever their state.
+    /// The disks that lead to the unit now, in any state.
     pub fn paths(&self) -> Result<Vec<BlockDevice>> {
         let slaves = self.disk.dir().join("slaves");
         let mut paths = Vec::new();
@@ -174,8 +172,8 @@ impl Map {
         Ok(paths)
     }
 
-    /// The maps of its partitions, which kpartx makes: their uuids are
-    /// `partN-` and this one's.
+    /// The maps of its partitions, which kpartx makes. Their uuids are `partN-` and this
+    /// map's uuid.
     pub(crate) fn partition_maps(&self) -> Result<Vec<Self>> {
         let is_partition = |uuid: &str| {
             let (kind, of) = uuid.split_once('-').unwrap_or_default();
@@ -198,7 +196,7 @@ impl Map {
     }
 
     /// # Errors
-    /// `Vanished` where this life of the map is over.
+    /// `Vanished` if this life of the map is over.
     pub(super) fn require(&self) -> Result<()> {
         if self.is_there() {
             return Ok(());
@@ -207,7 +205,7 @@ impl Map {
         Err(Error::new(ErrorKind::Vanished, message).with_path(self.disk.dir()))
     }
 
-    /// One line on what can be seen, for the error of a timeout.
+    /// One line about the visible state, for the error of a timeout.
     pub(crate) fn describe(&self) -> String {
         if !self.is_there() {
             return format!("the map {self} is gone");
@@ -228,10 +226,9 @@ impl std::fmt::Display for Map {
     }
 }
 
-/// What device-mapper says of the map in `dir`; `None` where it is gone, and where
-/// it is being removed: its attributes answer `EINVAL` then for as long as they
-/// are still there, and `EIO` to who had begun to read before (`drivers/md/dm-sysfs.c`,
-/// `dm_attr_show`, `dm_attr_uuid_show`).
+/// The attribute of the map in `dir`; `None` if the map is gone or being removed. During a
+/// removal a read of an existing attribute fails with `EINVAL`, and a read that began
+/// before with `EIO` (`drivers/md/dm-sysfs.c`, `dm_attr_show`, `dm_attr_uuid_show`).
 fn attribute(dir: &Path, name: &str) -> Result<Option<String>> {
     let is_removed = |error: &Error| {
         let errno = error.errno().map(Errno::from_raw);
@@ -255,7 +252,7 @@ mod tests {
 
     const UUID: &str = "mpath-360014051234567890abcdef012345678";
 
-    /// A machine on which `dm-0` of this uuid has the path `sda`.
+    /// A machine where `dm-0` with this uuid has the path `sda`.
     fn machine(uuid: &str) -> (tempfile::TempDir, Roots) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
@@ -317,7 +314,7 @@ mod tests {
             assert_eq!(Map::all(&roots).unwrap(), [], "{uuid}");
         }
         let (_directory, roots) = machine(UUID);
-        // A holder of a partition is none of the disk.
+        // A device on a partition does not hold the disk.
         fs::remove_file(roots.sysfs.join("devices/sda/holders/dm-0")).unwrap();
         assert_eq!(Map::of_path(&disk(&roots, "sda")).unwrap(), None);
         let wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
@@ -326,9 +323,9 @@ mod tests {
 
     #[test]
     fn a_device_of_device_mapper_goes_as_soon_as_it_does_not_say_who_it_is() {
-        // Another's is there, though it is no map.
+        // Another kind of device exists, though it is no map.
         let (_directory, roots) = machine("LVM-x");
-        let goes = |name| Map::is_going(&roots, name);
+        let goes = |name| Map::is_being_removed(&roots, name);
         assert!(!goes("dm-0") && !goes("sda"));
         fs::remove_file(roots.sysfs.join("devices/dm-0/dm/uuid")).unwrap();
         assert!(goes("dm-0") && !goes("sda"));
@@ -341,7 +338,7 @@ mod tests {
         let map = Map::of_path(&disk(&roots, "sda")).unwrap().unwrap();
         assert!(map.is_there());
         let dir = directory.path().join("sys/devices/dm-0");
-        // Kept beside, so that its inode number is not free.
+        // The old directory stays, so that its inode number is not free.
         fs::rename(&dir, directory.path().join("old")).unwrap();
         assert!(!map.is_there());
         assert_eq!(map.describe(), format!("the map dm-0 ({UUID}) is gone"));

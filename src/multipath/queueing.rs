@@ -1,4 +1,4 @@
-//! What becomes of I/O that has no path.
+//! Decides what happens to I/O that has no path.
 
 use super::map::Map;
 use super::status::read_status;
@@ -6,17 +6,17 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::{Roots, dm, worker};
 
-/// Has I/O fail where there is no path, what waits already included: a map that
-/// queues without a path blocks its own flush and removal for ever. Where
-/// multipathd runs, [`Daemon::disable_queueing`](super::Daemon::disable_queueing)
-/// is told as well, or it turns queueing on again when a path comes back.
+/// Makes I/O without a path fail, including I/O that already waits. A map that queues
+/// without a path blocks its own flush and removal for ever. If multipathd runs, call
+/// [`Daemon::disable_queueing`](super::Daemon::disable_queueing) as well, or it turns
+/// queueing on again when a path comes back.
 ///
-/// Read back: the kernel no longer has the feature when this returns. Needs
-/// `CAP_SYS_ADMIN`. After a timeout the kernel may still do it.
+/// The kernel no longer has the feature when this returns. Needs `CAP_SYS_ADMIN`. After a
+/// timeout the kernel may still do it.
 ///
 /// # Errors
-/// `Vanished` where this life of the map is over; `NotReady` while the map is
-/// suspended; `NotPermitted`; `TimedOut` at stage `map`.
+/// `Vanished` if this life of the map is over; `NotReady` while the map is suspended, or if
+/// another process turned queueing on again; `NotPermitted`; `TimedOut` at stage `map`.
 pub fn fail_if_no_path(roots: &Roots, map: &Map, deadline: Deadline) -> Result<()> {
     let (own_map, roots) = (map.clone(), roots.clone());
     worker::run(
@@ -38,7 +38,8 @@ pub fn fail_if_no_path(roots: &Roots, map: &Map, deadline: Deadline) -> Result<(
     )
 }
 
-/// `dm-mpath.c`, `multipath_message`: `EBUSY` while it is suspended.
+/// The kernel answers `EBUSY` while the map is suspended (`dm-mpath.c`,
+/// `multipath_message`).
 fn explain(error: Error, map: &Map) -> Error {
     if error.kind() != ErrorKind::InUse {
         return error;

@@ -1,4 +1,4 @@
-//! Taking one map down.
+//! Removes one map.
 
 use std::time::Duration;
 
@@ -8,15 +8,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::{Roots, dm, worker};
 use crate::uevent::Watch;
 
-/// Removes the map and returns when sysfs shows it no more; its disks stay.
-/// One that is gone already is a success. `watch` is one on the map's kernel
-/// name, `dm-N`.
+/// Removes the map and returns when sysfs no longer shows it; its disks stay. A map that is
+/// gone already is a success. `watch` must be on the map's kernel name, `dm-N`.
 ///
-/// The kernel refuses while anybody has the map open: a mount, a device stacked
-/// on it, a process, the caller's own file; udev's probe too, for a moment.
-/// Nothing is written back: flush it before. I/O that waits for a path would
-/// hold the removal up for ever: see [`fail_if_no_path`](super::fail_if_no_path).
-/// Needs `CAP_SYS_ADMIN`.
+/// The kernel refuses while the map is open: in a mount, a device stacked on it, a process,
+/// the caller's own file, or for a moment udev's probe. The removal writes nothing back:
+/// flush the map before. I/O that waits for a path would block the removal for ever: see
+/// [`fail_if_no_path`](super::fail_if_no_path). Needs `CAP_SYS_ADMIN`.
 ///
 /// After a timeout the kernel may still be removing it.
 ///
@@ -24,7 +22,7 @@ use crate::uevent::Watch;
 /// `InUse`, and the map stays; `NotPermitted`; `TimedOut` at stage
 /// `remove_map`.
 pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -> Result<()> {
-    // The removal's event comes before the directory goes.
+    // The uevent of the removal comes before the directory goes, so the loop also polls.
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     let mut refusal = ask_in_time(roots, map, deadline)?;
     while map.is_there() {
@@ -43,8 +41,8 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
     Ok(())
 }
 
-/// What the kernel says where it has not removed it: somebody else does, or it
-/// knows no such map, and the look into sysfs decides.
+/// Asks the kernel to remove the map. Returns its refusal if another process removes the
+/// map or the kernel does not know it: sysfs then decides.
 fn ask_in_time(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Error>> {
     let (own_map, own_roots) = (map.clone(), roots.clone());
     let removed = worker::run(
@@ -63,11 +61,11 @@ fn ask_in_time(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Er
     }
 }
 
-/// How often the map is open, by the kernel's own count: mounts, stacked devices and
-/// the caller's file are among them, and processes that `/proc` does not show.
+/// How often the map is open, by the kernel's count. It includes mounts, stacked devices,
+/// the caller's file, and processes that `/proc` does not show.
 ///
 /// # Errors
-/// `Vanished` where it is gone; `TimedOut` at stage `flush`.
+/// `Vanished` if the map is gone; `TimedOut` at stage `flush`.
 pub(crate) fn open_count(roots: &Roots, map: &Map, deadline: Deadline) -> Result<i32> {
     let (own_map, own_roots) = (map.clone(), roots.clone());
     worker::run(

@@ -1,4 +1,4 @@
-//! What the kernel says of a map's paths.
+//! The kernel's state of a map's paths.
 
 use super::map::Map;
 use crate::deadline::Deadline;
@@ -11,8 +11,8 @@ use crate::kernel::{Roots, worker};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MapStatus {
-    /// I/O waits while there is no path (`queue_if_no_path`), instead of
-    /// failing: also the map's own flush, for ever.
+    /// Whether I/O waits while there is no path (`queue_if_no_path`) instead of failing.
+    /// The map's own flush then waits for ever too.
     pub queues: bool,
     /// The paths, in the kernel's order.
     pub paths: Vec<PathStatus>,
@@ -24,8 +24,8 @@ pub struct MapStatus {
 pub struct PathStatus {
     /// The disk.
     pub devno: DevNo,
-    /// I/O goes to it; else it has failed, and waits for multipathd to bring
-    /// it back.
+    /// Whether the path takes I/O. Otherwise it has failed, and waits until multipathd
+    /// reinstates it.
     pub active: bool,
 }
 
@@ -36,20 +36,20 @@ impl MapStatus {
         self.paths.iter().filter(|path| path.active).count()
     }
 
-    /// How many do not.
+    /// How many paths do not take I/O.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.paths.len() - self.active()
     }
 
-    /// From the target's parameters and its status
-    /// (`drivers/md/dm-mpath.c`, `multipath_status`).
+    /// Parses the target's parameters and status (`drivers/md/dm-mpath.c`,
+    /// `multipath_status`).
     fn parse(parameters: &str, status: &str) -> Option<Self> {
         let mut words = parameters.split_ascii_whitespace();
         let queues = counted(&mut words)?.contains(&"queue_if_no_path");
 
-        // FEATURES HANDLER groups next (A|D|E SELECTOR paths args
-        // (dev A|F failures arg*)*)*, where capitals are counted lists.
+        // The format is FEATURES HANDLER groups next (A|D|E SELECTOR paths args (dev A|F
+        // failures arg*)*)*, where capitals are counted lists.
         let mut words = status.split_ascii_whitespace();
         counted(&mut words)?;
         counted(&mut words)?;
@@ -77,13 +77,13 @@ impl MapStatus {
     }
 }
 
-/// So many words; `None` where there are fewer. The text bounds what is taken.
+/// Takes `count` words; `None` if there are fewer. The text bounds the allocation.
 fn take<'a>(words: &mut impl Iterator<Item = &'a str>, count: usize) -> Option<Vec<&'a str>> {
     let taken: Vec<_> = words.by_ref().take(count).collect();
     (taken.len() == count).then_some(taken)
 }
 
-/// A number, and so many words.
+/// Reads a number, and takes that many words.
 fn counted<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<Vec<&'a str>> {
     let count = number(words)?;
     take(words, count)
@@ -94,12 +94,11 @@ fn number<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<usize> {
 }
 
 impl Map {
-    /// The state of the map and of its paths, asked of the kernel. Needs
-    /// `CAP_SYS_ADMIN`.
+    /// Asks the kernel for the state of the map and of its paths. Needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
-    /// `Vanished` where this life of the map is over; `NotReady` where it has
-    /// no table yet; `NotSupported`; `NotPermitted`; `TimedOut` at stage `map`.
+    /// `Vanished` if this life of the map is over; `NotReady` if it has no table yet;
+    /// `NotSupported`; `NotPermitted`; `TimedOut` at stage `map`.
     pub fn status(&self, roots: &Roots, deadline: Deadline) -> Result<MapStatus> {
         let (map, roots) = (self.clone(), roots.clone());
         worker::run(
@@ -126,7 +125,7 @@ pub(super) fn read_status(roots: &Roots, map: &Map) -> Result<MapStatus> {
     })
 }
 
-/// A map has one target, and that is `multipath`
+/// Requires exactly one target, of kind `multipath`: every map has it
 /// (`DM_TARGET_SINGLETON`, `DM_TARGET_IMMUTABLE`).
 pub(super) fn the_target(map: &Map, targets: Vec<Target>) -> Result<Target> {
     match <[Target; 1]>::try_from(targets) {
@@ -142,7 +141,7 @@ pub(super) fn the_target(map: &Map, targets: Vec<Target>) -> Result<Target> {
 mod tests {
     use super::*;
 
-    /// As 6.1 gave them, of two paths in two groups.
+    /// Linux 6.1 printed this for two paths in two groups.
     const TABLE: &str = "0 1 alua 2 1 service-time 0 1 2 8:16 1 1 service-time 0 1 2 8:0 1 1 ";
     const STATUS: &str = "2 0 1 0 2 1 A 0 1 2 8:16 A 0 0 1 E 0 1 2 8:0 F 3 0 1 ";
 

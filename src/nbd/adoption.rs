@@ -1,4 +1,4 @@
-//! Whether the kernel has taken a connection that it was offered.
+//! Whether the kernel has taken an offered connection.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -9,23 +9,24 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::command::NewTimeouts;
 use crate::error::{Error, Result};
 
-/// What a socket itself shows after it was offered with
-/// [`Reconfigure`](super::Reconfigure), whose answer does not tell.
+/// What a socket shows after it was offered with [`Reconfigure`](super::Reconfigure),
+/// whose answer does not say whether the kernel took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adoption {
-    /// The kernel put it into a slot whose connection was dead.
+    /// The kernel put the connection into a slot whose connection was dead.
     Taken,
     /// No slot was dead.
     NotTaken,
-    /// Nobody here knows the device's request timeout: where it has none the kernel leaves
-    /// no mark on a socket.
+    /// This process does not know the device's request timeout. For a device without one
+    /// the kernel leaves no mark on a socket.
     Unseen,
 }
 
-/// The timeouts with which a connection is offered to a device that is to have `wanted`.
-/// Requests that are to have no timeout get one until the offer is answered, so that the
-/// kernel marks what it takes: of 30 s, after which it looks at such a request anyway
-/// (`drivers/block/nbd.c`, `nbd_set_cmd_timeout`).
+/// The timeouts with which a connection is offered to a device that will have `wanted`.
+/// With a request timeout of zero the kernel would leave no mark on the socket that it
+/// takes. So such a device gets 30 s until the offer is answered. After 30 s the kernel
+/// checks a request without a timeout anyway (`drivers/block/nbd.c`,
+/// `nbd_set_cmd_timeout`).
 pub(crate) fn timeouts_that_mark(wanted: NewTimeouts) -> NewTimeouts {
     const MARK: Duration = Duration::from_secs(30);
     NewTimeouts {
@@ -37,7 +38,7 @@ pub(crate) fn timeouts_that_mark(wanted: NewTimeouts) -> NewTimeouts {
     }
 }
 
-/// Takes the mark away: the connection is to have no timeout of its own.
+/// Removes the mark, so that the connection has no timeout of its own.
 ///
 /// # Errors
 /// By the errno.
@@ -46,10 +47,10 @@ pub(crate) fn unmark(taken: &OwnedFd) -> Result<()> {
         .map_err(|errno| Error::of_errno("cannot take a socket's send timeout away", errno))
 }
 
-/// Offered sockets are looked at when the command has returned: the kernel has decided by
-/// then. It sets the send timeout of each that it takes to the device's request timeout,
-/// where that is not zero (`drivers/block/nbd.c`, `nbd_reconnect_socket`). Dialled sockets
-/// have none.
+/// Checks an offered socket after the command has returned: the kernel has decided by
+/// then. It sets the send timeout of a socket that it takes to the device's request
+/// timeout, unless that is zero (`drivers/block/nbd.c`, `nbd_reconnect_socket`). Dialled
+/// sockets have no send timeout.
 pub(crate) fn adoption(offered: &OwnedFd, timeouts: NewTimeouts) -> Adoption {
     let limit = getsockopt(offered, sockopt::SendTimeout);
     if limit.is_ok_and(|limit| limit.num_microseconds() > 0) {
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(seen(&socket, request(30)), Adoption::NotTaken);
         assert_eq!(seen(&socket, request(0)), Adoption::Unseen);
         assert_eq!(seen(&socket, NewTimeouts::default()), Adoption::Unseen);
-        // As the kernel does.
+        // The kernel sets this timeout.
         socket
             .set_write_timeout(Some(Duration::from_secs(30)))
             .unwrap();

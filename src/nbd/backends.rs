@@ -1,13 +1,13 @@
-//! Which device is connected under which backend id, without a look at each device
+//! Finds the device that is connected under a backend id, without a read of each device
 //! for each question.
 //!
-//! A connect shows its `pid`, and the kernel sends a `change` event. Its `backend` comes
-//! after the event, or before its `pid` on newer kernels. A disconnect takes the size
-//! away, sends its event, and then takes `pid` and `backend` away (`drivers/block/nbd.c`,
-//! `nbd_genl_connect`, `nbd_config_put`). So a device that was free, or had an id, when it
-//! was read cannot stay connected under another id without an event since. One that has
-//! a `pid` and shows no id may get one without a further event, and is read at each
-//! question.
+//! When a device is connected, its `pid` appears and the kernel sends a `change` event.
+//! Its `backend` appears after the event or, on newer kernels, before its `pid`. A
+//! disconnect removes the size, sends its event, and then removes `pid` and `backend`
+//! (`drivers/block/nbd.c`, `nbd_genl_connect`, `nbd_config_put`). So a device that was
+//! free or had an id when it was read sends an event before it is connected under another
+//! id. A device with a `pid` and no id may get an id without a further event, so it is
+//! read at each question.
 
 use std::collections::BTreeMap;
 
@@ -17,28 +17,29 @@ use crate::id::{BackendId, NbdIndex};
 use crate::kernel::{Roots, sysfs};
 use crate::uevent::{Changed, Changes, Hub};
 
-/// The devices of the machine and their backend ids. Where no events come it looks at
-/// each device for each question.
+/// The devices of the machine and their backend ids. Without events it reads each device
+/// at each question.
 #[derive(Debug)]
 pub(crate) struct Backends {
     changes: Option<Changes>,
-    known: Option<BTreeMap<NbdIndex, Seen>>,
+    known: Option<BTreeMap<NbdIndex, BackendState>>,
 }
 
-/// What was read of one device.
+/// The state that was read of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Seen {
-    /// It is not connected.
+enum BackendState {
+    /// The device is not connected.
     Free,
-    /// It has this id. A device whose disconnect has begun has it for a moment longer:
-    /// one that has a size is `settled`, since its disconnect sends an event.
+    /// The device has this id. After its disconnect has begun it keeps the id for a
+    /// moment. A device with a size is `settled`, because its disconnect will send an
+    /// event.
     Named { backend: String, settled: bool },
-    /// It has a `pid` and shows no id.
+    /// The device has a `pid` and shows no id.
     Unnamed,
 }
 
 impl Backends {
-    /// Listens from now on; reads nothing yet.
+    /// Listens from now on. It reads nothing yet.
     pub(crate) fn new(hub: &Hub) -> Self {
         Self::of(hub.changes(device_in))
     }
@@ -48,12 +49,11 @@ impl Backends {
         Self { changes, known }
     }
 
-    /// The connected devices with this id. There is one at most, unless somebody gave
-    /// an id twice: the kernel does not look.
+    /// The connected devices with this id: at most one, unless another program gave an id
+    /// twice, which the kernel does not check.
     pub(crate) fn of_backend(&mut self, roots: &Roots, id: &BackendId) -> Result<Vec<NbdDevice>> {
         let known = self.read(roots, true)?;
-        let is_named =
-            |seen: &Seen| matches!(seen, Seen::Named { backend, .. } if backend == id.as_str());
+        let is_named = |seen: &BackendState| matches!(seen, BackendState::Named { backend, .. } if backend == id.as_str());
         let named: Vec<NbdIndex> = known
             .iter()
             .filter(|(_, seen)| is_named(seen))
@@ -61,7 +61,7 @@ impl Backends {
             .collect();
         let mut devices = Vec::new();
         for index in named {
-            // It may be on its way down since it was read.
+            // Its disconnect may have begun since it was read.
             if backend_of(roots, index)?.as_deref() == Some(id.as_str()) {
                 devices.extend(NbdDevice::find(roots, index)?);
             } else if let Some(known) = &mut self.known {
@@ -71,14 +71,14 @@ impl Backends {
         Ok(devices)
     }
 
-    /// The indexes to try, lowest first: those that nobody has connected, then the
-    /// next one, which the kernel makes a device of.
+    /// The indexes to try, lowest first: the unconnected ones, then the next index, which
+    /// the kernel creates a device for.
     pub(crate) fn candidates(&mut self, roots: &Roots) -> Result<Vec<NbdIndex>> {
         if self.changes.is_none() {
             return NbdDevice::candidates(roots);
         }
         let known = self.read(roots, false)?;
-        let is_free = |seen: &Seen| matches!(seen, Seen::Free);
+        let is_free = |seen: &BackendState| matches!(seen, BackendState::Free);
         let free = known.iter().filter(|(_, seen)| is_free(seen));
         let mut indexes: Vec<NbdIndex> = free.map(|(index, _)| *index).collect();
         let last = known.keys().next_back();
@@ -88,27 +88,31 @@ impl Backends {
         Ok(indexes)
     }
 
-    /// Has the next question look at each device.
-    pub(crate) fn forget(&mut self) {
+    /// Makes the next question read each device.
+    pub(crate) fn invalidate(&mut self) {
         self.known = None;
     }
 
-    /// What is known now. `settle` reads the sizes that the first look left out.
-    fn read(&mut self, roots: &Roots, settle: bool) -> Result<&mut BTreeMap<NbdIndex, Seen>> {
+    /// The current devices. With `settle` it reads the sizes that the first read left out.
+    fn read(
+        &mut self,
+        roots: &Roots,
+        settle: bool,
+    ) -> Result<&mut BTreeMap<NbdIndex, BackendState>> {
         let changed = self
             .changes
             .as_mut()
             .map_or(Changed::Unknown, Changes::take);
-        // An error on the way leaves nothing that could be out of date.
+        // An error on the way leaves nothing behind that could be out of date.
         let known = match (changed, self.known.take()) {
             (Changed::These(names), Some(mut known)) => {
                 for index in names.iter().filter_map(|name| NbdIndex::of_name(name)) {
                     look_at(roots, index, &mut known)?;
                 }
                 let unsettled = known.iter().filter(|(_, seen)| match seen {
-                    Seen::Free => false,
-                    Seen::Named { settled, .. } => settle && !settled,
-                    Seen::Unnamed => true,
+                    BackendState::Free => false,
+                    BackendState::Named { settled, .. } => settle && !settled,
+                    BackendState::Unnamed => true,
                 });
                 let unsettled: Vec<NbdIndex> = unsettled.map(|(index, _)| *index).collect();
                 for index in unsettled {
@@ -122,39 +126,43 @@ impl Backends {
     }
 }
 
-/// The name of the NBD device in the path of its event, or of one of a partition's.
+/// The name of the NBD device in the path of its event, or of an event of its partition.
 fn device_in(devpath: &str) -> Option<&str> {
     let mut names = devpath.split('/');
     names.find(|name| NbdIndex::of_name(name).is_some())
 }
 
-/// One file of each device that is connected, for there may be a thousand.
-fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, Seen>> {
+/// Reads one file of each connected device, because there may be a thousand.
+fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, BackendState>> {
     let mut known = BTreeMap::new();
     for index in NbdDevice::indexes(roots)? {
         let seen = match backend_of(roots, index)? {
-            Some(backend) => Seen::Named {
+            Some(backend) => BackendState::Named {
                 backend,
                 settled: false,
             },
-            None if folder(roots, index).join("pid").exists() => Seen::Unnamed,
-            None => Seen::Free,
+            None if folder(roots, index).join("pid").exists() => BackendState::Unnamed,
+            None => BackendState::Free,
         };
         known.insert(index, seen);
     }
     Ok(known)
 }
 
-fn look_at(roots: &Roots, index: NbdIndex, known: &mut BTreeMap<NbdIndex, Seen>) -> Result<()> {
+fn look_at(
+    roots: &Roots,
+    index: NbdIndex,
+    known: &mut BTreeMap<NbdIndex, BackendState>,
+) -> Result<()> {
     let folder = folder(roots, index);
     let seen = if let Some(backend) = backend_of(roots, index)? {
         let size = sysfs::read_if_there(&folder.join("size"))?;
         let settled = size.is_some_and(|size| size != "0");
-        Some(Seen::Named { backend, settled })
+        Some(BackendState::Named { backend, settled })
     } else if folder.join("pid").exists() {
-        Some(Seen::Unnamed)
+        Some(BackendState::Unnamed)
     } else {
-        folder.exists().then_some(Seen::Free)
+        folder.exists().then_some(BackendState::Free)
     };
     match seen {
         Some(seen) => known.insert(index, seen),
@@ -167,8 +175,8 @@ fn folder(roots: &Roots, index: NbdIndex) -> std::path::PathBuf {
     roots.sysfs.join("block").join(index.name())
 }
 
-/// Its id, which is empty where it was connected without one; `None` where the kernel
-/// shows none.
+/// The device's id; empty if it was connected without one; `None` if the kernel shows
+/// none.
 fn backend_of(roots: &Roots, index: NbdIndex) -> Result<Option<String>> {
     sysfs::read_if_there(&folder(roots, index).join("backend"))
 }
@@ -180,22 +188,22 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::uevent::Noted;
+    use crate::uevent::ChangedNames;
 
     struct Machine {
         _root: tempfile::TempDir,
         roots: Roots,
-        noted: Arc<Noted>,
+        noted: Arc<ChangedNames>,
         backends: Backends,
     }
 
     impl Machine {
-        /// With these devices, none of which is connected.
+        /// A machine with these devices, none of them connected.
         fn new(indexes: std::ops::Range<u32>) -> Self {
             let root = tempfile::tempdir().unwrap();
             let roots = Roots::below(root.path());
             fs::create_dir_all(roots.sysfs.join("block")).unwrap();
-            let (changes, noted) = Changes::by_hand(device_in);
+            let (changes, noted) = Changes::for_test(device_in);
             let machine = Self {
                 _root: root,
                 roots,
@@ -224,7 +232,7 @@ mod tests {
             self.noted.event(&format!("/block/nbd{index}"));
         }
 
-        /// Shows what the kernel shows of a connected device, without its event.
+        /// Shows the files of a connected device, without the event.
         fn show(&self, index: u32, id: &str) {
             for (file, text) in [("pid", "7\n"), ("size", "8\n"), ("backend", id)] {
                 fs::write(self.dir(index).join(file), text).unwrap();
@@ -297,7 +305,7 @@ mod tests {
             }
             fs::write(machine.dir(0).join("size"), "0\n").unwrap();
             machine.event(0);
-            // The id is there a moment longer than the event.
+            // The id stays a moment longer than the event.
             assert_eq!(machine.with("going"), [0]);
             for file in ["pid", "backend"] {
                 fs::remove_file(machine.dir(0).join(file)).unwrap();
@@ -312,12 +320,12 @@ mod tests {
         let mut machine = Machine::new(0..2);
         machine.connect(0, "first");
         assert_eq!(machine.with("first"), [0]);
-        // No kernel does this. It shows what is read.
+        // No kernel does this. It proves which devices are read.
         machine.show(1, "unseen");
         assert!(machine.with("unseen").is_empty());
-        machine.noted.lose();
+        machine.noted.mark_lost();
         assert_eq!(machine.with("unseen"), [1]);
-        machine.backends.forget();
+        machine.backends.invalidate();
         machine.show(0, "other");
         assert_eq!(machine.with("other"), [0]);
     }
@@ -355,7 +363,7 @@ mod tests {
         assert_eq!(machine.free(), [2]);
     }
 
-    /// How often this thread has read from a file.
+    /// How many reads this thread has made.
     fn reads() -> u64 {
         let io = fs::read_to_string("/proc/thread-self/io").unwrap();
         let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
@@ -369,7 +377,7 @@ mod tests {
             for index in 0..others {
                 machine.connect(index, &format!("v{index}"));
             }
-            // The first reads the ids, and the second the sizes.
+            // The first question reads the ids, and the second the sizes.
             for _ in 0..2 {
                 assert!(machine.with("wanted").is_empty());
             }

@@ -1,5 +1,4 @@
-//! The sizes of requests that a server takes, and the block size that the
-//! kernel is told.
+//! The request sizes that a server accepts, and the block size that the kernel gets.
 
 use std::fmt;
 
@@ -13,22 +12,21 @@ const DEFAULT_PREFERRED: u32 = 4096;
 /// The protocol's limit for a server's minimum.
 const LARGEST_MINIMUM: u32 = 64 * 1024;
 
-/// The sizes of requests that a server takes, in bytes
-/// (`NBD_INFO_BLOCK_SIZE`).
+/// The request sizes that a server accepts, in bytes (`NBD_INFO_BLOCK_SIZE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct BlockSizes {
     /// Offsets and lengths must be multiples of this power of two.
     pub minimum: u32,
-    /// Below this power of two the server works slower.
+    /// The server works slower with requests below this power of two.
     pub preferred: u32,
-    /// The longest request; `u32::MAX` where the server sets no limit.
+    /// The longest request; `u32::MAX` if the server sets no limit.
     pub maximum: u32,
 }
 
 impl Default for BlockSizes {
-    /// What the protocol has a client assume where the server says nothing.
+    /// The values that the protocol has a client assume if the server announces none.
     fn default() -> Self {
         Self {
             minimum: SECTOR,
@@ -50,10 +48,10 @@ impl fmt::Display for BlockSizes {
 }
 
 impl BlockSizes {
-    /// As the server says them.
+    /// Checks the sizes that a server announced.
     ///
     /// # Errors
-    /// `Protocol`, naming the one that breaks the protocol.
+    /// `Protocol`, with the size that breaks the protocol.
     pub(super) fn new(minimum: u32, preferred: u32, maximum: u32) -> Result<Self> {
         if !minimum.is_power_of_two() || minimum > LARGEST_MINIMUM {
             let expected = "a power of two of at most 65536";
@@ -70,8 +68,8 @@ impl BlockSizes {
         })
     }
 
-    /// Only an export that is smaller itself may have a maximum below the
-    /// preferred size.
+    /// Checks that the maximum is not below the preferred size. Only an export that is
+    /// smaller itself may have such a maximum.
     pub(super) fn check_maximum(&self, size: u64) -> Result<()> {
         let least = u64::from(self.preferred).min(size);
         if u64::from(self.maximum) < least {
@@ -82,8 +80,8 @@ impl BlockSizes {
     }
 }
 
-/// What the kernel is told of an export: `block_size` times a whole number is
-/// `size`.
+/// The geometry that the kernel gets for an export: `size` is a multiple of
+/// `block_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -92,23 +90,23 @@ pub struct Geometry {
     pub block_size: u32,
     /// The device's size in bytes.
     pub size: u64,
-    /// How many bytes at the export's end the device does not reach.
+    /// How many bytes at the export's end the device lacks.
     pub lost_tail: u64,
 }
 
 impl Geometry {
-    /// The logical block size is `wanted`, or the server's minimum where nothing is
-    /// wanted, and never below 512 bytes: this is what nbd-client and qemu-nbd tell the
-    /// kernel. Partition tables count in logical blocks, so a larger block would move
-    /// every partition of an image that was made with 512-byte sectors. The preferred
-    /// size only says how a server works fastest, and the driver has no place for it.
+    /// The logical block size is `wanted` or, without `wanted`, the server's minimum,
+    /// but at least 512 bytes. nbd-client and qemu-nbd choose the same. Partition
+    /// tables count in logical blocks, so a larger block would move every partition of
+    /// an image that was made with 512-byte sectors. The preferred size only says how a
+    /// server works fastest, and the driver has no place for it.
     ///
-    /// Where the export is no multiple of a block its tail is lost: the kernel would
-    /// round the size down by itself, and in another way in each version.
+    /// If the export is no multiple of a block, its tail is lost. The kernel would
+    /// round the size down by itself, in another way in each version.
     ///
     /// # Errors
-    /// `InvalidInput` where `wanted` is no power of two of at least 512 bytes;
-    /// `NotSupported` where the server's minimum is above `wanted` or above a page,
+    /// `InvalidInput` if `wanted` is no power of two of at least 512 bytes;
+    /// `NotSupported` if the server's minimum is above `wanted` or above a page,
     /// `wanted` is above a page, or the export is smaller than one block.
     pub(super) fn choose(
         sizes: BlockSizes,

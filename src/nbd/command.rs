@@ -1,7 +1,7 @@
-//! The commands to the kernel's NBD driver, one attempt each.
+//! The commands to the kernel's NBD driver. Each call makes one attempt.
 //!
-//! The kernel gives `EINVAL` and `EBUSY` for a dozen reasons and writes which
-//! it was into its log only: what is said here is read from sysfs before and
+//! The kernel returns `EINVAL` and `EBUSY` for a dozen reasons and writes the reason
+//! only into its log. So the reason in the error comes from reads of sysfs before and
 //! after ([`Refusal`](crate::nbd::Refusal)).
 
 mod connect;
@@ -24,36 +24,35 @@ pub use connect::Connect;
 pub use reconfigure::Reconfigure;
 pub(crate) use resize::set_size;
 
-/// How long the kernel waits for a server. A connect always sends both: a queue
+/// How long the kernel waits for a server. A connect always sends both, because a queue
 /// keeps the last device's timeout when its index is used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// How long one request may take. After that the connection that it was sent over
-    /// counts as dead (`drivers/block/nbd.c`, `nbd_xmit_timeout`). A device with one
-    /// connection then keeps the request until another is there, for
-    /// [`dead_connection`](Self::dead_connection) at most. A device with several sends
-    /// it again over one that lives, at once.
+    /// How long one request may take. After that the kernel treats the connection that
+    /// carried it as dead (`drivers/block/nbd.c`, `nbd_xmit_timeout`). A device with
+    /// one connection then keeps the request until it has a new connection, but at most
+    /// for [`dead_connection`](Self::dead_connection). A device with several
+    /// connections sends it again at once over a live one.
     ///
-    /// With zero one connection is never taken for dead by this: the kernel looks every
-    /// 30 s, and sends the request again where the connection was replaced meanwhile.
-    /// With zero and several connections the time is 30 s.
+    /// With zero, this timeout never ends the connection of a device with one
+    /// connection. The kernel checks every 30 s, and sends the request again if the
+    /// connection was replaced meanwhile. With zero and several connections the timeout
+    /// is 30 s.
     ///
-    /// What was sent over a connection that died is sent again only when this time, or
-    /// those 30 s, have passed, however soon another connection is there (seen on Linux
-    /// 6.1 and 7.2): healing takes that long.
+    /// A request that was sent over a dead connection is sent again only when this
+    /// time, or those 30 s, have passed, however soon there is another connection (seen
+    /// on Linux 6.1 and 7.2). A reconnect takes that long.
     pub request: Duration,
-    /// How long requests wait for a new connection when the last has died,
-    /// counted from the first that waits; after that they fail with `EIO`.
-    /// With zero they fail at once. While one of several connections lives, none waits
-    /// for this.
+    /// How long requests wait for a new connection when the last has died, counted from
+    /// the first waiting request. After that they fail with `EIO`. With zero they fail
+    /// at once. While one of several connections lives, no request waits for this.
     ///
-    /// Only with both above zero does a server that hangs cause no I/O error.
+    /// A server that hangs causes no I/O error only if both are above zero.
     pub dead_connection: Duration,
 }
 
-/// Which timeouts a connected device is to have from now on. What is not said stays
-/// as the kernel has it (`drivers/block/nbd.c`, `nbd_genl_reconfigure`), which shows
-/// it to nobody.
+/// New timeouts of a connected device. A timeout that is `None` stays as it is in the
+/// kernel (`drivers/block/nbd.c`, `nbd_genl_reconfigure`), which shows it nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NewTimeouts {
     /// As [`Timeouts::request`].
@@ -75,7 +74,7 @@ impl From<Timeouts> for NewTimeouts {
 /// the product in 32 bits (`drivers/block/nbd.c`, `nbd_set_cmd_timeout`).
 const LONGEST_TIMEOUT: u64 = (u32::MAX / 1000) as u64;
 
-/// Whole seconds; a fraction counts as one, since zero means something else.
+/// Whole seconds. A fraction is rounded up, because zero means something else.
 fn seconds(timeout: Duration) -> u64 {
     let partial = u64::from(timeout.subsec_nanos() > 0);
     timeout
@@ -94,20 +93,20 @@ impl NewTimeouts {
     }
 }
 
-/// Takes a device's connections away (`NBD_CMD_DISCONNECT`); success also where
-/// it has none.
+/// Disconnects a device (`NBD_CMD_DISCONNECT`). A device without connections is no
+/// error.
 ///
-/// The kernel looks at neither mounts nor holders and fails what is in flight.
-/// When it returns the device is free only if nobody has it open: otherwise
-/// its configuration and `pid` stay until the last close. With a dead peer and
-/// a full send buffer it blocks: shut the connection down first.
+/// The kernel checks neither mounts nor holders, and fails the requests in flight. When
+/// it returns, the device is free only if no process has it open: otherwise its
+/// configuration and `pid` stay until the last close. The command blocks if the peer is
+/// dead and the send buffer full, so shut the connection down first.
 ///
-/// After a timeout the kernel goes on.
+/// After a timeout the kernel continues the command.
 ///
 /// # Errors
-/// `NotFound` where there is no such device and `NotReady` where it is going
-/// away, with a [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`;
-/// `NotPermitted`; `TimedOut` at stage `disconnect`.
+/// `NotFound` if there is no such device and `NotReady` if it is being removed, with a
+/// [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`; `NotPermitted`;
+/// `TimedOut` at stage `disconnect`.
 pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<()> {
     let message = Message {
         command: abi::CMD_DISCONNECT,
@@ -124,9 +123,9 @@ pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<
     Ok(())
 }
 
-/// What the kernel says of one device; `None` where it does not exist
-/// (`NBD_CMD_STATUS`). There is no call for all devices: sysfs lists them, and
-/// the kernel's answer breaks beyond some thousands.
+/// The kernel's status of one device; `None` if it does not exist (`NBD_CMD_STATUS`).
+/// There is no call for all devices: sysfs lists them, and the kernel's answer breaks
+/// beyond some thousands.
 ///
 /// # Errors
 /// `NotSupported`; `NotPermitted`; `TimedOut` at stage `resolve`.
@@ -159,7 +158,7 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::glance(roots, attempt.index);
+    let before = refusal::read_marks(roots, attempt.index);
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {
@@ -170,7 +169,7 @@ fn exchange(
         keep_open,
     };
     let what = format!("the kernel's NBD driver to {stage}");
-    let seen = || refusal::look(roots, attempt.index).to_string();
+    let seen = || refusal::read_facts(roots, attempt.index).to_string();
     let answers = genl::call(request, stage, &what, deadline, seen)
         .map_err(|error| refusal::explain(roots, stage, attempt, &before, error))?;
     answers
@@ -185,7 +184,7 @@ fn exchange(
         })
 }
 
-/// One nest holds no more, and no server takes as many.
+/// One nested attribute holds no more sockets, and no server takes as many.
 const MOST_SOCKETS: usize = 1024;
 
 fn require_sockets(sockets: &[OwnedFd], stage: Stage) -> Result<()> {

@@ -1,7 +1,7 @@
-//! What names the content of a volume, in its first blocks.
+//! The names that identify the content of a volume, from its first blocks.
 //!
-//! Each format has a file of its own, with the offsets that it needs and where they are
-//! documented. Nothing else of a format is read, and no checksum: a name that is damaged
+//! Each format has a file of its own, with the offsets that it needs and the source of
+//! them. The code reads nothing else of a format and verifies no checksum: a damaged name
 //! is another name.
 
 mod bytes;
@@ -15,11 +15,11 @@ use crate::id::ContentName;
 use bytes::Bytes;
 pub(super) use udev::names as names_by_udev;
 
-/// How many bytes hold all of the names: the last is that of btrfs, at 64 KiB.
+/// How many bytes hold all of the names. The last name is that of btrfs, at 64 KiB.
 pub(crate) const LENGTH: u32 = 68 * 1024;
 
-/// The names in the first bytes of a volume, sorted; none where it is blank or holds what
-/// is not known here. `first` is shorter than [`LENGTH`] where the volume is.
+/// The names in the first bytes of a volume, sorted; none if the volume is blank or of an
+/// unknown format. `first` is shorter than [`LENGTH`] if the volume is.
 pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
     let first = Bytes(first);
     let found = [
@@ -37,7 +37,7 @@ pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
 }
 
 /// The text of names, for errors.
-pub(crate) fn spelt(names: &[ContentName]) -> String {
+pub(crate) fn describe_names(names: &[ContentName]) -> String {
     if names.is_empty() {
         return "no name that is known".to_owned();
     }
@@ -45,9 +45,9 @@ pub(crate) fn spelt(names: &[ContentName]) -> String {
     names.join(" and ")
 }
 
-/// Whether a volume that has these names now is another than the one that had those. A
-/// blank one may have got any name.
-pub(crate) fn is_other(now: &[ContentName], before: &[ContentName]) -> bool {
+/// Whether a volume that has the names `now` is another than the one that had the names
+/// `before`. A volume that was blank before may have got any name.
+pub(crate) fn names_differ(now: &[ContentName], before: &[ContentName]) -> bool {
     !before.is_empty() && !before.iter().any(|name| now.contains(name))
 }
 
@@ -82,10 +82,13 @@ mod tests {
         let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
         let [fs, luks, gpt] = ["fs", "luks", "gpt"].map(|kind| name(kind).parse().unwrap());
         let one = std::slice::from_ref::<ContentName>;
-        assert!(!is_other(one(&fs), &[]));
-        assert!(!is_other(&[fs.clone(), luks.clone()], &[fs.clone(), gpt]));
-        assert!(is_other(one(&luks), one(&fs)));
-        assert!(is_other(&[], one(&fs)));
+        assert!(!names_differ(one(&fs), &[]));
+        assert!(!names_differ(
+            &[fs.clone(), luks.clone()],
+            &[fs.clone(), gpt]
+        ));
+        assert!(names_differ(one(&luks), one(&fs)));
+        assert!(names_differ(&[], one(&fs)));
     }
 
     proptest! {

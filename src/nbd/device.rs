@@ -9,63 +9,65 @@ use crate::kernel::devices::NumberedDevice;
 use crate::kernel::process::{self, Opener};
 use crate::kernel::{Roots, sysfs};
 
-/// The disk `nbdN`, connected or not. Neither its number nor its DISKSEQ names
-/// a connection: both stay when another export is connected.
+/// The disk `nbdN`, connected or not. Neither its number nor its DISKSEQ
+/// identifies a connection: both stay when another export is connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdDevice {
     index: NbdIndex,
     disk: BlockDevice,
 }
 
-/// What can be seen of a device at one moment.
+/// The visible state of a device at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Facts {
-    /// The thread that connected it; there while it is configured. It may have
-    /// ended long ago, and a reconfiguration leaves it.
+    /// The thread that connected the device; present while it is configured.
+    /// The thread may have ended long ago, and a reconfiguration does not
+    /// change this.
     pub pid: Option<u32>,
     /// The id that it was connected with; always `None` before Linux 5.14.
     pub backend: Option<String>,
-    /// Bytes; 0 where it is not configured.
+    /// In bytes; 0 if the device is not configured.
     pub size: u64,
     /// Whether the kernel refuses writes.
     pub read_only: bool,
-    /// Requests that are not answered.
+    /// Requests that the server has not answered.
     pub in_flight: u64,
     /// Devices stacked on it.
     pub holders: Vec<String>,
-    /// Processes that have it open, as far as `/proc` shows them, where they
-    /// were looked for ([`NbdDevice::facts_and_openers`]).
+    /// Processes that have it open, as far as `/proc` shows them. Only
+    /// [`NbdDevice::facts_and_openers`] looks for them.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub openers: Vec<Opener>,
 }
 
 /// What an NBD device is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum State {
-    /// There is no such disk. A connect makes it.
+    /// There is no such disk. A connect creates it.
     Absent,
-    /// No `pid`, no size, nothing in flight, no holder, and nobody seen to
-    /// have it open: it can be connected.
+    /// No `pid`, no size, nothing in flight, no holder, and no known process
+    /// has it open: it can be connected.
     Free,
     /// No `pid`, and a process has the node open, which alone makes the kernel
     /// refuse a connect (`EBUSY`).
     OpenedByOther,
-    /// There is a `pid`, and nothing said that its links died. sysfs cannot
-    /// tell a live link from a dead one.
+    /// There is a `pid`, and its connections are not known to be dead. sysfs
+    /// cannot tell a live connection from a dead one.
     Connected,
     /// There is a `pid`, and the listener to the kernel's `LINK_DEAD`, or the
-    /// holder of the socket, knows that no link is left: I/O waits.
+    /// holder of the socket, knows that no connection is alive: I/O waits.
     LinkDead,
-    /// It was disconnected and something is left: by what the caller knows, a
-    /// `pid` (somebody has it open); by sysfs alone, a size, requests in flight
-    /// or holders without a `pid`.
+    /// It was disconnected and something is left: a `pid`, if the caller knows
+    /// of the disconnect (a process has it open); or, by sysfs alone, a size,
+    /// requests in flight or holders without a `pid`.
     Draining,
-    /// There is a `pid`, and the backend id is not the one asked about.
+    /// There is a `pid`, and the backend id is not the expected one.
     Foreign,
 }
 
@@ -73,38 +75,25 @@ impl State {
     /// The name used in messages and in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Absent => "absent",
-            Self::Free => "free",
-            Self::OpenedByOther => "opened_by_other",
-            Self::Connected => "connected",
-            Self::LinkDead => "link_dead",
-            Self::Draining => "draining",
-            Self::Foreign => "foreign",
-        }
+        self.into()
     }
 }
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// What the caller knows of a device that sysfs does not show.
+/// What the caller knows about a device and sysfs does not show.
 #[derive(Debug, Clone, Default)]
 pub struct Hints {
-    /// The id that it ought to have; with `None` no device is foreign. Before
-    /// Linux 5.14 every device is, since none has an id to show.
+    /// The expected id. With `None` no device is foreign. Before Linux 5.14
+    /// every device is foreign to an expected id, because none shows an id.
     pub backend: Option<BackendId>,
-    /// That its last link died, by `LINK_DEAD` or by its own end of a socket.
+    /// Its last connection died, by `LINK_DEAD` or by the caller's end of a
+    /// socket.
     pub link_dead: bool,
-    /// That it was told to disconnect.
+    /// It was told to disconnect.
     pub disconnected: bool,
 }
 
 impl Facts {
-    /// What these facts of a disk that is there come to.
+    /// The state that these facts of an existing disk amount to.
     #[must_use]
     pub fn state(&self, hints: &Hints) -> State {
         if self.pid.is_none() {
@@ -152,7 +141,7 @@ pub(super) fn list(openers: &[Opener]) -> String {
 }
 
 impl NbdDevice {
-    /// The device of this index; `None` where there is no such disk.
+    /// The device of this index; `None` if there is no such disk.
     pub fn find(roots: &Roots, index: NbdIndex) -> Result<Option<Self>> {
         let link = roots.sysfs.join("block").join(index.name());
         let Some(dir) = sysfs::follow(&link)? else {
@@ -170,7 +159,7 @@ impl NbdDevice {
         Ok(devices)
     }
 
-    /// The indexes that there are, ascending.
+    /// The existing indexes, ascending.
     pub(super) fn indexes(roots: &Roots) -> Result<Vec<NbdIndex>> {
         let names = sysfs::names(&roots.sysfs.join("block"))?;
         let mut indexes: Vec<_> = names.iter().filter_map(|n| NbdIndex::of_name(n)).collect();
@@ -178,12 +167,12 @@ impl NbdDevice {
         Ok(indexes)
     }
 
-    /// The connected devices with this backend id. There is one at most, unless
-    /// somebody gave an id twice: the kernel does not look.
+    /// The connected devices with this backend id: at most one, unless another
+    /// program gave an id twice, which the kernel does not check.
     pub fn of_backend(roots: &Roots, id: &BackendId) -> Result<Vec<Self>> {
         let mut devices = Vec::new();
         for index in Self::indexes(roots)? {
-            // One file of each device, for there may be hundreds.
+            // Read one file of each device, because there may be hundreds.
             let shown = roots.sysfs.join("block").join(index.name()).join("backend");
             if sysfs::read_if_there(&shown)?.as_deref() == Some(id.as_str()) {
                 devices.extend(Self::find(roots, index)?);
@@ -204,7 +193,7 @@ impl NbdDevice {
         &self.disk
     }
 
-    /// The thread that connected it; `None` where it is not configured.
+    /// The thread that connected it; `None` if it is not configured.
     pub fn pid(&self) -> Result<Option<u32>> {
         match sysfs::read_if_there(&self.disk.dir().join("pid"))? {
             Some(text) => text
@@ -216,16 +205,16 @@ impl NbdDevice {
         }
     }
 
-    /// The id that it was connected with; `None` where there is none, and
-    /// before Linux 5.14. It comes after `pid`, and before the connect returns
+    /// The id that it was connected with; `None` if it has none, and before
+    /// Linux 5.14. The id appears after `pid`, and before the connect returns
     /// (`drivers/block/nbd.c`, `nbd_genl_connect`).
     pub fn backend(&self) -> Result<Option<String>> {
         let id = sysfs::read_if_there(&self.disk.dir().join("backend"))?;
-        // Without one the attribute is there and empty.
+        // Without an id the attribute exists and is empty.
         Ok(id.filter(|id| !id.is_empty()))
     }
 
-    /// How many requests the kernel has taken and not answered
+    /// How many requests the kernel has accepted and not completed
     /// (`Documentation/ABI/stable/sysfs-block`, `inflight`: reads and writes).
     pub fn in_flight(&self) -> Result<u64> {
         let text = sysfs::read(&self.disk.dir().join("inflight"))?;
@@ -236,7 +225,7 @@ impl NbdDevice {
         }
     }
 
-    /// Whether it is connected, and under which id: of the facts no more.
+    /// Reads only whether it is connected, and under which id.
     pub(crate) fn marks(&self) -> Result<Facts> {
         Ok(Facts {
             pid: self.pid()?,
@@ -245,8 +234,9 @@ impl NbdDevice {
         })
     }
 
-    /// What sysfs shows now, without a look at who has it open. Attributes come
-    /// one by one: while the device is changing they may be of two moments.
+    /// What sysfs shows now, without the openers. This reads one attribute
+    /// after the other: while the device changes they may be of different
+    /// moments.
     pub fn facts(&self) -> Result<Facts> {
         let marks = self.marks()?;
         Ok(Facts {
@@ -258,16 +248,17 @@ impl NbdDevice {
         })
     }
 
-    /// The same; `None` where the device is being taken away, or is gone.
-    pub(crate) fn facts_if_there(&self) -> Result<Option<Facts>> {
+    /// Like [`facts`](Self::facts); `None` if the device is being removed, or
+    /// is gone.
+    pub(crate) fn facts_if_present(&self) -> Result<Option<Facts>> {
         match self.facts() {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
             facts => facts.map(Some),
         }
     }
 
-    /// The same, and who has it open where it is not configured: that costs a
-    /// walk through all of `/proc`.
+    /// Like [`facts`](Self::facts). If the device is not configured, it also
+    /// finds the openers, which costs a walk through all of `/proc`.
     pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
         let mut facts = self.facts()?;
         if facts.pid.is_none() {
@@ -277,7 +268,7 @@ impl NbdDevice {
         Ok(facts)
     }
 
-    /// The state of the device of this index, with what the caller knows.
+    /// The state of the device of this index, including what the caller knows.
     pub fn state(roots: &Roots, index: NbdIndex, hints: &Hints) -> Result<State> {
         let device = Self::find(roots, index)?;
         let facts = device
@@ -298,6 +289,7 @@ impl NbdDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::process::Means;
 
     fn connected() -> Facts {
         Facts {
@@ -318,6 +310,7 @@ mod tests {
             pid: 9,
             command: "blkid".to_owned(),
             writes: false,
+            means: Means::Descriptor,
         });
         assert_eq!(facts.state(&hints), State::OpenedByOther);
         for left in [
@@ -371,9 +364,9 @@ mod tests {
         }
         let index = NbdIndex::new(3).unwrap();
         let device = NbdDevice::find(&roots, index).unwrap().unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), Some(Facts::default()));
+        assert_eq!(device.facts_if_present().unwrap(), Some(Facts::default()));
         std::fs::remove_file(dir.join("size")).unwrap();
-        assert_eq!(device.facts_if_there().unwrap(), None);
+        assert_eq!(device.facts_if_present().unwrap(), None);
         let state = |roots| NbdDevice::state(roots, index, &Hints::default()).unwrap();
         assert_eq!(state(&roots), State::Absent);
     }

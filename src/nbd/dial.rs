@@ -1,4 +1,4 @@
-//! From an address to a socket that the kernel can take over.
+//! Dials a server: from an address to a socket that the kernel can take over.
 
 mod unix;
 
@@ -13,40 +13,40 @@ use crate::error::{Result, Stage};
 use crate::id::{NbdServer, NbdUri};
 use crate::kernel::{stream::DeadlineStream, tcp};
 
-/// A connection in the transmission phase, of which nothing has been read yet.
+/// A connection in the transmission phase. No byte of that phase has been read yet.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Connection {
-    /// The socket: blocking, without receive and send timeouts (an idle link
-    /// would die of one), closed on exec.
+    /// The socket: blocking, without receive or send timeout (a timeout would end an idle
+    /// connection), closed on exec.
     pub stream: OwnedFd,
-    /// What the server serves on it.
+    /// The export that the server serves on it.
     pub export: Export,
 }
 
-/// Connects to the server of `uri` and agrees with it on the export, all within
-/// `deadline`: a host's addresses are tried one after the other, each for an
-/// equal share of what is left.
+/// Connects to the server of `uri` and negotiates the export, all within `deadline`. It
+/// tries a host's addresses one after the other, each for an equal share of the remaining
+/// time.
 ///
-/// A TCP socket sends at once (`TCP_NODELAY`). The kernel gives it up, so that
-/// the link is known to be dead, after 30 seconds in which sent data is not
-/// acknowledged or not taken (`TCP_USER_TIMEOUT`), and after the same of probes
-/// without an answer on an idle link (keepalive, first sent after 10 seconds).
+/// A TCP socket sends at once (`TCP_NODELAY`). The kernel gives the connection up, so that
+/// it is known to be dead, after 30 seconds in which sent data is not acknowledged or not
+/// taken (`TCP_USER_TIMEOUT`). It also gives an idle connection up after 30 seconds of
+/// unanswered probes (keepalive, first sent after 10 seconds).
 ///
-/// A server of `nbds://` is asked for TLS, and nothing is said to it without. The kernel
-/// takes the keys over (kTLS, Linux 5.11), so that the socket is used as one of TCP.
+/// For `nbds://` it requests TLS, and sends no other request without TLS. The kernel takes
+/// over the keys (kTLS, Linux 5.11), so the socket is used like a TCP socket.
 ///
-/// A failure leaves no socket behind. Resolving a host's name cannot be
-/// cancelled: after a timeout its thread stays until the resolver lets go.
+/// A failure leaves no socket behind. The resolution of a host's name cannot be cancelled:
+/// after a timeout its thread stays until the resolver returns.
 ///
 /// # Errors
-/// `Unreachable` where no server is there, it closes, or the connection breaks;
-/// `NotPermitted` where the Unix socket may not be opened; `TimedOut` at stage
-/// `resolve`, `dial`, `tls` or `handshake`; what [`negotiate`](handshake::negotiate)
-/// says; and at stage `tls` `IdentityMismatch` where the server's certificate does not
-/// prove its name, `NotPermitted` where the server wants another certificate of the
-/// client, `NotSupported` where both have no cipher in common or the kernel has no TLS,
-/// and `InvalidInput` for files that hold no certificates.
+/// `Unreachable` if there is no server, it closes, or the connection breaks;
+/// `NotPermitted` if the Unix socket may not be opened; `TimedOut` at stage `resolve`,
+/// `dial`, `tls` or `handshake`; the errors of [`negotiate`](handshake::negotiate). At
+/// stage `tls`: `IdentityMismatch` if the server's certificate does not prove its name,
+/// `NotPermitted` if the server wants another certificate of the client, `NotSupported` if
+/// both share no cipher or the kernel has no TLS, and `InvalidInput` for files that hold
+/// no certificates.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     let stream = connect(uri.server(), deadline)?;
     let export = if let NbdServer::Tls { .. } = uri.server() {
@@ -59,9 +59,8 @@ pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     Ok(Connection { stream, export })
 }
 
-/// As [`dial`], for a device whose requests may take no longer than `request`: the kernel
-/// gives a TCP connection up after that time instead of 30 seconds, unless it is zero or
-/// not known.
+/// Like [`dial`], for a device with the request timeout `request`. The kernel gives a TCP
+/// connection up after that time instead of 30 seconds, unless it is zero or unknown.
 pub(crate) fn dial_for_device(
     uri: &NbdUri,
     request: Option<Duration>,
@@ -74,10 +73,10 @@ pub(crate) fn dial_for_device(
     Ok(connection)
 }
 
-/// Connects to `server` and asks for the exports that it shows.
+/// Connects to `server` and requests its list of exports.
 ///
 /// # Errors
-/// As of [`dial`] and [`list`](handshake::list).
+/// Those of [`dial`] and [`list`](handshake::list).
 pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<ListedExport>> {
     let stream = connect(server, deadline)?;
     if let NbdServer::Tls { .. } = server {
@@ -86,11 +85,11 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
     handshake::list(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
 }
 
-/// Connects to `server` and asks for its exports, each with its size and flags: all within
-/// `deadline`. The kernel's NBD driver takes no part in it, and no privilege is needed.
+/// Connects to `server` and requests its exports, each with its size and flags, all within
+/// `deadline`. It does not use the kernel's NBD driver, and needs no privilege.
 ///
 /// # Errors
-/// As of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
+/// Those of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
 /// failure, no socket is left.
 pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
     let stream = connect(server, deadline)?;

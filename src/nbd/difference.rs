@@ -1,71 +1,70 @@
-//! Whether a server that came back serves what it served before.
+//! Compares the export of a server that came back with what it served before.
 
 use std::fmt;
 
 use super::block_size::BlockSizes;
-use super::content::spelt;
+use super::content::describe_names;
 use super::export::{Export, ExportFlags};
 use crate::id::ContentName;
 
-/// One thing in which an export is not what it was.
+/// One difference between an export and what it was before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Difference {
-    /// It is smaller.
+    /// The export is smaller.
     Shrunk {
-        /// What it had, in bytes.
+        /// The size before, in bytes.
         from: u64,
-        /// What it has now.
+        /// The size now, in bytes.
         to: u64,
     },
-    /// It is larger.
+    /// The export is larger.
     Grown {
-        /// What it had, in bytes.
+        /// The size before, in bytes.
         from: u64,
-        /// What it has now.
+        /// The size now, in bytes.
         to: u64,
     },
     /// The server refuses writes now.
     BecameReadOnly,
     /// The server takes writes now.
     BecameWritable,
-    /// The server can do other things.
+    /// The server's capabilities changed.
     Flags {
-        /// What it can no longer do.
+        /// What the server can no longer do.
         lost: ExportFlags,
-        /// What it can do beside.
+        /// What the server can now do in addition.
         gained: ExportFlags,
     },
-    /// The server takes requests of other sizes.
+    /// The server accepts other request sizes.
     BlockSizes {
-        /// What it took.
+        /// The sizes before.
         from: BlockSizes,
-        /// What it takes now.
+        /// The sizes now.
         to: BlockSizes,
     },
-    /// What it holds has other names.
+    /// The content has other names.
     Content {
-        /// What the device held when it was read last.
+        /// The names on the device when it was read last.
         from: Vec<ContentName>,
-        /// What the server serves now; none where that is blank.
+        /// The names on the server now; none if the export is blank.
         to: Vec<ContentName>,
-        /// Whether it is another volume for certain. Else whoever had the device open for
-        /// writing may have made what is served now.
+        /// Whether it is certainly another volume. If not, a process that had the device
+        /// open for writing may have written the content that is served now.
         is_proven: bool,
     },
 }
 
 impl Difference {
-    /// Whether the kernel would go on with requests that the server now
-    /// refuses or, worse, understands otherwise: it keeps the flags and the
-    /// block sizes of the first connect (`NBD_CMD_RECONFIGURE` ignores the
-    /// server's flags).
+    /// Whether the kernel would continue with requests that the server now refuses or,
+    /// worse, interprets differently. The kernel keeps the flags and the block sizes of
+    /// the first connect (`NBD_CMD_RECONFIGURE` ignores the server's flags).
     ///
-    /// Growth does not, nor does what the server can do beside. A lost
-    /// [`CAN_MULTI_CONN`](ExportFlags::CAN_MULTI_CONN) does not for a device of
-    /// one connection; for one of several ask [`Export::can_multi_conn`].
+    /// Growth and additional capabilities are no obstacle. A lost
+    /// [`CAN_MULTI_CONN`](ExportFlags::CAN_MULTI_CONN) is none for a device with one
+    /// connection; with several connections, check [`Export::can_multi_conn`].
     #[must_use]
     pub fn prevents_reattach(&self) -> bool {
         match self {
@@ -108,7 +107,7 @@ impl fmt::Display for Difference {
                 to,
                 is_proven,
             } => {
-                let (from, to) = (spelt(from), spelt(to));
+                let (from, to) = (describe_names(from), describe_names(to));
                 let how = if *is_proven {
                     "another volume for certain; `heal SOURCE --accept-content` takes it"
                 } else {
@@ -127,8 +126,8 @@ impl fmt::Display for Difference {
 }
 
 impl Export {
-    /// In what this export, which a server serves now, is not `before`. Empty
-    /// where a reattach changes nothing; names are not compared.
+    /// How this export, which a server serves now, differs from `before`. Empty if a
+    /// reattach changes nothing. It does not compare names.
     #[must_use]
     pub fn differences_from(&self, before: &Self) -> Vec<Difference> {
         let mut differences = Vec::new();

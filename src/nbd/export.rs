@@ -1,4 +1,4 @@
-//! What a server serves under one name.
+//! An export: what a server serves under one name.
 
 use bitflags::bitflags;
 
@@ -7,28 +7,27 @@ use super::violation::broken;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 bitflags! {
-    /// What the server says of an export: the transmission flags that the
-    /// kernel's client knows (`include/uapi/linux/nbd.h`). The bits are what
-    /// `NBD_ATTR_SERVER_FLAGS` takes.
+    /// What the server announces for an export: the transmission flags that the
+    /// kernel's client knows (`include/uapi/linux/nbd.h`). `NBD_ATTR_SERVER_FLAGS`
+    /// takes the same bits.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct ExportFlags: u16 {
-        /// Always set.
+        /// The server always sets this flag.
         const HAS_FLAGS = 1 << 0;
-        /// Writes are refused.
+        /// The server refuses writes.
         const READ_ONLY = 1 << 1;
-        /// The server can flush its cache. Without it the kernel takes writes
-        /// for durable as soon as they are answered.
+        /// The server can flush its cache. Without it the kernel considers a write
+        /// durable as soon as it is answered.
         const SEND_FLUSH = 1 << 2;
-        /// One write can be made durable by itself.
+        /// The server can make a single write durable.
         const SEND_FUA = 1 << 3;
         /// Seeking is slow.
         const ROTATIONAL = 1 << 4;
-        /// Ranges can be discarded.
+        /// The server can discard ranges.
         const SEND_TRIM = 1 << 5;
-        /// Ranges can be zeroed without sending the zeroes.
+        /// The server can zero ranges without receiving the zeroes.
         const SEND_WRITE_ZEROES = 1 << 6;
-        /// Several connections see one cache, so that I/O may be spread over
-        /// them.
+        /// Several connections see one cache, so the kernel may spread I/O over them.
         const CAN_MULTI_CONN = 1 << 8;
     }
 }
@@ -47,23 +46,23 @@ impl serde::Serialize for ExportFlags {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Export {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
-    /// The size in bytes, as the server says it: what the device has is in
-    /// [`geometry`](Self::geometry).
+    /// The size in bytes that the server announced. [`geometry`](Self::geometry)
+    /// returns the size of the device.
     pub size: u64,
-    /// What the server can do, less what the kernel's client does not know.
+    /// What the server can do, without the flags that the kernel's client does not
+    /// know.
     pub flags: ExportFlags,
-    /// The sizes of requests that it takes; `None` where it says nothing of
-    /// them.
+    /// The accepted request sizes; `None` if the server announced none.
     pub block_sizes: Option<BlockSizes>,
 }
 
 impl Export {
-    /// `flags` as they came.
+    /// Takes `flags` as received.
     ///
     /// # Errors
-    /// `Protocol`, naming what no export can have.
+    /// `Protocol`, with the field that no export can have.
     pub(super) fn new(
         name: &str,
         size: u64,
@@ -75,7 +74,7 @@ impl Export {
             let found = format!("{:#06x}", flags.bits());
             return Err(broken("transmission flags", found, "HAS_FLAGS to be set"));
         }
-        // The kernel counts in a signed number (loff_t).
+        // The kernel's file offset is a signed number (loff_t).
         if size == 0 || i64::try_from(size).is_err() {
             let expected = "1 to 9223372036854775807 bytes";
             return Err(broken("export size", size, expected));
@@ -91,7 +90,7 @@ impl Export {
         })
     }
 
-    /// The same, to be attached read-only.
+    /// This export, marked read-only.
     #[must_use]
     pub(crate) fn made_read_only(mut self) -> Self {
         self.flags |= ExportFlags::READ_ONLY;
@@ -104,32 +103,32 @@ impl Export {
         self.flags.contains(ExportFlags::READ_ONLY)
     }
 
-    /// Whether I/O may be spread over several connections.
+    /// Whether the kernel may spread I/O over several connections.
     #[must_use]
     pub fn can_multi_conn(&self) -> bool {
         self.flags.contains(ExportFlags::CAN_MULTI_CONN)
     }
 
-    /// The longest request that the server takes, in bytes; the protocol's
-    /// default where it says nothing. The device's `queue/max_sectors_kb` must
-    /// not be above it.
+    /// The longest request that the server accepts, in bytes; the protocol's default
+    /// if it announced none. The device's `queue/max_sectors_kb` must not be above
+    /// it.
     #[must_use]
     pub fn maximum_payload(&self) -> u32 {
         self.block_sizes.unwrap_or_default().maximum
     }
 
-    /// What the kernel is told of the export: the logical block size, `wanted` or the
-    /// server's minimum and at least 512 bytes, and the size in whole blocks, for a
-    /// kernel with pages of `page_size` bytes.
+    /// What the kernel gets for this export: the logical block size (`wanted`, or the
+    /// server's minimum but at least 512 bytes) and the size in whole blocks. The
+    /// kernel has pages of `page_size` bytes.
     ///
     /// # Errors
-    /// `InvalidInput` where `wanted` is no power of two of at least 512 bytes;
-    /// `NotSupported` where the server's minimum is above `wanted` or above a page,
-    /// `wanted` is above a page, the server takes no request of a whole page, or the
-    /// export is smaller than one block.
+    /// `InvalidInput` if `wanted` is no power of two of at least 512 bytes;
+    /// `NotSupported` if the server's minimum is above `wanted` or above a page,
+    /// `wanted` is above a page, the server accepts no request of a whole page, or
+    /// the export is smaller than one block.
     pub fn geometry(&self, page_size: u32, wanted: Option<u32>) -> Result<Geometry> {
         let sizes = self.block_sizes.unwrap_or_default();
-        // block/blk-settings.c: no limit on requests may be lower.
+        // block/blk-settings.c: a limit on requests cannot be lower.
         if sizes.maximum < page_size {
             let message = format!(
                 "the NBD server takes requests of at most {} bytes, and the kernel sends no \

@@ -1,6 +1,5 @@
-//! Reads the first bytes of an export, and its last, over a connection that the kernel does
-//! not have yet
-//! (`proto.md`, "Transmission phase": requests, and simple replies).
+//! Reads the first and the last bytes of an export over a connection that the kernel does
+//! not have yet (`proto.md`, "Transmission phase": requests, and simple replies).
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd as _;
@@ -20,20 +19,20 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const CMD_READ: u16 = 0;
 
-/// What the first bytes of an export say of its content.
+/// What the first bytes of an export reveal about its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Its names; none where it is blank, or of a kind that is not known.
+    /// The content's names; none if it is blank or of an unknown kind.
     Named(Vec<ContentName>),
     /// The server answered the read with this error of the protocol.
     Unread(u32),
 }
 
-/// What a server answers a read with: the bytes, or an error of the protocol.
+/// A server's answer to a read: the bytes, or an error of the protocol.
 pub(crate) type Answer = std::result::Result<Vec<u8>, u32>;
 
 impl Content {
-    /// What is in these first bytes.
+    /// The content of these first bytes.
     pub(crate) fn of(first: Answer) -> Self {
         match first {
             Ok(bytes) => Self::Named(content::names(&bytes)),
@@ -41,7 +40,7 @@ impl Content {
         }
     }
 
-    /// What is known of a device that it is served for, of which so much was written.
+    /// The known content of a device that has this content, with its write counter.
     pub(crate) fn known(self, written: u64) -> Option<KnownContent> {
         match self {
             Self::Named(names) => Some(KnownContent { names, written }),
@@ -51,21 +50,21 @@ impl Content {
 }
 
 impl Connection {
-    /// Reads what names the content of the export.
+    /// Reads the names of the export's content.
     ///
     /// # Errors
-    /// As of [`first_bytes`](Self::first_bytes).
+    /// Those of [`first_bytes`](Self::first_bytes).
     pub(crate) fn content(&self, deadline: Deadline) -> Result<Content> {
         Ok(Content::of(self.first_bytes(deadline)?))
     }
 
-    /// Reads the bytes that hold the names of the content: by one request, or by as many as
-    /// the server's longest needs, all sent at once. Nothing of a reply is left in the
-    /// socket.
+    /// Reads the bytes that hold the names of the content. If they exceed the server's
+    /// longest request it sends several requests, all at once. It leaves no byte of a reply
+    /// in the socket.
     ///
     /// # Errors
-    /// `Unreachable`; `Protocol`; `TimedOut` at stage `identify`. The connection is of no
-    /// more use then.
+    /// `Unreachable`; `Protocol`; `TimedOut` at stage `identify`. After an error the
+    /// connection cannot be used.
     pub(crate) fn first_bytes(&self, deadline: Deadline) -> Result<Answer> {
         let what = "a read of the export's first bytes";
         self.read(what, 0, &first_lengths(&self.export), deadline)
@@ -74,7 +73,7 @@ impl Connection {
     /// Reads the last block of the export.
     ///
     /// # Errors
-    /// As of [`first_bytes`](Self::first_bytes).
+    /// Those of [`first_bytes`](Self::first_bytes).
     pub(crate) fn last_block(&self, deadline: Deadline) -> Result<Answer> {
         let (offset, length) = last_request(&self.export);
         let what = "a read of the export's last block";
@@ -88,7 +87,7 @@ impl Connection {
     }
 }
 
-/// Reads these lengths, one behind the other.
+/// Reads consecutive ranges of these lengths.
 fn read_in_parts(
     stream: &mut (impl Read + Write),
     what: &str,
@@ -127,8 +126,8 @@ fn read_in_parts(
     Ok(refused.map_or_else(|| Ok(answers.concat()), Err))
 }
 
-/// The sizes by which the requests to an export go: its block, the longest request, and
-/// how many bytes it has in whole blocks.
+/// The sizes for requests to an export: its block, its longest request, and its length in
+/// whole blocks, all in bytes.
 fn sizes(export: &Export) -> (u32, u32, u64) {
     let sizes = export.block_sizes.unwrap_or_default();
     let block = sizes.minimum.max(1);
@@ -136,8 +135,8 @@ fn sizes(export: &Export) -> (u32, u32, u64) {
     (block, longest, export.size - export.size % u64::from(block))
 }
 
-/// How long each request for the first bytes is: all together as much as the names need, in
-/// whole blocks of the server, and no more than the export has.
+/// The length of each request for the first bytes. Together they are as long as the names
+/// need, in whole blocks of the server, but no longer than the export.
 fn first_lengths(export: &Export) -> Vec<u32> {
     let (block, longest, there) = sizes(export);
     let wanted = u64::from(content::LENGTH.next_multiple_of(block));
@@ -151,7 +150,7 @@ fn first_lengths(export: &Export) -> Vec<u32> {
     lengths
 }
 
-/// Where the last block begins, and how long it is.
+/// The offset and the length of the last block.
 fn last_request(export: &Export) -> (u64, u32) {
     let (block, _, there) = sizes(export);
     let length = u32::try_from(there.min(u64::from(block.max(512)))).unwrap_or(block);
@@ -200,7 +199,7 @@ mod tests {
         Export::new("a", size, 1, Some(sizes)).unwrap()
     }
 
-    /// A request, as the server reads it: cookie, offset and length.
+    /// A request as the server reads it: cookie, offset and length.
     type Request = (u64, u64, u32);
 
     fn take_request(stream: &mut UnixStream) -> Request {
@@ -225,7 +224,7 @@ mod tests {
         .concat()
     }
 
-    /// A client's stream, and a server that plays `serve`.
+    /// A client's stream, and a server that runs `serve`.
     fn served<T: Send + 'static>(
         serve: impl FnOnce(&mut UnixStream) -> T + Send + 'static,
     ) -> (UnixStream, JoinHandle<T>) {
@@ -344,7 +343,7 @@ mod tests {
                 stream.write_all(&reply(0, cookie, &bytes)).unwrap();
             }
             let mut rest = Vec::new();
-            // Until the client closes.
+            // This returns when the client closes.
             let _ = stream.read_to_end(&mut rest);
         });
         let read = read_first(&mut stream, &export(1 << 30, 512, 32 << 10));

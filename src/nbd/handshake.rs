@@ -1,11 +1,11 @@
 //! The fixed newstyle handshake (`proto.md`, "Newstyle negotiation").
 //!
-//! [`negotiate`] drives a stream up to the last byte of the server's ACK and
-//! reads nothing behind it: what follows on the socket is the kernel's. The
-//! bytes themselves are encoded and decoded by functions that do no I/O.
+//! [`negotiate`] runs the handshake up to the last byte of the server's ACK and reads
+//! nothing after it: the following bytes are for the kernel. Functions without I/O
+//! encode and decode the messages.
 //!
-//! The server is not trusted: every length has a limit before anything is
-//! allocated, every count too, and its texts are shown quoted, escaped and cut.
+//! The server is not trusted. Every length and every count has a limit, which is checked
+//! before any allocation. The server's texts are shown quoted, escaped and cut.
 
 mod discover;
 mod info;
@@ -29,50 +29,48 @@ use super::violation::broken;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// More than a server has to say of one export.
+/// More infos than a server needs for one export.
 const MOST_INFOS: usize = 64;
-/// What all replies to LIST may hold together; 1,000 exports with the longest
-/// names.
+/// The limit for all replies to LIST together: 1,000 exports with the longest names.
 const LONGEST_LIST: usize = 4 << 20;
 const MOST_EXPORTS: usize = 65_536;
 
-/// Shakes hands for the export `name`: `OPT_GO`, and `EXPORT_NAME` only where
-/// the server answers that it does not know `OPT_GO`. The stream is then in the
-/// transmission phase, in which nothing but simple replies is negotiated, and
-/// no byte of that phase has been read.
+/// Negotiates the export `name` with `OPT_GO`, or with `EXPORT_NAME` if the server
+/// answers that it does not know `OPT_GO`. The stream is then in the transmission
+/// phase, with only simple replies negotiated, and no byte of that phase has been
+/// read.
 ///
-/// The stream's reads and writes must give up by themselves when `deadline`
-/// passes, as those of [`dial`](super::dial) do; here it is looked at between
-/// them.
+/// The stream's own reads and writes must end when `deadline` passes, as those of
+/// [`dial`](super::dial) do. This function checks the deadline only between them.
 ///
 /// # Errors
-/// `Unreachable` where the server closes or the connection breaks; `Protocol`
-/// where it breaks the protocol, naming the field; `NotFound` where it has no
-/// such export; `NotSupported` where it speaks an older protocol or insists on
-/// TLS; `NotPermitted`, `NotReady` (it is shutting down) or `Refused` as it
-/// says; `InvalidInput` for a name over 4096 bytes; `TimedOut` at stage
-/// `handshake`. The stream is of no more use then.
+/// `Unreachable` if the server closes or the connection breaks; `Protocol`, with the
+/// field, if the server breaks the protocol; `NotFound` if it has no such export;
+/// `NotSupported` if it speaks an older protocol or insists on TLS; `NotPermitted`,
+/// `NotReady` (it is shutting down) or `Refused` by its answer; `InvalidInput` for a
+/// name over 4096 bytes; `TimedOut` at stage `handshake`. After an error the stream
+/// cannot be used.
 pub fn negotiate(
     stream: &mut (impl Read + Write),
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         require_length(name)?;
         let greeting = greet(server)?;
-        agree(server, greeting, name)
+        negotiate_export(server, greeting, name)
     })
 }
 
-/// Greets the server and asks it for TLS. The next byte on the stream is the first of
-/// TLS.
+/// Greets the server and requests TLS. The next byte on the stream is the first byte
+/// of TLS.
 ///
 /// # Errors
-/// As of [`negotiate`]; `NotSupported` where the server has no TLS.
+/// Those of [`negotiate`]; `NotSupported` if the server has no TLS.
 #[cfg(feature = "tls")]
 pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
     const WHAT: &str = "the reply to STARTTLS";
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         let greeting = greet(server)?;
         server.write("STARTTLS", &wire::option(OptionCode::StartTls, &[]))?;
         let reply = ReplyHeader::decode(&server.read(WHAT)?, OptionCode::StartTls)?;
@@ -82,13 +80,14 @@ pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) ->
         }
         let refusal = Refusal::decode(reply.kind, &payload)?;
         server.abort();
-        // nbdkit says that its policy forbids it, others that they do not know it.
+        // nbdkit answers that its policy forbids TLS. Other servers do not know the
+        // option.
         let refused = refusal.into_error("TLS, which it may not have");
         Err(refused.with_kind(ErrorKind::NotSupported))
     })
 }
 
-/// As [`negotiate`], after [`start_tls`].
+/// Like [`negotiate`], after [`start_tls`].
 #[cfg(feature = "tls")]
 pub(super) fn negotiate_in_tls(
     greeting: Greeting,
@@ -96,13 +95,13 @@ pub(super) fn negotiate_in_tls(
     name: &str,
     deadline: Deadline,
 ) -> Result<Export> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         require_length(name)?;
-        agree(server, greeting, name)
+        negotiate_export(server, greeting, name)
     })
 }
 
-fn in_handshake<S: Read + Write, T>(
+fn with_handshake_stage<S: Read + Write, T>(
     stream: &mut S,
     deadline: Deadline,
     talk: impl FnOnce(&mut Server<'_, S>) -> Result<T>,
@@ -110,24 +109,24 @@ fn in_handshake<S: Read + Write, T>(
     talk(&mut Server::new(stream, deadline)).map_err(|error| error.at(Stage::Handshake))
 }
 
-/// The exports that a server shows. The stream is of no more use afterwards.
+/// The exports that a server lists. The stream cannot be used afterwards.
 ///
 /// # Errors
-/// As of [`negotiate`]; `NotPermitted` where the server does not list.
+/// Those of [`negotiate`]; `NotPermitted` if the server does not list its exports.
 pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         greet(server)?;
         ask_for_list(server)
     })
 }
 
-/// As [`list`], after [`start_tls`].
+/// Like [`list`], after [`start_tls`].
 #[cfg(feature = "tls")]
 pub(super) fn list_in_tls(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<ListedExport>> {
-    in_handshake(stream, deadline, ask_for_list)
+    with_handshake_stage(stream, deadline, ask_for_list)
 }
 
 fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
@@ -136,7 +135,7 @@ fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<Liste
     listed.map_err(|refusal| refusal.into_error("the list of exports"))
 }
 
-fn agree<S: Read + Write>(
+fn negotiate_export<S: Read + Write>(
     server: &mut Server<'_, S>,
     greeting: Greeting,
     name: &str,
@@ -166,7 +165,7 @@ fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {
     Ok(greeting)
 }
 
-/// The inner error is the server's own.
+/// The inner error is the server's refusal.
 fn go<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Result<Export, Refusal>> {
     match ask_for(server, OptionCode::Go, name, &mut 0)? {
         Answer::Export(export) => export.map(Ok),
@@ -174,15 +173,15 @@ fn go<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Result<
     }
 }
 
-/// What a server says of one export, after which it can be asked for more.
+/// A server's answer about one export. The server then accepts more options.
 enum Answer {
-    /// The error is of what no export can have.
+    /// The error is about values that no export can have.
     Export(Result<Export>),
     Refused(Refusal),
 }
 
-/// Asks for one export with `OPT_GO` or `OPT_INFO`; `length` grows by the bytes of the
-/// answer.
+/// Requests one export with `OPT_GO` or `OPT_INFO`, and adds the bytes of the answer
+/// to `length`.
 fn ask_for<S: Read + Write>(
     server: &mut Server<'_, S>,
     option: OptionCode,
@@ -209,7 +208,7 @@ fn ask_for<S: Read + Write>(
     ))
 }
 
-/// The one option that has no reply header, and no errors.
+/// Negotiates with the one option that has neither a reply header nor error replies.
 fn export_name<S: Read + Write>(
     server: &mut Server<'_, S>,
     greeting: Greeting,

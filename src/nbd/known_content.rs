@@ -1,4 +1,4 @@
-//! What is known of the content of a device without asking its server.
+//! The content of a device, as far as it is known without a request to the server.
 
 use super::content;
 use super::device::NbdDevice;
@@ -6,28 +6,28 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::ContentName;
 use crate::kernel::{Roots, sysfs, udev_record};
 
-/// The names that were read of a device, and when, by what had been written until then.
+/// The names that were read from a device, and its write counter at that time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownContent {
-    /// Its names.
+    /// The names of the content.
     pub(crate) names: Vec<ContentName>,
-    /// How many requests the kernel had ended that write or discard.
+    /// How many write and discard requests the kernel had completed.
     pub(crate) written: u64,
 }
 
 impl NbdDevice {
-    /// The names of its content as udev read them last: when it was connected, or when a
-    /// process that had it open for writing closed it. `None` where udev has no record.
+    /// The names of its content as udev last read them: when it was connected, or when a
+    /// process that had it open for writing closed it. `None` if udev has no record.
     ///
     /// # Errors
-    /// Where the record cannot be read.
+    /// Fails if the record cannot be read.
     pub fn content_by_udev(&self, roots: &Roots) -> Result<Option<Vec<ContentName>>> {
         let properties = udev_record::read_properties(roots, self.disk().devno())?;
         Ok(properties.map(|properties| content::names_by_udev(&properties)))
     }
 
-    /// How many requests that write or discard the kernel has ended since the disk came:
-    /// it counts on from one connection to the next
+    /// How many write and discard requests the kernel has completed since the disk
+    /// appeared. The counters continue from one connection to the next
     /// (`Documentation/admin-guide/iostats.rst`, fields 5 and 12).
     pub(crate) fn written(&self) -> Result<u64> {
         let counters = sysfs::read(&self.disk().dir().join("stat"))?;
@@ -40,7 +40,7 @@ impl NbdDevice {
         })
     }
 
-    /// Whether the kernel has taken requests that write, and has not ended them.
+    /// Whether the kernel has accepted write requests that are not completed.
     pub(crate) fn has_writes_in_flight(&self) -> Result<bool> {
         let counts = sysfs::read(&self.disk().dir().join("inflight"))?;
         Ok(counts.split_whitespace().nth(1) != Some("0"))
@@ -63,7 +63,7 @@ mod tests {
         fs::write(dir.join("dev"), "43:0\n").unwrap();
         let device = NbdDevice::find(&roots, NbdIndex::new(0).unwrap());
         let device = device.unwrap().unwrap();
-        // As Linux 6.1 shows them.
+        // Linux 6.1 shows this text.
         let stat = "  95  0  3360  4  70  1  560  9  0  16  14  5  0  2048  1  3  2\n";
         fs::write(dir.join("stat"), stat).unwrap();
         assert_eq!(device.written().unwrap(), 75);

@@ -1,4 +1,5 @@
-//! Our ends of a connected device's connections, and which of them are dead.
+//! The sockets of a connected device that this process holds, and which of them are
+//! dead.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -12,39 +13,40 @@ use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdUri};
 
-/// The sockets that this process has handed over for a connected device. They are kept
-/// to see which have ended, and to be able to shut them down. The kernel keeps each in
-/// a slot of its own (`drivers/block/nbd.c`, `struct nbd_sock`).
+/// The sockets that this process has handed over for a connected device. It keeps them
+/// to see which connections have ended, and to shut them down. The kernel keeps each
+/// socket in a slot of its own (`drivers/block/nbd.c`, `struct nbd_sock`).
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) uri: NbdUri,
     pub(crate) backend: BackendId,
-    /// What is known of them: another process may have connected the device.
+    /// The known timeouts. Another process may have connected the device with unknown
+    /// ones.
     pub(crate) timeouts: NewTimeouts,
-    /// What was read of the volume before the kernel had a connection to it.
+    /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
     slots: Slots,
     sockets: Vec<OwnedFd>,
-    /// The thread that connected the device, which no reconnect changes; `None` where it
-    /// could not be read.
+    /// The thread that connected the device; a reconnect does not change it. `None` if
+    /// it could not be read.
     connected_by: Option<u32>,
 }
 
-/// What is known of the connections in the kernel's slots.
+/// What is known about the connections in the kernel's slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkState {
-    /// Connections of this process that stand.
+    /// Live connections of this process.
     pub(crate) live: usize,
-    /// Connections of this process that have ended.
+    /// Dead connections of this process.
     pub(crate) dead: usize,
-    /// Connections that another process has made: nobody here sees whether they stand.
+    /// Connections of another process. This process cannot see whether they live.
     pub(crate) unknown: usize,
-    /// There may be more of those than are counted.
+    /// Whether other processes may have more connections than `unknown` counts.
     pub(crate) more: bool,
 }
 
 impl LinkState {
-    /// Of a device that another process has connected.
+    /// The state of a device that another process has connected.
     pub(crate) fn of_another(slots: Slots) -> Self {
         Self {
             live: 0,
@@ -54,24 +56,24 @@ impl LinkState {
         }
     }
 
-    /// Every slot has a connection of this process, and all of them stand.
+    /// Whether every slot has a live connection of this process.
     pub(crate) fn is_whole(self) -> bool {
         self.dead == 0 && self.unknown == 0 && !self.more
     }
 
-    /// Every slot has a connection of this process, and none of them stands.
+    /// Whether every slot has a connection of this process, and all of them are dead.
     pub(crate) fn is_dead(self) -> bool {
         self.live == 0 && self.unknown == 0 && self.dead > 0
     }
 
-    /// I/O may go on although one connection is dead.
+    /// Whether I/O may continue although one connection is dead.
     pub(crate) fn is_redundant(self) -> bool {
         self.live + self.dead + self.unknown > 1
     }
 }
 
 impl Link {
-    /// Of a device that this process has connected.
+    /// The connections of a device that this process has connected.
     pub(crate) fn new(
         uri: NbdUri,
         backend: BackendId,
@@ -89,7 +91,7 @@ impl Link {
         }
     }
 
-    /// Of a device that another process has connected.
+    /// The connections of a device that another process has connected.
     pub(crate) fn of_another(
         uri: NbdUri,
         backend: BackendId,
@@ -108,7 +110,7 @@ impl Link {
         }
     }
 
-    /// Whether the device of this number was connected anew since, by the thread `now`.
+    /// Whether the device at this index was connected anew since, by the thread `now`.
     pub(crate) fn is_of_an_earlier_device(&self, now: Option<u32>) -> bool {
         let both = self.connected_by.zip(now);
         both.is_some_and(|(then, now)| then != now)
@@ -124,24 +126,24 @@ impl Link {
         }
     }
 
-    /// Ends the connections. What is in flight waits for new ones.
+    /// Ends the connections. Requests in flight wait for new ones.
     pub(crate) fn shut_down(&self) {
         point!(NbdToEndLink);
         for socket in &self.sockets {
-            // ENOTCONN: it is dead already.
+            // ENOTCONN: the connection is dead already.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         }
         point!(NbdLinkEnded);
     }
 
-    /// Whether every connection of the device has ended; not so where another process
-    /// has made some.
+    /// Whether every connection of the device has ended. It is false if another process
+    /// has made some of them.
     pub(crate) fn is_dead(&self) -> bool {
         self.state().is_dead()
     }
 
-    /// The kernel has put a new connection into the slot of a dead one.
-    pub(crate) fn replace_a_dead_one(&mut self, new: OwnedFd) {
+    /// Records that the kernel has put a new connection into the slot of a dead one.
+    pub(crate) fn replace_dead(&mut self, new: OwnedFd) {
         if let Some(dead) = self.sockets.iter().position(has_hung_up) {
             self.sockets.remove(dead);
         }
@@ -149,26 +151,26 @@ impl Link {
         self.slots.count = self.slots.count.max(self.sockets.len());
     }
 
-    /// The kernel has no more slots than were counted.
-    pub(crate) fn has_no_more_slots(&mut self) {
+    /// Records that the kernel has no more slots than were counted.
+    pub(crate) fn set_slots_exact(&mut self) {
         self.slots.exact = true;
     }
 
-    /// Another process has put connections into the slots of the dead ones.
+    /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
         self.sockets.retain(|socket| !has_hung_up(socket));
     }
 }
 
 fn has_hung_up(socket: &OwnedFd) -> bool {
-    // nix does not name POLLRDHUP. Beside it only hang-ups and errors are ever
-    // reported, so that any answer is a yes.
+    // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
+    // here, so any event means that the connection has ended.
     let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
     let mut polled = [PollFd::new(socket.as_fd(), peer_closed)];
     matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..))
 }
 
-/// Duplicates, for the kernel to take over.
+/// Duplicates the sockets for the kernel to take over.
 pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     sockets
         .iter()
@@ -218,7 +220,7 @@ mod tests {
         let (new, _peer_of_new) = UnixStream::pair().unwrap();
         let mut link = link(vec![one.into(), two.into()]);
         drop(peer_of_one);
-        link.replace_a_dead_one(new.into());
+        link.replace_dead(new.into());
         let whole = LinkState {
             live: 2,
             dead: 0,

@@ -1,4 +1,4 @@
-//! The kernel's word that a link of a device has died.
+//! The kernel's notices that a connection of a device has died.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,17 +14,17 @@ use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::genl::{Listener, Notification};
 
-/// Notices a subscriber may leave unread. Past that it is told to look again,
-/// so a slow one costs bounded memory and loses nothing.
+/// How many notices a subscriber may leave unread. After more, it is told to
+/// look again, so a slow subscriber costs bounded memory and misses nothing.
 const QUEUE: usize = 64;
 
-/// Listens to the kernel's `NBD_CMD_LINK_DEAD`, which comes once for each
-/// socket that dies while its device is connected, and only in the initial
-/// network namespace (`drivers/block/nbd.c`, `nbd_mcast_index`). Its thread
+/// Listens to the kernel's `NBD_CMD_LINK_DEAD`. The kernel sends it once for
+/// each socket that dies while its device is connected, and only in the initial
+/// network namespace (`drivers/block/nbd.c`, `nbd_mcast_index`). The thread
 /// ends when this and all of its [`LinkWatch`]es are dropped.
 ///
-/// A hint and no state: nothing comes for a silent peer on an idle link, and
-/// the kernel sends nothing when it has no memory for it.
+/// A notice is a hint and no state. The kernel sends none for a silent peer on
+/// an idle connection, or when it has no memory for it.
 #[derive(Debug)]
 pub struct DeadLinks {
     subscribers: Arc<Subscribers>,
@@ -34,19 +34,19 @@ pub struct DeadLinks {
 /// What a [`LinkWatch`] delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkNotice {
-    /// A link of this device has died; with several, others may live.
+    /// A connection of this device has died; others may live.
     Dead(NbdIndex),
-    /// Notices may be missing: look at the links again.
-    LookAgain,
+    /// Notices may be missing: look at the connections again.
+    Resync,
 }
 
-/// One subscriber's end.
+/// A subscription to notices.
 #[derive(Debug)]
 pub struct LinkWatch {
     subscribers: Arc<Subscribers>,
     id: u64,
     notices: Receiver<LinkNotice>,
-    // No notices without its thread.
+    // The thread must run as long as the subscription.
     _listener: Arc<Listener>,
 }
 
@@ -61,13 +61,13 @@ struct Table {
 
 #[derive(Debug)]
 struct Subscriber {
-    /// `None` wants those of every device.
+    /// With `None` the subscriber wants the notices of every device.
     index: Option<NbdIndex>,
     notices: SyncSender<LinkNotice>,
     lost: AtomicBool,
 }
 
-/// For the resolution by name.
+/// Resolves the family by its name.
 struct Family;
 
 impl GenlFamily for Family {
@@ -85,7 +85,7 @@ impl GenlFamily for Family {
 }
 
 impl DeadLinks {
-    /// Starts the thread. A `nbd` module that is loaded later is heard too.
+    /// Starts the thread. It also hears a `nbd` module that is loaded later.
     ///
     /// # Errors
     /// `Io`; `TimedOut` at stage `resolve`.
@@ -102,7 +102,7 @@ impl DeadLinks {
         })
     }
 
-    /// Subscribes to one device, or to all. Take the watch before you act.
+    /// Subscribes to one device, or to all. Subscribe before you act.
     #[must_use]
     pub fn watch(&self, index: Option<NbdIndex>) -> LinkWatch {
         let (id, notices) = self.subscribers.add(index);
@@ -121,13 +121,13 @@ impl LinkWatch {
         if let Ok(notice) = self.notices.try_recv() {
             return Some(notice);
         }
-        // The queue was read to its end: what it had no room for comes now.
+        // The queue is empty, so now report what it had no room for.
         if self.subscribers.take_lost(self.id) {
-            return Some(LinkNotice::LookAgain);
+            return Some(LinkNotice::Resync);
         }
-        // The sender stays as long as this is subscribed.
+        // The sender lives as long as this subscription.
         loop {
-            match self.notices.recv_timeout(deadline.turn()) {
+            match self.notices.recv_timeout(deadline.max_sleep()) {
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 notice => return notice.ok(),
             }
@@ -136,7 +136,8 @@ impl LinkWatch {
 }
 
 impl LinkWatch {
-    /// What ends a wait from another thread, by a [`LinkNotice::LookAgain`].
+    /// A handle that ends a wait from another thread, by a
+    /// [`LinkNotice::Resync`].
     #[must_use]
     pub fn waker(&self) -> LinkWaker {
         let (subscribers, id) = (Arc::clone(&self.subscribers), self.id);
@@ -152,11 +153,11 @@ pub struct LinkWaker {
 }
 
 impl LinkWaker {
-    /// Hands the watch a [`LinkNotice::LookAgain`].
+    /// Sends the watch a [`LinkNotice::Resync`].
     pub fn wake(&self) {
         if let Some(subscriber) = self.subscribers.lock().by_id.get(&self.id) {
-            // One that is full has what ends its wait.
-            let _ = subscriber.notices.try_send(LinkNotice::LookAgain);
+            // A full queue already ends the wait.
+            let _ = subscriber.notices.try_send(LinkNotice::Resync);
         }
     }
 }
@@ -184,12 +185,12 @@ impl Subscribers {
 
     fn deliver(&self, heard: Notification) {
         let notice = match heard {
-            Notification::Missed => LinkNotice::LookAgain,
+            Notification::Missed => LinkNotice::Resync,
             Notification::Message(message) if message.command != abi::CMD_LINK_DEAD => return,
             Notification::Message(message) => {
-                // One that cannot be read still says that something died.
+                // A malformed notice still means that something died.
                 let index = dead_index(message.command, &message.attributes);
-                index.map_or(LinkNotice::LookAgain, LinkNotice::Dead)
+                index.map_or(LinkNotice::Resync, LinkNotice::Dead)
             }
         };
         for subscriber in self.lock().by_id.values() {
@@ -279,7 +280,7 @@ mod tests {
         for number in 0..64 {
             assert_eq!(read(&mut watch), Some(LinkNotice::Dead(index(number))));
         }
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
         assert_eq!(read(&mut watch), None);
     }
 
@@ -293,8 +294,8 @@ mod tests {
             version: 1,
             attributes: vec![9],
         }));
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
-        assert_eq!(read(&mut watch), Some(LinkNotice::LookAgain));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
+        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
         assert_eq!(read(&mut watch), None);
     }
 }

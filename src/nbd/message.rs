@@ -1,4 +1,4 @@
-//! Messages of NBD's netlink family, to bytes and back.
+//! Encodes and decodes messages of NBD's netlink family.
 
 use netlink_packet_core::{
     DecodeError, DefaultNla, Emitable, Nla, NlaBuffer, NlasIterator, parse_string, parse_u8,
@@ -13,11 +13,11 @@ pub use lunbd_sys::nbd::ClientFlags;
 pub struct Message {
     /// `NBD_CMD_*`.
     pub command: u8,
-    /// In the order in which they lie there.
+    /// The attributes, in their order in the message.
     pub attributes: Vec<Attribute>,
 }
 
-/// One attribute. Flags and kinds that this crate does not know are kept.
+/// One attribute. Unknown flags and kinds are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute {
     /// The device.
@@ -26,43 +26,45 @@ pub enum Attribute {
     Size(u64),
     /// The device's logical block size in bytes.
     BlockSize(u64),
-    /// How long one request may take, in seconds; 0 is without end.
+    /// How long one request may take, in seconds; 0 sets no limit.
     Timeout(u64),
-    /// What the server said of the export: transmission flags.
+    /// The transmission flags that the server announced for the export.
     ServerFlags(u64),
-    /// What the kernel does at the end.
+    /// What the kernel does when the device is disconnected or closed.
     ClientFlags(ClientFlags),
-    /// Descriptors of the sender's.
+    /// The sender's file descriptors.
     Sockets(Vec<u32>),
-    /// How long requests wait for a new connection, in seconds; 0 is not.
+    /// How long requests wait for a new connection, in seconds; with 0 they do
+    /// not wait.
     DeadConnTimeout(u64),
     /// The answer to a status request.
     Devices(Vec<DeviceStatus>),
-    /// The device's name across restarts.
+    /// The device's name, which survives restarts.
     BackendId(String),
-    /// Any other, by kind.
+    /// Any other attribute: its kind and its value.
     Other(u16, Vec<u8>),
 }
 
-/// What the kernel says of one device when asked for its status.
+/// The kernel's answer to a status request about one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// The device.
     pub index: u32,
-    /// Whether it is configured. That is no liveness: it is true of a device
-    /// that somebody merely has open, and of one whose every link is dead
-    /// (`drivers/block/nbd.c`, `populate_nbd_status`).
+    /// Whether it is configured. This does not mean that it works: it is also
+    /// true of a device that a process merely has open, and of one whose
+    /// connections are all dead (`drivers/block/nbd.c`, `populate_nbd_status`).
     pub connected: bool,
 }
 
-/// Bytes that are no message of the family.
+/// The error for bytes that are no message of the family.
 #[derive(Debug, thiserror::Error)]
 #[error("no message of the NBD family: {0}")]
 pub struct MalformedMessage(DecodeError);
 
 impl Message {
     /// The attributes, as they follow the generic netlink header. None of them
-    /// may be longer than 64 KiB, of which its length has no room.
+    /// may be longer than 64 KiB, which is the limit of an attribute's length
+    /// field.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let attributes = self.attributes.as_slice();
@@ -71,11 +73,11 @@ impl Message {
         bytes
     }
 
-    /// Reads what [`encode`](Self::encode) writes, and what the kernel does.
+    /// Decodes what [`encode`](Self::encode) or the kernel encodes.
     ///
     /// # Errors
-    /// [`MalformedMessage`] where a length is false; an attribute within that
-    /// is too short for its kind counts too.
+    /// [`MalformedMessage`] if a length is false, or an attribute is too short
+    /// for its kind.
     pub fn decode(command: u8, bytes: &[u8]) -> Result<Self, MalformedMessage> {
         let attributes = NlasIterator::new(bytes)
             .map(|attribute| Attribute::decode(&attribute?))
@@ -87,9 +89,10 @@ impl Message {
     }
 }
 
-/// An item of a nest with one attribute of four bytes.
+/// The length of a nested item with one attribute of four bytes.
 const SOCKET_ITEM: usize = 12;
-/// An item with two: the second's single byte is padded.
+/// The length of an item with two attributes. The second's single byte is
+/// padded.
 const DEVICE_ITEM: usize = 20;
 
 impl Attribute {
@@ -141,7 +144,7 @@ impl Nla for Attribute {
             | Self::DeadConnTimeout(_) => size_of::<u64>(),
             Self::Sockets(sockets) => sockets.len() * SOCKET_ITEM,
             Self::Devices(devices) => devices.len() * DEVICE_ITEM,
-            // With the NUL at its end.
+            // This counts the NUL at the end.
             Self::BackendId(id) => id.len() + 1,
             Self::Other(_, value) => value.len(),
         }
@@ -253,7 +256,8 @@ mod tests {
         ]
     }
 
-    /// As the kernel's own macros lay it out on a little-endian machine.
+    /// The expected bytes are what the kernel's own macros produce on a
+    /// little-endian machine.
     #[cfg(target_endian = "little")]
     #[test]
     fn a_connect_has_the_kernels_layout() {

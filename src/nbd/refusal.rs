@@ -1,4 +1,4 @@
-//! Which rule of the driver's a command broke.
+//! Finds the rule of the driver that a command broke.
 //!
 //! The rules are those of `drivers/block/nbd.c`: `nbd_genl_connect`,
 //! `nbd_genl_reconfigure`, `nbd_genl_disconnect`, `nbd_add_socket`,
@@ -19,20 +19,21 @@ use crate::kernel::{Roots, sysfs};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A process has the node open, be it udev's probe: it is not connected,
-    /// and the same call may succeed a moment later.
+    /// The device is not connected, but a process (perhaps udev's probe) has
+    /// the node open. The same call may succeed a moment later.
     #[error("the device is open")]
     OpenedByOther,
-    /// It is connected.
+    /// The device is connected.
     #[error("the device is connected")]
     Connected,
-    /// It has another backend id than the one given, or one where none was.
+    /// The device has another backend id than the given one, or has one and
+    /// none was given.
     #[error("another backend id")]
     OtherBackend,
-    /// It is being taken away.
+    /// The device is being removed.
     #[error("the device is going down")]
     GoingDown,
-    /// It is not connected, so nothing can be reconfigured.
+    /// The device is not connected, so it cannot be reconfigured.
     #[error("the device is not connected")]
     NotConnected,
     /// There is no such device.
@@ -44,25 +45,25 @@ pub enum Refusal {
     /// No index is left.
     #[error("no index is left")]
     NoIndexLeft,
-    /// Another process was making the same index.
+    /// Another process created the same index at that moment.
     #[error("another process created the same index")]
     Raced,
-    /// Not a power of two from 512 to the page size.
+    /// The block size is no power of two from 512 to the page size.
     #[error("block size")]
     BlockSize,
-    /// More than the kernel's signed offset holds.
+    /// The size is more than the kernel's signed offset holds.
     #[error("size")]
     Size,
-    /// Several sockets to a server that did not say `CAN_MULTI_CONN`.
+    /// Several sockets to a server that did not announce `CAN_MULTI_CONN`.
     #[error("several connections")]
     MultiConn,
-    /// No other rule was broken that can be seen.
+    /// The command broke no other visible rule.
     #[error("a socket that is neither TCP nor a unix stream, or another rule")]
     Unseen,
 }
 
 impl Refusal {
-    /// The rule that the command broke which ended in `error`.
+    /// The rule that a command broke, from the command's `error`.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         std::error::Error::source(error)?.downcast_ref().copied()
@@ -82,7 +83,7 @@ impl Refusal {
     }
 }
 
-/// What of a command the rules are about.
+/// The properties of a command that the rules are about.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RefusedCommand {
     pub(super) index: Option<NbdIndex>,
@@ -93,28 +94,28 @@ pub(super) struct RefusedCommand {
     pub(super) multi_conn: bool,
 }
 
-/// What sysfs showed of the device.
+/// What sysfs showed about the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DeviceSnapshot {
-    /// The command named none.
+    /// The command named no device.
     NoneNamed,
     Absent(NbdIndex),
     There(NbdIndex, Facts),
     Unreadable(NbdIndex),
 }
 
-/// Whether it is connected, before a command: by that its refusal is explained.
-pub(super) fn glance(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+/// Reads whether it is connected, before a command, to explain a later refusal.
+pub(super) fn read_marks(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, NbdDevice::marks)
 }
 
-/// What sysfs shows.
-pub(super) fn look(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+/// Reads what sysfs shows.
+pub(super) fn read_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, NbdDevice::facts)
 }
 
-/// What sysfs shows, and who has the device open.
-fn look_closely(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+/// Reads what sysfs shows, and which processes have the device open.
+fn read_facts_and_openers(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, |device| device.facts_and_openers(roots))
 }
 
@@ -155,7 +156,7 @@ impl DeviceSnapshot {
     }
 }
 
-/// Says which rule was broken, where `error` is the kernel's refusal.
+/// Says which rule was broken, if `error` is the kernel's refusal.
 pub(super) fn explain(
     roots: &Roots,
     stage: Stage,
@@ -166,7 +167,7 @@ pub(super) fn explain(
     let Some(errno) = error.errno().map(Errno::from_raw) else {
         return error;
     };
-    let after = look_closely(roots, attempt.index);
+    let after = read_facts_and_openers(roots, attempt.index);
     let refusal = match errno {
         Errno::EBUSY => Some(busy(attempt, before, &after)),
         Errno::EINVAL => Some(invalid(roots, stage, attempt, before, &after)),
@@ -224,7 +225,8 @@ fn invalid(
     after: &DeviceSnapshot,
 ) -> (Refusal, String) {
     let name = name(attempt);
-    // What is wrong in itself comes first: it cannot have changed meanwhile.
+    // First check the command itself: those mistakes cannot have changed
+    // meanwhile.
     if let Some(broken) = broken_by_itself(roots, attempt) {
         return broken;
     }
@@ -242,8 +244,8 @@ fn invalid(
             let words = format!("{name} has backend id {found}, and the one given is {given}");
             (Refusal::OtherBackend, words)
         }
-        // The disk is there, or was a moment ago, and the driver will not have
-        // it: what is left is one that is being taken away.
+        // The disk exists, or did a moment ago, and the driver does not accept
+        // it. The only cause left is that it is being removed.
         (Stage::Disconnect, _) | (Stage::Reconfigure, Some(_)) => {
             (Refusal::GoingDown, format!("{name} is being taken away"))
         }
@@ -261,7 +263,7 @@ fn invalid(
     }
 }
 
-/// A device with an id wants it repeated; one without ignores any.
+/// A device with an id requires the same id; a device without one ignores any.
 fn other_backend(attempt: &RefusedCommand, facts: &Facts) -> bool {
     let given = attempt.backend.as_ref().map(BackendId::as_str);
     facts.backend.is_some() && facts.backend.as_deref() != given
@@ -298,8 +300,8 @@ fn is_block_size(size: u32) -> bool {
     size.is_power_of_two() && size >= 512 && page.is_none_or(|page| size <= page)
 }
 
-/// Each device takes as many minors as `max_part` needs bits, of 20
-/// (`nbd_init`, `part_shift`; `include/linux/kdev_t.h`, `MINORBITS`).
+/// The last index. Each device takes as many minors as `max_part` needs bits,
+/// of 20 (`nbd_init`, `part_shift`; `include/linux/kdev_t.h`, `MINORBITS`).
 fn last_index(roots: &Roots) -> Result<u32> {
     const MINOR_BITS: u32 = 20;
     let partitions: u32 = sysfs::parse(&roots.sysfs.join("module/nbd/parameters/max_part"))?;

@@ -1,5 +1,4 @@
-//! What a connected device stands on: what the kernel was told of the export,
-//! read back from sysfs.
+//! The export as the kernel got it at the connect of a device, read back from sysfs.
 
 use nix::unistd::{SysconfVar, sysconf};
 
@@ -13,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
 use crate::kernel::{Devices, Roots, sysfs, worker};
 
-/// The largest logical block size that the kernel takes.
+/// The largest logical block size that the kernel accepts.
 pub(crate) fn page_size() -> Result<u32> {
     let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
     size.and_then(|size| u32::try_from(size).ok())
@@ -24,20 +23,20 @@ pub(crate) fn page_size() -> Result<u32> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slots {
     pub(crate) count: usize,
-    /// There are no more than those.
+    /// Whether there are no more than these.
     pub(crate) exact: bool,
 }
 
-/// How many CPUs the kernel may have, of `0-3` or `0,2-5`.
+/// How many CPUs the kernel may have, from text like `0-3` or `0,2-5`.
 fn processors(possible: &str) -> Option<usize> {
     let last = possible.trim().rsplit(['-', ',']).next()?;
     last.parse::<usize>().ok()?.checked_add(1)
 }
 
 impl NbdDevice {
-    /// The indexes to try, lowest first: those that nobody has connected, by one
-    /// look at each, for there may be hundreds and all who attach look; then the
-    /// next.
+    /// The indexes to try, lowest first: the unconnected ones, then the next index. This
+    /// costs only one lookup for each device: there may be hundreds, and every attach does
+    /// it.
     pub(crate) fn candidates(roots: &Roots) -> Result<Vec<NbdIndex>> {
         let mut indexes = Self::indexes(roots)?;
         let next = indexes
@@ -49,15 +48,15 @@ impl NbdDevice {
         Ok(indexes)
     }
 
-    /// How many connections carry its I/O: the kernel makes a hardware queue of
-    /// each (`drivers/block/nbd.c`, `nbd_start_device`), and no more queues than it may
-    /// have CPUs (`block/blk-mq.c`, `blk_mq_update_nr_hw_queues`).
+    /// How many connections carry its I/O. The kernel creates one hardware queue for each
+    /// (`drivers/block/nbd.c`, `nbd_start_device`), but no more queues than it may have
+    /// CPUs (`block/blk-mq.c`, `blk_mq_update_nr_hw_queues`).
     pub fn connections(&self) -> Result<usize> {
         let queues = sysfs::names(&self.disk().dir().join("mq"))?;
         Ok(queues.len())
     }
 
-    /// What sysfs shows of how many connections the kernel keeps for the device.
+    /// What sysfs reveals about how many connections the kernel keeps for the device.
     pub(crate) fn slots(&self, roots: &Roots) -> Result<Slots> {
         let count = self.connections()?.max(1);
         let possible = roots.sysfs.join("devices/system/cpu/possible");
@@ -69,13 +68,13 @@ impl NbdDevice {
         })
     }
 
-    /// The logical block size in bytes: partition tables count in it.
+    /// The logical block size in bytes, which is the unit of partition tables.
     fn block_size(&self) -> Result<u32> {
         sysfs::parse(&self.disk().dir().join("queue/logical_block_size"))
     }
 
     /// # Errors
-    /// `InUse` at stage `connect` where the device has another logical block size than
+    /// `InUse` at stage `connect` if the device has another logical block size than
     /// `wanted`: the kernel keeps it until the device is disconnected.
     pub(crate) fn require_block_size(&self, wanted: u32) -> Result<()> {
         let found = self.block_size()?;
@@ -90,13 +89,13 @@ impl NbdDevice {
         Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
     }
 
-    /// Has the kernel send no request longer than `bytes`. A lower limit that an earlier
-    /// export has left on the index is raised to the driver's own.
+    /// Makes the kernel send no request longer than `bytes`. If an earlier export left a
+    /// lower limit on the index, this raises it to the driver's own.
     ///
     /// # Errors
     /// `TimedOut` at stage `connect`; by the errno of the write.
     pub(crate) fn limit_requests(&self, bytes: u32, deadline: Deadline) -> Result<()> {
-        /// KiB: of a device that is new (`drivers/block/nbd.c`, `nbd_dev_add`).
+        /// The limit of a new device in KiB (`drivers/block/nbd.c`, `nbd_dev_add`).
         const DRIVERS_OWN: u32 = 128;
         let attribute = self.disk().dir().join("queue/max_sectors_kb");
         let now: u32 = sysfs::parse(&attribute)?;
@@ -117,22 +116,23 @@ impl NbdDevice {
         Ok(())
     }
 
-    /// In what `export`, which a server serves now, is not what the kernel was told when
-    /// the device was connected, as far as sysfs shows that.
+    /// How `export`, which a server serves now, differs from what the kernel got when the
+    /// device was connected, as far as sysfs shows that.
     ///
     /// # Errors
-    /// As of [`served`](Self::served).
+    /// Those of [`served`](Self::served).
     pub(crate) fn differences_of(
         &self,
         mut export: Export,
         deadline: Deadline,
     ) -> Result<Vec<Difference>> {
         let before = self.served(&export.name, deadline)?;
-        // The kernel keeps the block size of the connect, and whole blocks of the export.
+        // The kernel keeps the block size of the connect, and only whole blocks of the
+        // export.
         let block = before.block_sizes.unwrap_or_default().minimum;
         export.size -= export.size % u64::from(block.max(1));
         let mut differences = export.differences_from(&before);
-        // What the server prefers, or can do beside, is not in sysfs.
+        // sysfs shows neither the preferred size nor additional capabilities.
         differences.retain(|difference| {
             let harmless = matches!(
                 difference,
@@ -143,11 +143,11 @@ impl NbdDevice {
         Ok(differences)
     }
 
-    /// What the kernel takes the export for: it keeps what it was told when the
-    /// device was connected, whatever a server that comes back says.
+    /// The export as the kernel knows it: it keeps what it got when the device was
+    /// connected, whatever a returning server announces.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; `TimedOut` at stage `probe`.
+    /// Fails if sysfs cannot be read; `TimedOut` at stage `probe`.
     fn served(&self, name: &str, deadline: Deadline) -> Result<Export> {
         let (device, name) = (self.clone(), name.to_owned());
         worker::run(
@@ -167,10 +167,10 @@ impl NbdDevice {
         let flushes = sysfs::read(&queue("write_cache"))? == "write back";
         flags.set(ExportFlags::SEND_FLUSH, flushes);
         flags.set(ExportFlags::SEND_FUA, number("fua")? != 0);
-        // Neither tells alone whether the driver was told to trim. Until 5.18 the driver
-        // leaves the largest discard behind when a device is disconnected
-        // (`drivers/block/nbd.c`, `nbd_config_put`), and from 6.8 every queue has a
-        // granularity (`block/blk-settings.c`).
+        // Only both together show that the driver was told to trim. Until 5.18 the driver
+        // keeps the largest discard when a device is disconnected (`drivers/block/nbd.c`,
+        // `nbd_config_put`), and from 6.8 every queue has a granularity
+        // (`block/blk-settings.c`).
         let trims = number("discard_max_bytes")? != 0 && number("discard_granularity")? != 0;
         flags.set(ExportFlags::SEND_TRIM, trims);
         let zeroes = number("write_zeroes_max_bytes")? != 0;
@@ -252,7 +252,8 @@ mod tests {
     fn an_index_that_was_used_before_shows_no_trim_of_a_server_that_has_none() {
         let root = tempfile::tempdir().unwrap();
         let (device, queue) = connected(&Roots::below(root.path()));
-        // What each range of kernels shows of such a server, and of one that trims.
+        // What each range of kernels shows for such a server, and for a server that
+        // trims.
         for (max_bytes, granularity, trims) in [
             ("0", "0", false),
             // 5.10 to 5.18, from the second use of an index.
@@ -278,7 +279,7 @@ mod tests {
         let (device, queue) = connected(&Roots::below(root.path()));
         let attribute = queue.join("fua");
         fs::remove_file(&attribute).unwrap();
-        // Its open waits for a writer.
+        // An open of this blocks until a writer comes.
         nix::unistd::mkfifo(&attribute, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let limit = Deadline::after(Duration::from_millis(20));
         let error = device.served("", limit).unwrap_err();

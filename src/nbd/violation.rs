@@ -1,4 +1,4 @@
-//! The error of a server that breaks the protocol.
+//! The error for a server that breaks the protocol.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Waiting for a device to be free.
+//! Waits until a device is free.
 
 use std::time::Duration;
 
@@ -9,16 +9,17 @@ use crate::id::NbdIndex;
 use crate::kernel::Roots;
 use crate::uevent::Watch;
 
-/// The last close of a node is no event, and the `change` of a disconnect comes
-/// before `pid` goes: between events the device is looked at again.
+/// The pauses between reads of the device. The kernel sends no event for the
+/// last close of a node, and the `change` of a disconnect comes before `pid`
+/// goes.
 fn pauses() -> Backoff {
     Backoff::new(Duration::from_millis(1), Duration::from_millis(50))
 }
 
-/// Waits until nobody has the node of a device open that is not connected.
+/// Waits until no process has the node of an unconnected device open.
 ///
 /// # Errors
-/// `refused`, the kernel's own refusal, when the deadline passes, as a timeout.
+/// `refused`, the kernel's own refusal, as `InUse` when the deadline passes.
 pub(crate) fn wait_until_closed(
     roots: &Roots,
     index: NbdIndex,
@@ -28,7 +29,7 @@ pub(crate) fn wait_until_closed(
 ) -> Result<()> {
     let mut pauses = pauses();
     loop {
-        // The pause comes first: /proc may not show who has it open.
+        // Pause first: /proc may not show the process that has it open.
         let turn = deadline.at_most(pauses.pause());
         while watch.next(turn).is_some() {}
         let state = NbdDevice::state(roots, index, &Hints::default())?;
@@ -42,11 +43,12 @@ pub(crate) fn wait_until_closed(
 }
 
 /// Waits until a device that was told to disconnect is free: no `pid`, no size,
-/// nothing in flight, no holder. `add` and `change` events before are not
-/// enough, since the kernel sends them before it is done.
+/// nothing in flight, no holder. The events `add` and `change` are not enough,
+/// because the kernel sends them before it is done.
 ///
 /// # Errors
-/// `TimedOut` at stage `confirm`: it was told, and what the error names is left.
+/// `TimedOut` at stage `confirm`. The device was told to disconnect, and the
+/// error names what is left.
 pub(crate) fn wait_until_free(
     roots: &Roots,
     index: NbdIndex,
@@ -56,13 +58,13 @@ pub(crate) fn wait_until_free(
     let mut pauses = pauses();
     loop {
         let device = NbdDevice::find(roots, index)?;
-        // One that was made for a single connection goes away with it.
-        let facts = device.map(|device| device.facts_if_there()).transpose()?;
+        // A device that was created for one connection goes away with it.
+        let facts = device.map(|device| device.facts_if_present()).transpose()?;
         let facts = facts.flatten();
         let state = facts
             .as_ref()
             .map_or(State::Absent, |facts| facts.state(&Hints::default()));
-        // An opener of a free device is the next one's concern.
+        // An opener of a free device concerns only the next connect.
         if matches!(state, State::Free | State::Absent | State::OpenedByOther) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What stands.
+//! The present state of the volumes.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::engine::{Engine, Journal, VolumeStatus};
 use crate::error::Result;
 use crate::id::VolumeId;
 
-/// Where each volume of a journal stands.
+/// The present state of each volume of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(transparent)]
 pub struct Actual {
@@ -14,15 +14,15 @@ pub struct Actual {
 }
 
 impl Actual {
-    /// What [`Engine::survey`] sees now.
+    /// Reads the present state with [`Engine::survey`].
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// Those of reading sysfs.
     pub fn read(engine: &Engine, journal: &Journal) -> Result<Self> {
         Ok(engine.survey(journal)?.into_iter().collect())
     }
 
-    /// Where a volume stands; `None` where the journal does not know it, so that
+    /// The state of a volume; `None` where the journal has no record of it, so that
     /// nothing of it is attached.
     #[must_use]
     pub fn get(&self, volume: &VolumeId) -> Option<&VolumeStatus> {

@@ -1,4 +1,4 @@
-//! What is wanted.
+//! The wanted volumes.
 
 mod file;
 mod size;
@@ -12,10 +12,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 use crate::iscsi::{CredentialsSource, SessionName};
 
-/// The volumes that are wanted, each with how it is attached. No two of them lay
-/// claim to one source, one backend id or one unit.
+/// The wanted volumes, each with its attach options. No two of them may claim the same
+/// source, backend id or unit.
 ///
-/// It is read from a file as well, with `serde` (TOML, JSON or any other format):
+/// The set can also be read from a file with `serde` (TOML, JSON or any other format):
 ///
 /// ```toml
 /// [[volume]]
@@ -49,48 +49,48 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// dead_connection_timeout = "5m"
 /// ```
 ///
-/// A key that is not known is refused, and so is a file without any volume: `volume = []`
-/// says that none is wanted. Secrets are read when they are needed, this
-/// machine's name when the file is.
+/// An unknown key is refused, and so is a file without any volume: `volume = []` says that
+/// none is wanted. Secrets are read when they are needed, this machine's initiator name when
+/// the file is read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "file::File")]
 pub struct Desired {
     volumes: BTreeMap<VolumeId, Wanted>,
-    claims: BTreeMap<Claim, VolumeId>,
+    claims: BTreeMap<ResourceKey, VolumeId>,
 }
 
-/// How one volume is wanted.
+/// One wanted volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) spec: VolumeSpec,
-    /// It is the caller's alone: no attach needs it, so no journal has it.
+    /// The least size in bytes. An attach does not use it, so no journal records it.
     pub(super) min_size: Option<u64>,
 }
 
 impl Wanted {
-    /// Whether a device of this size will do.
+    /// Whether a device of this size is large enough.
     pub(super) fn is_large_enough(&self, size: Option<u64>) -> bool {
         self.min_size.is_none_or(|wanted| size >= Some(wanted))
     }
 
-    /// Whether the names in both are spelt alike: names of iSCSI that differ in case alone
-    /// are equal, and a target may take one spelling alone.
+    /// Whether both spell their names alike: iSCSI names that differ only in case are equal,
+    /// but a target may accept only one spelling.
     pub(super) fn is_spelt_as(&self, other: &Self) -> bool {
         let text = |wanted: &Self| serde_json::to_string(&wanted.spec).ok();
         text(self) == text(other)
     }
 }
 
-/// What one volume alone can have.
+/// A resource that only one volume can have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Claim {
+pub(super) enum ResourceKey {
     Source(Source),
     Backend(BackendId),
     Unit(Wwid),
 }
 
-impl Claim {
-    /// What a volume of this kind lays claim to.
+impl ResourceKey {
+    /// The resources that a volume with these options claims.
     pub(super) fn of(spec: &VolumeSpec) -> impl Iterator<Item = Self> {
         let sources = spec.sources.iter().cloned().map(Self::Source);
         let backend = spec
@@ -102,7 +102,7 @@ impl Claim {
     }
 }
 
-impl fmt::Display for Claim {
+impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Source(source) => write!(f, "source {source}"),
@@ -113,22 +113,21 @@ impl fmt::Display for Claim {
 }
 
 impl Desired {
-    /// Wants a volume, attached as `request` says.
+    /// Adds a volume that is wanted attached as `request` says.
     ///
-    /// A change to a volume that is attached counts at once where it can:
-    /// further sources, the expected unit, `min_paths` and `multipath` by a
-    /// repeated attach. Another source (with none in common), another backend
-    /// id, `read_only`, `connections`, another index and another initiator need a
-    /// detach first; the timeouts of NBD count from the next attach or heal, the digests and
-    /// secrets of iSCSI from the next login, and its timeouts, settings, interface and source
-    /// address from the next session: the attach warns of those that a session does not have.
+    /// For an attached volume, a change takes effect at once where possible: further sources,
+    /// the expected unit, `min_paths` and `multipath` by a repeated attach. Another source
+    /// (with none in common), another backend id, `read_only`, `connections`, another index
+    /// and another initiator need a detach first. The timeouts of NBD take effect at the next
+    /// attach or heal, the digests and secrets of iSCSI at the next login, and its timeouts,
+    /// settings, interface and source address with the next session: the attach warns of
+    /// those that a session does not have.
     ///
     /// # Errors
-    /// `InUse`, naming both volumes, where another lays claim to the same source,
-    /// backend id or unit, and naming both sources where this volume is wanted
-    /// already; `InvalidInput` for what no attach takes: NBD beside other
-    /// sources, several NBD sources, a unit's name expected of NBD, or a CHAP secret
-    /// itself in place of where it is.
+    /// `InUse`, naming both volumes, where another volume claims the same source, backend id
+    /// or unit, and naming both sources where this volume is wanted already; `InvalidInput`
+    /// for options that no attach accepts: NBD beside other sources, several NBD sources, a
+    /// unit's name expected of NBD, or a CHAP secret itself instead of its location.
     pub fn insert(&mut self, volume: VolumeId, request: &AttachRequest) -> Result<()> {
         request
             .require_repeatable()
@@ -152,7 +151,7 @@ impl Desired {
             let message = format!("volume {volume}: {refused}");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let claims: Vec<Claim> = Claim::of(&spec).collect();
+        let claims: Vec<ResourceKey> = ResourceKey::of(&spec).collect();
         for claim in &claims {
             if let Some(theirs) = self.claims.get(claim) {
                 let message = format!(
@@ -168,11 +167,11 @@ impl Desired {
         Ok(())
     }
 
-    /// Wants a volume to have this many bytes at least, or `None` to be taken as
-    /// large as it is. While the device that is attached is smaller, the size that
-    /// the array, or the NBD server, says is taken in; as long as that is not enough the
-    /// volume is not as it is wanted, and is tried again. **Nothing is ever shrunk**: a
-    /// device that is larger is left alone, and so it is where less is wanted later.
+    /// Sets the least size of a volume in bytes; `None` accepts any size. While the attached
+    /// device is smaller, the reconciler takes over the size that the array or the NBD server
+    /// reports; as long as that is not enough, the volume counts as failed and is retried.
+    /// **Nothing is ever shrunk**: a larger device stays as it is, even where less is wanted
+    /// later.
     ///
     /// # Errors
     /// `NotFound` where the volume is not wanted.
@@ -185,31 +184,31 @@ impl Desired {
         Ok(())
     }
 
-    /// The bytes that a volume is wanted to have at least, where that was said.
+    /// The least size of a volume in bytes; `None` where none is set.
     #[must_use]
     pub fn min_size(&self, volume: &VolumeId) -> Option<u64> {
         self.volumes.get(volume)?.min_size
     }
 
-    /// Wants a volume no more. Returns whether it was wanted.
+    /// Removes a volume from the wanted ones. Returns whether it was wanted.
     pub fn remove(&mut self, volume: &VolumeId) -> bool {
         let Some(wanted) = self.volumes.remove(volume) else {
             return false;
         };
-        for claim in Claim::of(&wanted.spec) {
+        for claim in ResourceKey::of(&wanted.spec) {
             self.claims.remove(&claim);
         }
         true
     }
 
-    /// How a volume is wanted; `None` where it is not.
+    /// The attach options of a wanted volume; `None` where it is not wanted.
     #[must_use]
     pub fn get(&self, volume: &VolumeId) -> Option<&VolumeSpec> {
         self.wanted(volume).map(|wanted| &wanted.spec)
     }
 
-    /// Whether two equal sets are spelt alike too: names of iSCSI that differ in case alone
-    /// are equal, and a target may take one spelling alone.
+    /// Whether two equal sets spell their names alike too: iSCSI names that differ only in
+    /// case are equal, but a target may accept only one spelling.
     #[must_use]
     pub fn is_spelt_as(&self, other: &Self) -> bool {
         let mut both = self.volumes.values().zip(other.volumes.values());
@@ -224,25 +223,25 @@ impl Desired {
         self.volumes.iter()
     }
 
-    /// Where the secrets are that the target of a session is proven.
+    /// The source of the CHAP secrets for a session's target.
     pub(super) fn credentials_of(&self, session: &SessionName) -> Option<CredentialsSource> {
         let mut specs = self.iter().map(|(_, spec)| spec);
         specs.find_map(|spec| spec.credentials_of(session)).cloned()
     }
 
-    /// The volumes, by name.
+    /// The wanted volumes, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&VolumeId, &VolumeSpec)> {
         let volumes = self.volumes.iter();
         volumes.map(|(volume, wanted)| (volume, &wanted.spec))
     }
 
-    /// How many are wanted.
+    /// The number of wanted volumes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.volumes.len()
     }
 
-    /// Whether none is wanted.
+    /// Whether no volume is wanted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.volumes.is_empty()

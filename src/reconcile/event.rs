@@ -1,4 +1,4 @@
-//! What happened to a volume.
+//! The events of a reconciler.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::VolumeId;
 
-/// What happened to a volume.
+/// An event of a volume or of an iSCSI session.
 #[derive(Debug, Clone, serde::Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
-    /// It is attached, and what was handed out was read back.
+    /// The volume is attached, and the device was read back.
     Attached {
         /// The volume.
         volume: VolumeId,
@@ -24,70 +24,70 @@ pub enum Event {
         /// Its size in bytes.
         size: u64,
     },
-    /// It has another size, which was read back: as large as it is wanted.
+    /// The volume has another size, which was read back and is large enough.
     Resized {
         /// The volume.
         volume: VolumeId,
         /// Its size in bytes before.
         old_size: u64,
-        /// Its size in bytes.
+        /// Its size in bytes now.
         size: u64,
     },
-    /// It was attached and is otherwise now: another device, other paths.
+    /// An attached volume changed: it has another device or other paths.
     Changed {
         /// The volume.
         volume: VolumeId,
         /// The device.
         node: PathBuf,
-        /// The paths that lead to a SCSI unit.
+        /// The number of its SCSI paths.
         paths: usize,
-        /// Those that its sources name and that do not.
+        /// The paths that its sources name and that are missing.
         missing: Vec<String>,
     },
-    /// Nothing of it is left on this machine.
+    /// Nothing of the volume is left on this machine.
     Detached {
         /// The volume.
         volume: VolumeId,
-        /// All that was written to it was proven to be on the array or server:
-        /// see [`Detachment::safe_to_unmap`](crate::Detachment::safe_to_unmap).
+        /// Whether all data written to it was proven to be on the array or server: see
+        /// [`Detachment::safe_to_unmap`](crate::Detachment::safe_to_unmap).
         safe_to_unmap: bool,
     },
     /// A step failed.
     Failed {
         /// The volume.
         volume: VolumeId,
-        /// What was tried.
+        /// The failed step.
         step: StepKind,
         /// Why it failed.
         #[serde(serialize_with = "shared")]
         error: Arc<Error>,
-        /// In how long it is tried again; `None` where that is not before
-        /// something changes. Seconds when serialised.
+        /// The time until the next attempt; `None` where it waits for a change.
+        /// Serialised in seconds.
         #[serde(rename = "next_try_seconds", serialize_with = "as_seconds")]
         next_try: Option<Duration>,
     },
-    /// It stands and does not serve.
+    /// The volume is attached and does not serve I/O.
     Lost {
         /// The volume.
         volume: VolumeId,
         /// Why, in words.
         why: String,
-        /// How long requests to an NBD device wait before they fail with `EIO`,
-        /// from the death of its link on; `None` where nobody saw when that was.
-        /// Seconds when serialised.
+        /// How long requests to an NBD device wait, from the death of its link, before
+        /// they fail with `EIO`; `None` where the time of the death is unknown.
+        /// Serialised in seconds.
         #[serde(rename = "budget_left_seconds", serialize_with = "as_seconds")]
         budget_left: Option<Duration>,
     },
-    /// It serves again.
+    /// The volume serves I/O again.
     Healed {
         /// The volume.
         volume: VolumeId,
     },
-    /// An iSCSI session that was made here was lost, or serves again.
+    /// An iSCSI session of lunbd was lost, or serves I/O again.
     Session(#[serde(serialize_with = "shared")] Arc<SessionRecoveryReport>),
-    /// This many events were lost, since they were not read in time.
+    /// This many events were dropped, since the follower did not read them in time.
     Missed {
-        /// How many.
+        /// The number of dropped events.
         count: u64,
     },
 }

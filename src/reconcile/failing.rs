@@ -1,4 +1,4 @@
-//! What fails, told to whoever looks at the journal from beside.
+//! Publishes the failing volumes for other readers of the journal.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,7 +8,7 @@ use crate::deadline::Deadline;
 use crate::engine::journal::Failing;
 
 impl State {
-    /// What fails, where that is to be told now.
+    /// The failing volumes, where they are due to be published.
     pub(super) fn take_failing(&mut self) -> Option<Vec<Failing>> {
         let now = Instant::now();
         if !self.publisher.take_due(now) {
@@ -30,7 +30,7 @@ impl State {
 
 impl Reconciler {
     pub(super) fn tell_failing(&self, failing: Vec<Failing>) {
-        /// Nobody waits for it but the loop.
+        /// Only the loop waits for the write.
         const LIMIT: Duration = Duration::from_secs(2);
         let told = self.journal.tell_failing(failing, Deadline::after(LIMIT));
         if let Err(error) = told {

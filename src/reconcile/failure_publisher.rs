@@ -1,8 +1,7 @@
-//! When it is to be told again what fails.
+//! The schedule for publishing the failing volumes.
 
 use std::time::{Duration, Instant};
 
-/// When it is to be told again what fails.
 #[derive(Debug, Default)]
 pub(super) struct FailurePublisher {
     last: Option<Instant>,
@@ -10,16 +9,16 @@ pub(super) struct FailurePublisher {
 }
 
 impl FailurePublisher {
-    /// What fails is not what was told.
+    /// Notes that the published failures are out of date.
     pub(super) fn change(&mut self) {
-        /// Between two of them: many volumes may fail at once.
+        /// Many volumes may fail at once.
         const PAUSE: Duration = Duration::from_millis(200);
         let now = Instant::now();
         let next = self.last.map_or(now, |last| now.max(last + PAUSE));
         self.next.get_or_insert(next);
     }
 
-    /// Whether it is to be told now, and from now on no more.
+    /// Whether a publication is due; resets the schedule if it is.
     pub(super) fn take_due(&mut self, now: Instant) -> bool {
         let is_due = self.next.is_some_and(|due| due <= now);
         if is_due {

@@ -1,4 +1,4 @@
-//! Who follows the events, and in which order they come.
+//! The followers of a reconciler's events, and the order of the events.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::time::SystemTime;
 use super::event::Event;
 use crate::deadline::Deadline;
 
-/// An event with its place among all events of its reconciler.
+/// An event with its sequence number in its reconciler.
 #[derive(Debug, Clone, serde::Serialize)]
 #[non_exhaustive]
 pub struct SequencedEvent {
-    /// It counts the reconciler's events from 1, in the order in which its state changed.
-    /// Of [`Event::Missed`] it is that of the last event that was missed.
+    /// Counts the reconciler's events from 1, in the order in which its state changed.
+    /// For [`Event::Missed`] it is the number of the last dropped event.
     pub sequence: u64,
-    /// When, by the machine's clock. In UTC when serialised.
+    /// When it happened, by the machine's clock. In UTC when serialised.
     #[serde(serialize_with = "as_text")]
     pub time: SystemTime,
     /// What happened.
@@ -33,11 +33,11 @@ fn as_text<S: serde::Serializer>(time: &SystemTime, serializer: S) -> Result<S::
     serializer.collect_str(&humantime::format_rfc3339_millis(*time))
 }
 
-/// Events one follower may leave unread. Past that the oldest are dropped and
-/// counted: what is newer says more.
+/// How many events one follower may leave unread. Beyond that the oldest are dropped and
+/// counted, since newer events say more.
 const LONGEST: usize = 1024;
 
-/// One follower's end. Dropping it ends it.
+/// The events for one follower. Dropping it ends the delivery.
 #[derive(Debug)]
 pub struct Events(Arc<Queue>);
 
@@ -70,14 +70,14 @@ impl Inner {
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave the queue half changed.
+        // No code under this lock can leave the queue inconsistent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Events {
     /// Waits for the next event; `None` when the deadline has passed, or when the
-    /// reconciler is gone and all was read.
+    /// reconciler is gone and all events are read.
     pub fn next(&mut self, deadline: Deadline) -> Option<SequencedEvent> {
         let idle =
             |inner: &mut Inner| inner.events.is_empty() && inner.missed.is_none() && !inner.closed;
@@ -86,7 +86,7 @@ impl Events {
             let woken = self
                 .0
                 .filled
-                .wait_timeout_while(inner, deadline.turn(), idle);
+                .wait_timeout_while(inner, deadline.max_sleep(), idle);
             inner = woken.unwrap_or_else(PoisonError::into_inner).0;
             if deadline.has_passed() || !idle(&mut inner) {
                 break;
@@ -96,7 +96,7 @@ impl Events {
     }
 }
 
-/// Those who follow.
+/// All followers.
 #[derive(Debug, Default)]
 pub(super) struct Followers(Mutex<Told>);
 
@@ -117,8 +117,8 @@ impl Followers {
         Events(queue)
     }
 
-    /// The caller holds what the event is about: the order of the calls is that of the
-    /// events.
+    /// Sends the event to all followers. The caller holds the lock of the state that
+    /// changed, so the events come in the order of the changes.
     pub(super) fn tell(&self, event: Event) -> SequencedEvent {
         let mut told = self.lock();
         told.last += 1;

@@ -1,4 +1,4 @@
-//! A step between the plan and its end.
+//! A step on its way from the plan through a worker to its result.
 
 use std::time::{Duration, Instant};
 
@@ -7,23 +7,23 @@ use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::Error;
 use crate::id::Source;
 
-/// A queue of steps, in the order in which steps are taken from them.
+/// The queues of steps, in the order in which workers take steps from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Priority {
-    /// What goes. No attach is before it.
-    Leaving,
-    /// It failed before, and what it failed for may be over.
-    Called,
-    /// It has not failed.
+    /// First attempts to detach. No attach goes before them.
+    Detach,
+    /// Steps that failed before, and whose obstacle may be gone.
+    Unblocked,
+    /// Steps that have not failed.
     Fresh,
-    /// It goes, and failed before.
-    LeavingAgain,
-    /// It failed before, and it is time for its next try.
+    /// Detaches that failed before.
+    DetachAgain,
+    /// Steps that failed before and are due for a retry.
     Again,
 }
 
-/// Which server, target or host a source leads to: where one of its volumes hangs the
-/// others may hang as well.
+/// The server, target or host of a source: where one of its volumes hangs, others may
+/// hang as well.
 pub(super) fn place_of(source: &Source) -> String {
     match source {
         Source::Nbd(uri) => format!("{:?}", uri.server()),
@@ -37,43 +37,43 @@ pub(super) fn place_of(source: &Source) -> String {
 pub(super) struct Job {
     pub(super) step: Step,
     pub(super) generation: u64,
-    /// When a worker took it.
+    /// When a worker took the step.
     pub(super) began: Instant,
-    pub(super) lane: Priority,
-    /// Since when it may be tried again.
+    pub(super) priority: Priority,
+    /// From when on it may be retried.
     pub(super) due: Option<Instant>,
-    /// The server, target or host at which it is counted with the others there.
+    /// The server, target or host whose limit of concurrent steps it counts for.
     pub(super) place: Option<String>,
-    /// It does not serve, or failed before.
+    /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,
     pub(super) tries: u32,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
 }
 
-/// How a step ended.
+/// The result of a step.
 pub(super) enum Done {
-    /// It is as this says.
+    /// The volume is attached with this status.
     Stands(Box<VolumeStatus>),
-    /// Nothing of it is left.
+    /// Nothing of the volume is left.
     Gone {
         safe_to_unmap: bool,
     },
-    /// It was asked, and is the one, and serves.
+    /// The device answered, is the expected one and serves I/O.
     Serves,
-    /// It is as large as it is wanted.
+    /// The volume has its new size.
     Resized {
         old_size: u64,
         size: u64,
     },
-    /// It came to its end; how it stands is to be looked for.
+    /// The step ended; the volume's state must be read.
     Finished,
-    /// An NBD device that still has no server.
+    /// The NBD device still has no server.
     Disconnected {
         reconnect_handle: Option<Box<ReconnectHandle>>,
         error: Error,
         budget_left: Option<Duration>,
     },
-    /// It was asked, and is otherwise than sysfs shows.
+    /// The device answered, and differs from what sysfs shows.
     Differs(Condition, String),
     Failed(Error),
 }

@@ -1,4 +1,4 @@
-//! Steps, from the plan to a worker and back.
+//! The steps on their way from the plan to a worker and back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use crate::engine::{Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
 
-/// Whether what failed at one of them fails at the other: both ask an NBD server.
+/// Whether a failure of one step is a failure of the other: both ask an NBD server.
 fn is_one(one: StepKind, other: StepKind) -> bool {
     let asks = |kind| matches!(kind, StepKind::Heal | StepKind::Prove);
     one == other || asks(one) && asks(other)
 }
 
 impl State {
-    /// Plans, and has the workers do what can be done now.
+    /// Makes a new plan and queues the steps that can start now.
     pub(super) fn plan_now(&mut self) -> Vec<Event> {
         let now = Instant::now();
         let mut events = Vec::new();
@@ -66,20 +66,20 @@ impl State {
                 continue;
             }
             let failed = tracked.failure.as_ref();
-            let is_called = failed.is_some_and(|failure| failure.is_called);
+            let is_unblocked = failed.is_some_and(|failure| failure.is_unblocked);
             let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
-            let lane = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
-                (true, false) => Priority::Leaving,
-                (true, true) => Priority::LeavingAgain,
+            let priority = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
+                (true, false) => Priority::Detach,
+                (true, true) => Priority::DetachAgain,
                 (false, false) => Priority::Fresh,
-                (false, true) if is_called => Priority::Called,
+                (false, true) if is_unblocked => Priority::Unblocked,
                 (false, true) => Priority::Again,
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_counted = match lane {
+            let is_counted = match priority {
                 Priority::Fresh => step.kind == StepKind::Heal,
-                lane => lane == Priority::Again,
+                priority => priority == Priority::Again,
             };
             let place = source.filter(|_| is_counted).map(place_of);
             let mut tries = 0;
@@ -88,7 +88,7 @@ impl State {
                 if self.once && failure.run == run {
                     continue;
                 }
-                // Where it is not tried again, other steps of the volume are all the same.
+                // After an error that no retry helps, other steps of the volume still run.
                 let concerns_it =
                     failure.error.retry() != Retry::Never || is_one(failure.step, step.kind);
                 let held = concerns_it && failure.next.is_none_or(|next| next > now);
@@ -102,7 +102,7 @@ impl State {
                 step,
                 generation: self.generation,
                 began: now,
-                lane,
+                priority,
                 due: tracked.failure.as_ref().and_then(|failure| failure.next),
                 place,
                 is_failing: again || tracked.lost,
@@ -115,8 +115,8 @@ impl State {
         events
     }
 
-    /// That a volume is too small holds up nothing but its resize: what else is to
-    /// be done about it, or wanted of it by now, does not wait for that.
+    /// Drops the failure of a resize that is no longer the next step: a volume that is too
+    /// small delays only its resize.
     fn forget_sizes(&mut self) {
         for (volume, tracked) in &mut self.tracked {
             let failed = tracked.failure.as_ref().map(|failure| failure.step);
@@ -132,14 +132,14 @@ impl State {
         }
     }
 
-    /// A step for a worker of those for which there is room now.
+    /// Takes the next step for which a worker is free.
     pub(super) fn take_job(&mut self, threads: usize) -> Option<Job> {
         loop {
             let room = self.workers.room(threads, Instant::now());
             let mut job = self.queues.take(&room)?;
             let tracked = self.tracked.entry(job.step.volume.clone()).or_default();
             if job.generation != self.generation {
-                // It may be wanted otherwise by now.
+                // The wanted state may have changed since.
                 tracked.busy = false;
                 self.replan = true;
                 continue;
@@ -151,7 +151,7 @@ impl State {
             }
             job.began = Instant::now();
             let (volume, place) = (job.step.volume.clone(), job.place.clone());
-            self.workers.begin(volume, job.lane, place, job.began);
+            self.workers.begin(volume, job.priority, place, job.began);
             return Some(job);
         }
     }
@@ -175,13 +175,14 @@ impl State {
                 self.publisher.change();
             }
         } else if job.step.kind != StepKind::Resize {
-            // It has a time of its own now.
+            // The failure has its own time for a retry.
             tracked.path_retry = None;
         }
         let mut events = Vec::new();
         let wanted = self.desired.get(volume);
         if wanted.is_some_and(|spec| spec.log_in.is_some()) {
-            // A session that it has made and left counts for the others now.
+            // A session that this step made and kept counts for the other volumes from now
+            // on.
             self.transports.change();
         }
         match done {
@@ -255,7 +256,7 @@ impl State {
         self.refresh.soon();
     }
 
-    /// It was attached.
+    /// Records an attached volume.
     fn stands(&mut self, there: VolumeStatus, options: &Options) -> Option<Event> {
         let volume = there.volume.clone();
         let tracked = self.tracked.entry(volume.clone()).or_default();
@@ -302,8 +303,9 @@ impl State {
         event
     }
 
-    /// It was asked, and answers. A link that died since that `began` may have died
-    /// after the answer, and the kernel says it once: it is asked again.
+    /// Records that the device answered. A link that died since `began` may have died
+    /// after the answer, and the kernel reports a death only once: the device is asked
+    /// again.
     fn serves(&mut self, volume: &VolumeId, began: Instant) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let died_since = tracked.died.is_some_and(|died| died >= began);
@@ -318,8 +320,8 @@ impl State {
         })
     }
 
-    /// It was asked, and is not what sysfs shows: what the kernel read when it scanned
-    /// the device stays there, and is not believed any more.
+    /// Records that the device answered and differs from sysfs, which keeps the data of
+    /// the kernel's scan and is no longer trusted.
     fn differs(&mut self, volume: &VolumeId, condition: Condition, seen: String) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
         tracked.differs = Some((condition, seen.clone()));
@@ -340,7 +342,7 @@ impl State {
         error: Error,
         options: &Options,
     ) -> (Arc<Error>, Option<Duration>) {
-        /// Requests wait for it, and their time is limited.
+        /// Requests wait for the server, and their time is limited.
         const LONGEST_WITHOUT_SERVER: Duration = Duration::from_secs(10);
         self.counters.failures += 1;
         self.publisher.change();
@@ -354,7 +356,7 @@ impl State {
         };
         let mut pause = (error.retry() != Retry::Never).then(|| pauses.pause());
         if is_one(kind, StepKind::Heal) {
-            // What its server refuses now the next one may serve.
+            // The server refuses it now, but a restarted server may serve it.
             let longest = LONGEST_WITHOUT_SERVER;
             pause = Some(pause.map_or(longest, |pause| pause.min(longest)));
         }
@@ -366,7 +368,7 @@ impl State {
             run,
             pauses,
             next: pause.map(|pause| Instant::now() + pause),
-            is_called: false,
+            is_unblocked: false,
         });
         (error, pause)
     }

@@ -1,4 +1,4 @@
-//! Volumes that are tried again, since something leads to them that did not before.
+//! Retries volumes after a new transport appeared that may lead to them.
 
 use std::time::Instant;
 
@@ -8,11 +8,11 @@ use crate::engine::{Condition, ScsiTransport, ScsiTransports};
 use crate::id::{HostNo, Iqn, Source};
 
 impl State {
-    /// Tries those volumes again to which something leads that did not before. A session
-    /// that a step is at now may be ended by it: it counts when that step has come to its
-    /// end, so that no volume is tried for a login that another volume's try has made.
+    /// Retries the volumes to which a new transport may lead. A session that a running
+    /// step may have made counts only after that step, which may end it: a login of one
+    /// volume's attempt must not cause an attempt of another volume.
     pub(super) fn see_transports(&mut self, found: ScsiTransports) {
-        let mut standing = found.standing;
+        let mut standing = found.up;
         standing.retain(|one| self.transports.known.contains(one) || !self.is_made_now(one));
         let new = self.transports.look(standing, found.is_changing);
         if new.is_empty() {
@@ -22,8 +22,8 @@ impl State {
         self.try_again_where(|spec| spec.sources.iter().any(is_led_to));
     }
 
-    /// Paths over this host may have come back. Where it is not known what is over it, all
-    /// may.
+    /// Retries the volumes whose paths over this host may be back. Where the host is
+    /// unknown, or nothing is known on it, retries all.
     pub(super) fn try_again_over(&mut self, host: Option<HostNo>) {
         let known = self.transports.known.iter();
         let over = known.filter(|one| host.is_some_and(|host| one.is_on(host)));
@@ -32,25 +32,26 @@ impl State {
         self.try_again_where(|spec| over.is_empty() || spec.sources.iter().any(is_led_to));
     }
 
-    /// A session with this target serves again: no uevent says so of its devices.
+    /// Retries the volumes of a target whose session serves again: no uevent announces
+    /// that its devices run.
     pub(super) fn see_target_back(&mut self, target: &Iqn) {
         let is_with_it =
             |source: &Source| matches!(source, Source::Iscsi(uri) if uri.target() == target);
         self.try_again_where(|spec| spec.sources.iter().any(is_with_it));
     }
 
-    /// Paths of these may have come back: those that failed are tried now.
+    /// Retries the failed volumes with these specs now, since their paths may be back.
     pub(super) fn try_again_where(&mut self, is_concerned: impl Fn(&VolumeSpec) -> bool) {
         for (volume, tracked) in &mut self.tracked {
             let there = self.actual.get(volume);
             let spec = there.map(|there| &there.spec).or(self.desired.get(volume));
-            // One that only waits for a worker is thought over.
+            // A step that only waits for a worker is planned again.
             let is_at_work = tracked.doing.is_some();
             if is_at_work || !spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec)) {
                 continue;
             }
             if let Some(failure) = &mut tracked.failure {
-                (failure.next, failure.is_called) = (Some(Instant::now()), true);
+                (failure.next, failure.is_unblocked) = (Some(Instant::now()), true);
                 self.replan = true;
                 self.publisher.change();
             }
@@ -61,7 +62,7 @@ impl State {
         }
     }
 
-    /// Those that lack a path are looked at.
+    /// Looks at the SCSI volumes that lack a path.
     pub(super) fn look_for_lost_paths(&mut self) {
         for there in self.actual.volumes.values() {
             let lacks = there.condition != Condition::Complete || !there.missing.is_empty();

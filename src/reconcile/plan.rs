@@ -1,4 +1,4 @@
-//! From what stands to what is wanted.
+//! The plan: the steps from the present state to the wanted one.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,60 +11,72 @@ use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detach
 use crate::engine::{Condition, VolumeStatus};
 use crate::id::{BackendId, Source, VolumeId, Wwid};
 
-/// What is to be done, in an order in which it can be: no step comes before one
-/// that it waits for. No volume has two steps; one that has to be detached and
-/// attached anew has the second in the plan after that.
+/// The steps, in a possible order: no step comes before one for which it waits. No volume has
+/// two steps; a volume that must be detached and attached again gets the second in the next
+/// plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(transparent)]
 pub struct Plan {
-    /// The steps: first what goes, then what stands without its server, then what
-    /// comes, then what grows, then what is only to be asked; each by the volumes'
-    /// names.
+    /// The steps by kind: detaches and unfinished operations, then heals, attaches, resizes,
+    /// and devices to verify; each kind is sorted by the volumes' names.
     pub steps: Vec<Step>,
 }
 
-/// What is to be done about one volume.
+/// The step for one volume.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Step {
     /// The volume.
     pub volume: VolumeId,
-    /// What.
+    /// The kind of the step.
     pub kind: StepKind,
-    /// Why, in words.
+    /// The reason, in words.
     pub reason: Cow<'static, str>,
-    /// The volumes whose steps come first, since they have what this one wants.
+    /// The volumes whose steps come first, since they have what this volume wants.
     pub after: Vec<VolumeId>,
 }
 
-/// What a step does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+/// The kinds of steps.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StepKind {
-    // In the order of a plan.
-    /// Detaches it.
+    // The order of the variants is the order in a plan.
+    /// Detaches the volume.
     Detach,
-    /// Finishes what was begun: a detach, or a resize.
+    /// Finishes an operation that was begun: a detach, or a resize.
     Finish,
-    /// Brings an NBD device a new connection to its server.
+    /// Connects an NBD device to its server again.
     Heal,
-    /// Attaches it, with all its proofs; also what stands already, for a path
+    /// Attaches the volume, with all its proofs; also one that is attached already, for a path
     /// that came back or another option.
     Attach,
-    /// Takes in the size that the array has given it.
+    /// Takes over the size that the array reports.
     Resize,
-    /// Asks the device itself: a SCSI unit who it is, an NBD device whether its
-    /// server is there, which is healed where it is not.
+    /// Asks the device itself: a SCSI unit for its identity, an NBD device whether its server
+    /// is there, and heals it where it is not.
     Prove,
-    /// Nothing can be done now: what it waits for is outside.
+    /// Nothing can be done now: it waits for an outside change.
     Wait,
-    /// Nothing is done: what is wanted contradicts what another volume is.
+    /// Nothing is done: what is wanted conflicts with another volume.
     Refused,
 }
 
 impl StepKind {
-    /// Whether something is done.
+    /// Whether the step does anything.
     #[must_use]
     pub fn acts(self) -> bool {
         !matches!(self, Self::Wait | Self::Refused)
@@ -73,22 +85,7 @@ impl StepKind {
     /// The name used in messages and in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Detach => "detach",
-            Self::Finish => "finish",
-            Self::Attach => "attach",
-            Self::Heal => "heal",
-            Self::Resize => "resize",
-            Self::Prove => "prove",
-            Self::Wait => "wait",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl fmt::Display for StepKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+        self.into()
     }
 }
 
@@ -103,14 +100,15 @@ impl fmt::Display for Step {
 }
 
 impl fmt::Display for Plan {
-    /// A line each.
+    /// Writes one line for each step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
     }
 }
 
 impl Plan {
-    /// Whether all that is wanted stands, and nothing else does.
+    /// Whether every wanted volume is attached as wanted, and no other volume of the journal
+    /// is attached.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
@@ -123,25 +121,25 @@ impl Plan {
     }
 }
 
-/// What is to be done so that what is wanted stands and nothing else of the
-/// journal does. Devices that the journal does not know are no part of it.
+/// The steps after which the wanted volumes, and no other volumes of the journal, are
+/// attached. Devices that the journal does not know are not part of the plan.
 ///
-/// | wanted | stands | step |
+/// | wanted | attached | step |
 /// |---|---|---|
-/// | yes | nothing, or half of it, or as another device | attach |
-/// | | with other options | attach; what cannot be changed in place is detached first |
+/// | yes | not at all, partly, or as another device | attach |
+/// | | with other options | attach; detach first where the option cannot be changed in place |
 /// | | from another source, under another id, as another unit | detach |
-/// | | a path is there and not taken in, or a session is to be logged in | attach |
-/// | | an NBD device without its server | heal |
-/// | | as it is wanted, and nobody has asked the device itself | prove |
-/// | | the same, and smaller than it is wanted; larger it is left alone | resize |
-/// | | a SCSI unit without a path that works | wait |
-/// | | what another volume's unit is | refused |
-/// | no | anything | detach, or finish one that was begun |
+/// | | without a path that is there, or without a session that it logs in to | attach |
+/// | | as an NBD device without its server | heal |
+/// | | as wanted, and the device itself was not asked yet | prove |
+/// | | as wanted, but smaller; a larger device is left as it is | resize |
+/// | | as a SCSI unit without a working path | wait |
+/// | | as the unit of another volume | refused |
+/// | no | in any way | detach, or finish a detach that was begun |
 #[must_use]
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let mut steps = Vec::new();
-    // Both are in the order of the names: one walk along both.
+    // Both are sorted by name, so one pass covers both.
     let mut wanted = desired.all_wanted().peekable();
     let mut there = actual.volumes.iter().peekable();
     loop {
@@ -167,12 +165,12 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     if attaches && !actual.volumes.is_empty() {
         settle_claims(&mut steps, desired, actual);
     }
-    // Nothing that goes waits for anything.
+    // A detach waits for no other step, so it can come first.
     steps.sort_by_key(|step| step.kind);
     Plan { steps }
 }
 
-/// What is to be done about one volume, whatever the others want.
+/// The step for one volume, without regard to the other volumes.
 pub(super) fn step_for(
     volume: &VolumeId,
     wanted: Option<&Wanted>,
@@ -240,7 +238,7 @@ fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
     }
 }
 
-/// Why its size is to be taken in.
+/// Why to resize the volume.
 fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
     let least = wanted.min_size?;
     if wanted.is_large_enough(there.size) {
@@ -266,7 +264,7 @@ fn unscanned(there: &VolumeStatus) -> String {
     )
 }
 
-/// Why a volume has to be detached before it can be attached as it is wanted.
+/// Why a volume must be detached before it can be attached as wanted.
 fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     if there.spec == *wanted {
         return None;
@@ -279,15 +277,15 @@ fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     must_be_detached_first(standing, wanted).map(|bar| bar.why)
 }
 
-/// What one volume alone can have, as it is found in a plan.
+/// A resource that only one volume can have, borrowed from a plan's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Has<'a> {
+enum ResourceRef<'a> {
     Source(&'a Source),
     Backend(&'a BackendId),
     Unit(&'a Wwid),
 }
 
-impl<'a> Has<'a> {
+impl<'a> ResourceRef<'a> {
     fn of(spec: &'a VolumeSpec) -> impl Iterator<Item = Self> {
         let sources = spec.sources.iter().map(Self::Source);
         let backend = spec.nbd.iter().map(|nbd| Self::Backend(&nbd.backend));
@@ -297,13 +295,17 @@ impl<'a> Has<'a> {
     }
 }
 
-/// Has attaches wait for the volumes that have what they want. Waits lead from an
-/// attach to a detach alone, so that none is for each other.
+/// Makes attaches wait for the volumes that have what they want. Only an attach waits,
+/// and only for a detach, so no two steps wait for each other.
 fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<Has<'_>, &VolumeStatus> = HashMap::new();
+    let mut owners: HashMap<ResourceRef<'_>, &VolumeStatus> = HashMap::new();
     for there in actual.iter() {
-        let names = there.names.iter().map(Has::Unit);
-        owners.extend(Has::of(&there.spec).chain(names).map(|has| (has, there)));
+        let names = there.names.iter().map(ResourceRef::Unit);
+        owners.extend(
+            ResourceRef::of(&there.spec)
+                .chain(names)
+                .map(|resource| (resource, there)),
+        );
     }
     let find = |steps: &[Step], volume: &VolumeId| {
         steps.binary_search_by(|step| step.volume.cmp(volume)).ok()
@@ -317,19 +319,21 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
         };
         let mut after: Vec<VolumeId> = Vec::new();
         let mut refused = None;
-        for has in Has::of(wanted) {
-            let owner = owners.get(&has).filter(|owner| owner.volume != step.volume);
+        for resource in ResourceRef::of(wanted) {
+            let owner = owners
+                .get(&resource)
+                .filter(|owner| owner.volume != step.volume);
             let Some(&owner) = owner else {
                 continue;
             };
             let theirs = desired.get(&owner.volume);
-            if theirs.is_some_and(|theirs| Has::of(theirs).any(|wants| wants == has))
-                || (matches!(has, Has::Unit(_)) && theirs == Some(&owner.spec))
+            if theirs.is_some_and(|theirs| ResourceRef::of(theirs).any(|wants| wants == resource))
+                || (matches!(resource, ResourceRef::Unit(_)) && theirs == Some(&owner.spec))
             {
-                let what = match has {
-                    Has::Source(source) => format!("source {source}"),
-                    Has::Backend(backend) => format!("backend id {backend}"),
-                    Has::Unit(name) => format!("unit {name}"),
+                let what = match resource {
+                    ResourceRef::Source(source) => format!("source {source}"),
+                    ResourceRef::Backend(backend) => format!("backend id {backend}"),
+                    ResourceRef::Unit(name) => format!("unit {name}"),
                 };
                 let volume = &owner.volume;
                 refused = Some(format!(

@@ -1,4 +1,4 @@
-//! Which of the steps that wait for a worker is next.
+//! The queues of steps that wait for a worker.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,39 +7,42 @@ use super::workers::Room;
 
 #[derive(Default)]
 pub(super) struct Queues {
-    lanes: BTreeMap<Priority, VecDeque<Job>>,
+    by_priority: BTreeMap<Priority, VecDeque<Job>>,
 }
 
 impl Queues {
-    /// Those that waited are thought over: these take their place. What was due first is
-    /// taken first.
+    /// Replaces the waiting steps by `jobs`, which come from a new plan. The earliest due
+    /// step is first.
     pub(super) fn fill(&mut self, mut jobs: Vec<Job>) {
-        self.lanes.clear();
+        self.by_priority.clear();
         jobs.sort_by_key(|job| job.due);
         for job in jobs {
-            self.lanes.entry(job.lane).or_default().push_back(job);
+            self.by_priority
+                .entry(job.priority)
+                .or_default()
+                .push_back(job);
         }
     }
 
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Job> {
-        self.lanes.values().flatten()
+        self.by_priority.values().flatten()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.values().all(VecDeque::is_empty)
+        self.by_priority.values().all(VecDeque::is_empty)
     }
 
-    /// Whether one of them may begin now.
+    /// Whether a waiting step may begin now.
     pub(super) fn has_one(&self, room: &Room) -> bool {
         self.waiting()
-            .any(|job| room.is_for(job.lane, job.place.as_deref()))
+            .any(|job| room.is_for(job.priority, job.place.as_deref()))
     }
 
     pub(super) fn take(&mut self, room: &Room) -> Option<Job> {
-        self.lanes.values_mut().find_map(|lane| {
-            let is_next = |job: &Job| room.is_for(job.lane, job.place.as_deref());
-            let at = lane.iter().position(is_next)?;
-            lane.remove(at)
+        self.by_priority.values_mut().find_map(|queue| {
+            let is_next = |job: &Job| room.is_for(job.priority, job.place.as_deref());
+            let at = queue.iter().position(is_next)?;
+            queue.remove(at)
         })
     }
 }

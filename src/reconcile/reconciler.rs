@@ -180,7 +180,10 @@ impl Reconciler {
                     None => error,
                 });
             }
-            let woken = self.shared.changed.wait_timeout(state, deadline.turn());
+            let woken = self
+                .shared
+                .changed
+                .wait_timeout(state, deadline.max_sleep());
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -277,7 +280,7 @@ impl Reconciler {
                 started.map(drop).map_err(|error| not_started(&error))
             };
             if driving.until.is_none() {
-                self.shared.state().workers.want_keeper();
+                self.shared.state().workers.want_recovery();
             }
             let result = self.turn(driving.until, start_worker, start_keeper);
             drop(end);
@@ -312,7 +315,7 @@ impl Reconciler {
                 if matches!(scope, Scope::All) {
                     resync = Deadline::after(self.options.resync);
                 }
-                let epoch = state.epoch();
+                let epoch = state.ended_steps();
                 drop(state);
                 let looked = self.look(&scope, epoch);
                 match looked {
@@ -355,11 +358,11 @@ impl Reconciler {
                 state = self.shared.state();
                 continue;
             }
-            if state.workers.lack_keeper(Instant::now()) {
+            if state.workers.must_start_recovery(Instant::now()) {
                 drop(state);
                 let started = start_keeper();
                 if started.is_ok() {
-                    self.shared.state().workers.start_keeper();
+                    self.shared.state().workers.mark_recovery_started();
                 }
                 self.started(started, false)?;
                 state = self.shared.state();
@@ -376,7 +379,7 @@ impl Reconciler {
                 continue;
             }
             let mut wait = resync.remaining();
-            let next_start = state.workers.next_keeper();
+            let next_start = state.workers.next_recovery_start();
             for timer in [state.next_timer(), state.next_slow_step(), next_start] {
                 let left = timer.map(|at| at.saturating_duration_since(Instant::now()));
                 wait = wait.min(left.unwrap_or(wait));

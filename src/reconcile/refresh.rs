@@ -1,30 +1,29 @@
-//! What is to be looked at, and when.
+//! The volumes to look at, and when.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::id::VolumeId;
 
-/// What is to be looked at.
 #[derive(Debug, Default)]
 pub(super) struct Refresh {
     pub(super) all: bool,
     pub(super) some: BTreeSet<VolumeId>,
-    /// Not before this.
+    /// The earliest time of the next look.
     at: Option<Instant>,
-    /// When the last ended, and how long it took.
+    /// When the last look ended, and how long it took.
     last: Option<(Instant, Duration)>,
 }
 
-/// What is looked at.
+/// The volumes that a look covers.
 pub(super) enum Scope {
     All,
     Some(BTreeSet<VolumeId>),
 }
 
 impl Refresh {
-    /// After something happened: a moment later, for what comes with it, and so
-    /// that looks take a sixth of the time at the most.
+    /// Schedules a look after an event: a moment later, to cover the events that follow,
+    /// and so that looks take at most a sixth of the time.
     pub(super) fn soon(&mut self) {
         const MOMENT: Duration = Duration::from_millis(30);
         const SHARE: u32 = 5;
@@ -46,7 +45,7 @@ impl Refresh {
             .then(|| self.at.unwrap_or_else(Instant::now))
     }
 
-    /// What is to be looked at now.
+    /// The volumes to look at now, where a look is due.
     pub(super) fn take(&mut self) -> Option<Scope> {
         let due = self.due().is_some_and(|at| at <= Instant::now());
         if !due {
@@ -65,7 +64,7 @@ impl Refresh {
         self.last = Some((Instant::now(), began.elapsed()));
     }
 
-    /// It failed: the same, in a while.
+    /// Schedules another look after one that failed.
     pub(super) fn later(&mut self) {
         self.all = true;
         self.at = Some(Instant::now() + Duration::from_secs(1));

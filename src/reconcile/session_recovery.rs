@@ -1,4 +1,4 @@
-//! The sessions that the volumes log in to are kept while the loop runs.
+//! Recovers the sessions that the volumes log in to, while the loop runs.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::error::Result;
 use crate::id::Iqn;
 use crate::iscsi::SessionName;
 
-/// Where the kernel cannot be heard, or is no more, it is tried again after so long.
+/// The pause after the kernel's notices became unavailable.
 const AGAIN: Duration = Duration::from_secs(30);
-/// How long a file of secrets may take.
+/// How long reading a file of secrets may take.
 const TO_READ: Duration = Duration::from_secs(10);
 
 impl Reconciler {
-    /// From when a volume is wanted with a login, or is left with one, until the loop
-    /// is over.
+    /// Runs from when a volume is wanted with a login, or is left with one by an earlier
+    /// process, until the loop ends.
     pub(super) fn recover_sessions(&self) {
         let left = self.journal.records();
         let is_left = left.iter().any(|record| record.spec.log_in.is_some());
@@ -38,7 +38,7 @@ impl Reconciler {
         }
     }
 
-    /// `false` where the loop is over before.
+    /// Returns `false` where the loop ends first.
     fn wait_for_a_login(&self, is_left: bool) -> bool {
         let none_yet = |state: &mut State| {
             let mut wanted = state.desired.iter();
@@ -55,7 +55,7 @@ impl Reconciler {
     fn recover_until_ended(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let known = self.journal.credentials_of_sessions();
-        // What is wanted now may say otherwise than what was written down.
+        // The wanted volumes take precedence over what the journal recorded.
         let proof = move |session: &SessionName| {
             let said = shared.state().desired.credentials_of(session);
             said.or_else(|| known(session))
@@ -67,24 +67,24 @@ impl Reconciler {
             known.transpose()
         });
         let (header, data) = self.digests();
-        let mut keeper = self
+        let mut recovery = self
             .engine
             .recover_sessions(options.digests(header, data))?;
         let mut state = self.shared.state();
         if state.driver == RunState::Ended {
             return Ok(());
         }
-        state.session_recovery = Some(keeper.stopper());
+        state.session_recovery = Some(recovery.stopper());
         drop(state);
         loop {
-            let news = keeper.next(Deadline::after(Duration::MAX))?;
+            let news = recovery.next(Deadline::after(Duration::MAX))?;
             let back = news.iter().filter(|kept| kept.outcome.serves());
             let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
             let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
             let mut state = self.shared.state();
             let is_over = state.driver == RunState::Ended;
             if !back.is_empty() {
-                // No uevent says that its devices run again.
+                // No uevent announces that the session's devices run again.
                 state.refresh.now();
                 for target in back.iter().flatten() {
                     state.see_target_back(target);
@@ -100,8 +100,8 @@ impl Reconciler {
         }
     }
 
-    /// Those that any volume asks for, or did that is left from before: they are offered
-    /// where it is not known what a session had, for the target to choose.
+    /// The digests that any wanted or recorded volume asks for. The recovery offers them
+    /// for a session whose digests are unknown, and the target chooses.
     fn digests(&self) -> (bool, bool) {
         let left = self.journal.records();
         let state = self.shared.state();

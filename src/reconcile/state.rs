@@ -1,5 +1,5 @@
-//! What a reconciler knows: what is wanted, what stands, what is being done and
-//! when what failed is tried again.
+//! The state of a reconciler: the wanted and the attached volumes, the steps under way,
+//! and the times of retries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,46 +20,46 @@ use crate::engine::{ChangeEvent, Condition, SessionRecoveryStop, VolumeStatus};
 use crate::error::{Error, Stage};
 use crate::id::{Hctl, Source, VolumeId};
 
-/// What a reconciler has counted.
+/// The counters of a reconciler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[non_exhaustive]
 pub struct Counters {
     /// How often its loop woke, by an event, a step's end, a timer or a call.
     pub wakeups: u64,
-    /// Looks at everything.
+    /// Looks at all volumes.
     pub resyncs: u64,
-    /// Looks at those volumes alone that an event was about.
+    /// Looks at only those volumes that an event concerned.
     pub looks: u64,
     /// Plans made.
     pub plans: u64,
-    /// Steps that came to their end.
+    /// Steps that ended.
     pub steps: u64,
     /// Steps that failed.
     pub failures: u64,
 }
 
-/// A step that is being done.
+/// A step that is under way.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct AtWork {
     /// The volume.
     pub volume: VolumeId,
-    /// What is done.
+    /// The kind of the step.
     pub kind: StepKind,
-    /// How far an attach or a detach has come.
+    /// The stage that an attach or a detach has reached.
     pub stage: Option<Stage>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) desired: Desired,
-    /// Counts the changes of what is wanted.
+    /// Counts the changes of the wanted volumes.
     pub(super) generation: u64,
     pub(super) actual: Actual,
     pub(super) tracked: BTreeMap<VolumeId, Tracked>,
-    /// Whose a part of a device path is: `2:0:0:1`, `nbd3`, `dm-0`.
+    /// The volume of each device path component, such as `2:0:0:1`, `nbd3` or `dm-0`.
     pub(super) by_component: HashMap<String, VolumeId>,
-    /// The same the other way round.
+    /// The components of each volume.
     pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
     pub(super) refresh: Refresh,
     pub(super) transports: Transports,
@@ -68,33 +68,33 @@ pub(super) struct State {
     pub(super) queues: Queues,
     pub(super) workers: Workers,
     pub(super) retry_at: Option<Instant>,
-    /// Counts the steps that ended, so that a look that began before is not
-    /// believed about their volumes.
+    /// Counts the ended steps. A look that began before a step ended says nothing about
+    /// that step's volume.
     pub(super) ended: u64,
     pub(super) stopped: bool,
     pub(super) driver: RunState,
-    /// Counts the drives.
+    /// Counts the runs of the loop.
     runs: u64,
-    /// This drive tries each step one time.
+    /// Whether this run tries each step only once.
     pub(super) once: bool,
-    /// Ends the wait of who keeps the sessions.
+    /// Ends the wait of the session recovery.
     pub(super) session_recovery: Option<SessionRecoveryStop>,
     pub(super) counters: Counters,
 }
 
-/// Why a link that is not known to be dead is asked.
+/// The reason to ask a device whose link may be dead.
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
 
-/// Why a SCSI unit is asked that was away.
+/// The reason to verify a SCSI unit after it was away.
 const WAS_AWAY: &str = "a path of it was lost, and its unit has not been verified since";
 
-/// Whether somebody runs it.
+/// Whether the loop runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RunState {
     #[default]
     Idle,
     Running,
-    /// The workers are to go home.
+    /// The worker threads must end.
     Ended,
 }
 
@@ -119,11 +119,11 @@ impl State {
         self.replan = true;
     }
 
-    /// Somebody runs it from now on.
+    /// Starts a run of the loop.
     pub(super) fn begin(&mut self, once: bool) {
         (self.driver, self.once) = (RunState::Running, once);
         self.runs += 1;
-        // What failed in an apply has no time for its next try.
+        // A step that failed in an `apply` has no time for its retry yet.
         self.replan = true;
     }
 
@@ -131,7 +131,7 @@ impl State {
         self.runs
     }
 
-    /// Everything is tried again within this time, and not all at once.
+    /// Schedules all retries within this time, spread out.
     pub(super) fn reset_backoff(&mut self, within: Duration) {
         let count = u32::try_from(self.tracked.len()).unwrap_or(u32::MAX);
         let mut at = Instant::now();
@@ -156,11 +156,11 @@ impl State {
             && !self.refresh.is_wanted()
     }
 
-    pub(super) fn epoch(&self) -> u64 {
+    pub(super) fn ended_steps(&self) -> u64 {
         self.ended
     }
 
-    /// When there is something to do though nothing happens.
+    /// When the loop must wake without an event.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = sooner(self.refresh.due(), self.retry_at);
         let timers = sooner(timers, self.transports.due());
@@ -173,7 +173,7 @@ impl State {
         waits.then(|| self.workers.next_slow(Instant::now()))
     }
 
-    /// Whether a step that waits may begin.
+    /// Whether a waiting step may begin.
     pub(super) fn has_a_step(&self, threads: usize) -> bool {
         let room = || self.workers.room(threads, Instant::now());
         !self.queues.is_empty() && self.queues.has_one(&room())
@@ -189,15 +189,15 @@ impl State {
         self.retry_at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Whether the loop is to be woken for it.
+    /// Takes in a change event, and returns the event to report, if there is one.
     pub(super) fn take_in(&mut self, cause: &ChangeEvent) -> Option<Event> {
         match cause {
             ChangeEvent::Device { devpath, removed } => {
                 let mut parts = devpath.split('/');
                 let volume = parts.find_map(|part| self.by_component.get(part))?;
                 match self.tracked.get_mut(volume) {
-                    // What its own step brings is no news; one that only asks brings
-                    // nothing.
+                    // A running step causes device events itself, so only a removal
+                    // counts; a step that only asks causes none.
                     Some(tracked) if tracked.busy => {
                         let asked = matches!(tracked.doing, Some(StepKind::Heal | StepKind::Prove));
                         tracked.dirty |= *removed || asked;
@@ -216,7 +216,7 @@ impl State {
                 self.transports.change();
                 self.look_for_lost_paths();
             }
-            ChangeEvent::LookAgain => {
+            ChangeEvent::Resync => {
                 self.refresh.all = true;
                 self.refresh.soon();
             }
@@ -244,15 +244,15 @@ impl State {
         self.tracked.get(volume).is_some_and(|tracked| tracked.busy)
     }
 
-    /// Its NBD link died.
+    /// Records the death of the volume's NBD link.
     pub(super) fn mark_dead(&mut self, volume: &VolumeId) -> Option<Event> {
         let there = self.actual.volumes.get_mut(volume)?;
         if there.condition == Condition::LinkDead
             && let Some(tracked) = self.tracked.get_mut(volume)
             && let Some(failure) = &mut tracked.failure
         {
-            // One connection of several was dead before. Now requests may wait.
-            (failure.next, failure.is_called) = (Some(Instant::now()), true);
+            // Before, one of several connections was dead. Now requests may wait.
+            (failure.next, failure.is_unblocked) = (Some(Instant::now()), true);
             self.replan = true;
         }
         if there.condition != Condition::Complete {
@@ -271,13 +271,13 @@ impl State {
         })
     }
 
-    /// Takes in a look that began at `epoch`. With `verify_reason`, what is met for the
-    /// first time is to be asked.
+    /// Takes in the result of a look that began when `ended_steps` steps had ended. With `verify_reason`, a
+    /// volume that is seen for the first time must be verified.
     pub(super) fn merge(
         &mut self,
         found: Vec<VolumeStatus>,
         scope: &Scope,
-        epoch: u64,
+        ended_steps: u64,
         verify_reason: bool,
     ) -> Vec<Event> {
         let mut events = Vec::new();
@@ -287,13 +287,13 @@ impl State {
         };
         for there in found {
             gone.remove(&there.volume);
-            if self.is_newer(&there.volume, epoch) {
+            if self.is_newer(&there.volume, ended_steps) {
                 continue;
             }
             events.extend(self.merge_one(there, verify_reason));
         }
         for volume in gone {
-            if !self.is_newer(&volume, epoch) {
+            if !self.is_newer(&volume, ended_steps) {
                 self.forget(&volume);
             }
         }
@@ -301,10 +301,11 @@ impl State {
         events
     }
 
-    /// What is known of it is newer than a look of that epoch.
-    fn is_newer(&self, volume: &VolumeId, epoch: u64) -> bool {
+    /// Whether the known state is newer than a look that began when `ended_steps` steps had
+    /// ended.
+    fn is_newer(&self, volume: &VolumeId, ended_steps: u64) -> bool {
         let tracked = self.tracked.get(volume);
-        tracked.is_some_and(|tracked| tracked.busy || tracked.ended > epoch)
+        tracked.is_some_and(|tracked| tracked.busy || tracked.ended > ended_steps)
     }
 
     fn merge_one(&mut self, mut there: VolumeStatus, verify_reason: bool) -> Option<Event> {
@@ -315,7 +316,7 @@ impl State {
                 there.unscanned.clear();
                 there.without_session.clear();
             }
-            // They are no more to be had, or are there.
+            // The paths are there now, or can no longer be expected.
             Some(_) if !there.lacks_a_path() => tracked.path_retry = None,
             _ => {}
         }
@@ -334,7 +335,7 @@ impl State {
         });
         let was_complete = known.is_some_and(|known| known.condition == Condition::Complete);
         if was_complete && there.spec.nbd.is_some() && there.condition == Condition::LinkDead {
-            // Sysfs, or our own end of the link, may tell of it before the kernel does.
+            // Sysfs, or this process's end of the link, may show the death first.
             tracked.died.get_or_insert_with(Instant::now);
         }
         if tracked.died.is_some() && there.condition == Condition::Complete {
@@ -370,8 +371,8 @@ impl State {
         let mut parts = components(&there);
         let before = self.disown(volume);
         if there.condition == Condition::LinkDead {
-            // Of one without a path nothing shows which it had, and by them it is heard
-            // that they are back.
+            // Sysfs does not show the paths that are lost, so they are kept: their events
+            // announce that they are back.
             let lost = before.into_iter().filter(|part| !parts.contains(part));
             parts.extend(lost.collect::<Vec<_>>());
         }
@@ -382,7 +383,7 @@ impl State {
         self.actual.volumes.insert(volume.clone(), there);
     }
 
-    /// What happens to its parts, which are returned, is no news of it any more.
+    /// Removes and returns the volume's components: their events no longer concern it.
     fn disown(&mut self, volume: &VolumeId) -> Vec<String> {
         let mut parts = self.parts.remove(volume).unwrap_or_default();
         parts.retain(|part| {
@@ -395,7 +396,7 @@ impl State {
         parts
     }
 
-    /// Nothing of it is left.
+    /// Records that nothing of the volume is left.
     pub(super) fn forget(&mut self, volume: &VolumeId) {
         self.actual.volumes.remove(volume);
         self.disown(volume);
@@ -412,7 +413,6 @@ impl State {
         }
     }
 
-    /// The last error of a volume.
     pub(super) fn error(&self, volume: &VolumeId) -> Option<Arc<Error>> {
         let failure = self.tracked.get(volume)?.failure.as_ref()?;
         Some(Arc::clone(&failure.error))
@@ -426,18 +426,18 @@ impl State {
         failed.collect()
     }
 
-    /// What is left to do, as far as is known.
+    /// The remaining steps, by the known state.
     pub(super) fn plan(&self) -> Plan {
         plan(&self.desired, &self.actual)
     }
 
-    /// What is left to do about one volume, as far as is known.
+    /// The remaining step of one volume, by the known state.
     pub(super) fn step(&self, volume: &VolumeId) -> Option<Step> {
         step_for(volume, self.desired.wanted(volume), self.actual.get(volume))
     }
 
-    /// A worker's call has come to this stage.
-    pub(super) fn comes_to(&mut self, volume: &VolumeId, stage: Stage) {
+    /// Records the stage that a worker's call has reached.
+    pub(super) fn record_stage(&mut self, volume: &VolumeId, stage: Stage) {
         if let Some(tracked) = self.tracked.get_mut(volume) {
             tracked.stage = Some(stage);
         }
@@ -459,7 +459,7 @@ impl State {
         busy.map(|(volume, _)| volume)
     }
 
-    /// What stands, where it is as it is wanted.
+    /// The status of a volume that is attached as wanted.
     pub(super) fn attached(&self, volume: &VolumeId) -> Option<&VolumeStatus> {
         let (wanted, there) = (self.desired.wanted(volume)?, self.actual.get(volume)?);
         let stands = there.condition == Condition::Complete
@@ -470,8 +470,8 @@ impl State {
     }
 }
 
-/// Whether a path of a SCSI unit that did not run, or that was not there, runs now: the
-/// array may have given its address to another unit meanwhile.
+/// Whether a path of a SCSI unit runs again: the array may have given its address to
+/// another unit meanwhile.
 fn is_back(known: &VolumeStatus, there: &VolumeStatus) -> bool {
     if there.spec.nbd.is_some() || there.condition != Condition::Complete {
         return false;
@@ -486,7 +486,7 @@ fn budget(there: &VolumeStatus) -> Option<Duration> {
     Some(Duration::from_millis(nbd.dead_connection_timeout_ms))
 }
 
-/// The parts of device paths by which its events are known.
+/// The device path components by which a volume's events are recognised.
 fn components(there: &VolumeStatus) -> Vec<String> {
     let mut components: Vec<String> = there.paths.iter().map(ToString::to_string).collect();
     components.extend(there.nbd_index.map(crate::id::NbdIndex::name));

@@ -1,5 +1,5 @@
-//! What a reconciler has counted, for whoever has installed a recorder of the
-//! `metrics` facade (feature `metrics`).
+//! The metrics of a reconciler, for a recorder of the `metrics` facade that the application has
+//! installed (feature `metrics`).
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
@@ -13,15 +13,15 @@ const STEPS: &str = "lunbd_reconcile_steps_total";
 const VOLUMES: &str = "lunbd_volumes";
 
 impl Reconciler {
-    /// Hands what was [counted](Self::counters) and how many volumes there are to the
-    /// recorder of the `metrics` facade, and describes it: to be called beside
-    /// [`Engine::publish_metrics`](crate::Engine::publish_metrics), before each time
-    /// that the recorder is read.
+    /// Hands the [counters](Self::counters) and the numbers of volumes to the recorder of the
+    /// `metrics` facade, and describes them. Call it beside
+    /// [`Engine::publish_metrics`](crate::Engine::publish_metrics), before each time that the
+    /// recorder is read.
     ///
     /// | name | kind | labels | unit | what |
     /// |---|---|---|---|---|
-    /// | `lunbd_reconcile_wakeups_total` | counter | | wake-ups | of the loop, by an event, a step's end, a timer or a call |
-    /// | `lunbd_reconcile_looks_total` | counter | `at`: `everything` or `volumes` | looks | at what stands; at `volumes`, those alone that an event was about |
+    /// | `lunbd_reconcile_wakeups_total` | counter | | wake-ups | wake-ups of the loop, by an event, a step's end, a timer or a call |
+    /// | `lunbd_reconcile_looks_total` | counter | `at`: `everything` or `volumes` | looks | looks at the state of volumes; at `volumes`, only those of an event |
     /// | `lunbd_reconcile_plans_total` | counter | | plans | plans made |
     /// | `lunbd_reconcile_steps_total` | counter | `outcome`: `ok` or `failed` | steps | how steps ended |
     /// | `lunbd_volumes` | gauge | `state`: `wanted`, `in_use`, `at_work` or `failing` | volumes | volumes now; one may be in several states |
@@ -48,7 +48,7 @@ impl Reconciler {
             ("at_work", self.at_work().len()),
             ("failing", self.errors().len()),
         ] {
-            // Exact to four thousand million, and no fewer volumes are here.
+            // Exact up to four thousand million, which the number of volumes does not exceed.
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             gauge!(VOLUMES, "state" => state).set(f64::from(count));
         }

@@ -1,4 +1,4 @@
-//! What a reconciler knows of one volume.
+//! The data that a reconciler keeps about one volume.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,31 +8,29 @@ use crate::deadline::Backoff;
 use crate::engine::{Condition, ReconnectHandle};
 use crate::error::{Error, Stage};
 
-/// A volume beside what stands of it.
 #[derive(Debug, Default)]
 pub(super) struct Tracked {
     pub(super) busy: bool,
-    /// What a worker does with it now.
+    /// The step that a worker does with it now.
     pub(super) doing: Option<StepKind>,
-    /// How far that has come.
+    /// The stage that this step has reached.
     pub(super) stage: Option<Stage>,
     pub(super) failure: Option<Failure>,
-    /// The kernel said that its link died, then.
+    /// When the kernel reported the death of its link.
     pub(super) died: Option<Instant>,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
-    /// When its missing paths, which were asked for and did not come, are asked
-    /// for again.
+    /// When to ask again for its missing paths.
     pub(super) path_retry: Option<PathRetry>,
-    /// Something of it went away while a step was done, or changed while it was asked.
+    /// A device of it went away during a step, or changed while a step only asked it.
     pub(super) dirty: bool,
-    /// What it was found to be when it was asked, where that is not what sysfs shows: it
-    /// holds until it is asked again, or until that device has gone.
+    /// What the device reported, where sysfs shows something else. Valid until it is
+    /// asked again or is gone.
     pub(super) differs: Option<(Condition, String)>,
-    /// It was said to be lost.
+    /// Its loss was reported.
     pub(super) lost: bool,
-    /// What it was refused for.
+    /// The reason for which its step was refused.
     pub(super) refused: Option<String>,
-    /// The count of ended steps when its own last ended.
+    /// The count of all ended steps when its own last step ended.
     pub(super) ended: u64,
 }
 
@@ -44,15 +42,15 @@ pub(super) struct PathRetry {
 
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// What was tried.
+    /// The failed step.
     pub(super) step: StepKind,
     pub(super) error: Arc<Error>,
     pub(super) tries: u32,
-    /// In which drive.
+    /// The run of the loop in which it failed.
     pub(super) run: u64,
     pub(super) pauses: Backoff,
-    /// `None` where something must change first.
+    /// The time of the next attempt; `None` where something must change first.
     pub(super) next: Option<Instant>,
-    /// What it failed for may be over.
-    pub(super) is_called: bool,
+    /// The obstacle may be gone.
+    pub(super) is_unblocked: bool,
 }

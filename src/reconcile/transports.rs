@@ -1,29 +1,29 @@
-//! Whether a path of a volume may be back: something leads to it that did not before.
+//! Watches the transports: a new one may bring back a path of a volume.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::engine::ScsiTransport;
 
-/// After the first event, for those that come with it.
+/// The pause after the first event, for the events that follow it.
 const MOMENT: Duration = Duration::from_millis(30);
-/// No event tells the end of a login that somebody else is at. It is looked for after
-/// this, and twice as long each time.
+/// The pause before the next look while a session is logging in: no event announces that
+/// another process's login ends. It doubles each time.
 const NEXT_LOOK: Duration = Duration::from_millis(500);
-/// So often after an event, which is for half a minute.
+/// How many such looks follow an event, which takes half a minute.
 const LOOKS: u32 = 6;
 
-/// What stood when it was last looked at, and when that is next.
+/// The transports at the last look, and when the next look is.
 #[derive(Debug, Default)]
 pub(super) struct Transports {
     pub(super) known: BTreeSet<ScsiTransport>,
     next: Option<Instant>,
-    /// Since the last event.
+    /// The looks since the last event.
     looks: u32,
 }
 
 impl Transports {
-    /// Something of it came, went or changed.
+    /// Schedules a look after a transport came, went or changed.
     pub(super) fn change(&mut self) {
         let soon = Instant::now() + MOMENT;
         self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
@@ -34,7 +34,7 @@ impl Transports {
         self.next
     }
 
-    /// Whether it is to be looked at now.
+    /// Whether a look is due; resets the schedule if it is.
     pub(super) fn take(&mut self) -> bool {
         let is_due = self.next.is_some_and(|next| next <= Instant::now());
         if is_due {
@@ -43,17 +43,17 @@ impl Transports {
         is_due
     }
 
-    /// It could not be looked at, and is looked at again.
+    /// Schedules another look after a look that failed.
     pub(super) fn look_later(&mut self) {
         let later = Instant::now() + NEXT_LOOK * (1 << self.looks);
         self.next.get_or_insert(later);
         self.looks = LOOKS.min(self.looks + 1);
     }
 
-    /// It was looked at: what is new.
+    /// Records the transports of a look and returns the new ones.
     pub(super) fn look(
         &mut self,
-        standing: BTreeSet<ScsiTransport>,
+        up: BTreeSet<ScsiTransport>,
         is_changing: bool,
     ) -> Vec<ScsiTransport> {
         if is_changing && self.looks < LOOKS {
@@ -61,8 +61,8 @@ impl Transports {
             self.next.get_or_insert(again);
             self.looks += 1;
         }
-        let new = standing.difference(&self.known).cloned().collect();
-        self.known = standing;
+        let new = up.difference(&self.known).cloned().collect();
+        self.known = up;
         new
     }
 }

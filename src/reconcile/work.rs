@@ -122,7 +122,7 @@ impl Reconciler {
     /// Writes down the stages of a volume's call.
     fn observer(&self, volume: &VolumeId) -> StageObserver {
         let (shared, volume) = (Arc::clone(&self.shared), volume.clone());
-        StageObserver::new(move |stage| shared.state().comes_to(&volume, stage))
+        StageObserver::new(move |stage| shared.state().record_stage(&volume, stage))
     }
 
     /// Brings an NBD device its server, if that is there at once.

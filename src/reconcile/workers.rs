@@ -1,4 +1,4 @@
-//! How many threads there are to be: what takes long keeps nobody waiting.
+//! The number of worker threads: slow steps must not delay the others.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,83 +6,85 @@ use std::time::{Duration, Instant};
 use super::job::Priority;
 use crate::id::VolumeId;
 
-/// After this long a step's thread no longer counts among those that were given, and
-/// another is started in its place where something waits for one.
+/// After this time a step's thread no longer counts as given, and another is started where
+/// a step waits.
 const SLOW: Duration = Duration::from_secs(5);
-/// The same of a step that failed before: it may hang again.
+/// The same for a step that failed before, since it may hang again.
 const SLOW_AGAIN: Duration = Duration::from_secs(1);
-/// So many threads are started in the place of others at the most.
+/// The most threads that are started in place of slow ones.
 const MOST_BESIDE: usize = 64;
-/// Threads beside those that were given: no attach takes the last for what goes, nor
-/// the last for what may be over.
+/// Threads beside the given ones: one for detaches, and one for steps whose obstacle may be
+/// gone. No attach takes them.
 const RESERVED: usize = 2;
 
-/// The threads, and the steps that they are at.
+/// The threads, and their steps.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     started: usize,
     at: BTreeMap<VolumeId, At>,
-    /// Until when no thread is started, since the last could not be.
+    /// Until when no thread is started, after a start that failed.
     none_before: Option<Instant>,
-    /// The thread that keeps sessions is wanted and not started.
-    lacks_keeper: bool,
+    /// The thread of the session recovery is wanted and not started.
+    lacks_recovery: bool,
 }
 
 #[derive(Debug)]
 struct At {
     began: Instant,
-    lane: Priority,
+    priority: Priority,
     place: Option<String>,
 }
 
 impl At {
     fn slow_from(&self) -> Instant {
-        let is_first = matches!(self.lane, Priority::Leaving | Priority::Fresh);
+        let is_first = matches!(self.priority, Priority::Detach | Priority::Fresh);
         self.began + if is_first { SLOW } else { SLOW_AGAIN }
     }
 }
 
-/// For what there is room beside the steps that are under way.
+/// The room for further steps beside those under way.
 #[derive(Debug)]
 pub(super) struct Room {
     given: usize,
-    /// All steps that are under way, also those that are slow.
+    /// The number of steps under way, including slow ones.
     under_way: usize,
-    /// Those under way that are not slow.
+    /// The steps under way that are not slow.
     quick: BTreeMap<Priority, usize>,
-    /// Those that heal for the first time, or are tried again, at one server, target or
-    /// host: all of them, also those that are slow.
+    /// The steps at each server, target or host that are a first heal or a retry, including
+    /// slow ones.
     places: BTreeMap<String, usize>,
 }
 
 impl Room {
-    /// Whether a thread is free for a step of this lane. Steps that failed before take at
+    /// Whether a thread is free for a step of this priority. Steps that failed before take at
     /// most half of the threads. A step waits while the steps at its place take half of the
     /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
-    /// for first detaches, and the one before it for all detaches and for called steps.
-    pub(super) fn is_for(&self, lane: Priority, place: Option<&str>) -> bool {
+    /// for first detaches, and the one before it for all detaches and for unblocked steps.
+    pub(super) fn is_for(&self, priority: Priority, place: Option<&str>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
-        let quick = |lanes: &[Priority]| -> usize {
-            let counts = lanes.iter().filter_map(|lane| self.quick.get(lane));
+        let quick = |priorities: &[Priority]| -> usize {
+            let counts = priorities
+                .iter()
+                .filter_map(|priority| self.quick.get(priority));
             counts.sum()
         };
-        let coming = quick(&[Priority::Called, Priority::Fresh, Priority::Again]);
+        let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
         let at_place = place.and_then(|place| self.places.get(place)).copied();
-        let most_at_place = if lane == Priority::Fresh {
+        let most_at_place = if priority == Priority::Fresh {
             half
         } else {
             (half / 2).max(1)
         };
         let attaches = all + MOST_BESIDE;
-        let has_thread = match lane {
-            Priority::Leaving => true,
-            Priority::LeavingAgain | Priority::Called => self.under_way < attaches + RESERVED - 1,
+        let has_thread = match priority {
+            Priority::Detach => true,
+            Priority::DetachAgain | Priority::Unblocked => self.under_way < attaches + RESERVED - 1,
             Priority::Fresh | Priority::Again => self.under_way < attaches,
         };
-        let is_full = match lane {
-            Priority::Leaving => quick(&[Priority::Leaving]) >= all,
-            Priority::LeavingAgain => quick(&[Priority::LeavingAgain]) >= half,
-            Priority::Called => coming > all,
+        let is_full = match priority {
+            Priority::Detach => quick(&[Priority::Detach]) >= all,
+            Priority::DetachAgain => quick(&[Priority::DetachAgain]) >= half,
+            Priority::Unblocked => coming > all,
             Priority::Fresh => coming >= all,
             Priority::Again => coming >= all || quick(&[Priority::Again]) >= half,
         };
@@ -95,32 +97,32 @@ impl Workers {
         self.started += 1;
     }
 
-    /// None could be had. The loop looks at the threads again within [`SLOW_AGAIN`] while a
-    /// step waits.
+    /// Records that no thread could be started. The loop checks again within [`SLOW_AGAIN`]
+    /// while a step waits.
     pub(super) fn fail_to_start(&mut self, now: Instant) {
         self.none_before = Some(now + SLOW_AGAIN);
     }
 
-    /// Whether no thread for steps could be started so far.
+    /// Whether no worker thread could be started so far.
     pub(super) fn are_none(&self) -> bool {
         self.started == 0
     }
 
-    pub(super) fn want_keeper(&mut self) {
-        self.lacks_keeper = true;
+    pub(super) fn want_recovery(&mut self) {
+        self.lacks_recovery = true;
     }
 
-    pub(super) fn start_keeper(&mut self) {
-        self.lacks_keeper = false;
+    pub(super) fn mark_recovery_started(&mut self) {
+        self.lacks_recovery = false;
     }
 
-    pub(super) fn lack_keeper(&self, now: Instant) -> bool {
-        self.lacks_keeper && !self.must_wait(now)
+    pub(super) fn must_start_recovery(&self, now: Instant) -> bool {
+        self.lacks_recovery && !self.must_wait(now)
     }
 
-    /// When the start of the thread that keeps sessions is tried again.
-    pub(super) fn next_keeper(&self) -> Option<Instant> {
-        self.none_before.filter(|_| self.lacks_keeper)
+    /// When to try again to start the thread of the session recovery.
+    pub(super) fn next_recovery_start(&self) -> Option<Instant> {
+        self.none_before.filter(|_| self.lacks_recovery)
     }
 
     fn must_wait(&self, now: Instant) -> bool {
@@ -134,11 +136,15 @@ impl Workers {
     pub(super) fn begin(
         &mut self,
         volume: VolumeId,
-        lane: Priority,
+        priority: Priority,
         place: Option<String>,
         began: Instant,
     ) {
-        let at = At { began, lane, place };
+        let at = At {
+            began,
+            priority,
+            place,
+        };
         self.at.insert(volume, at);
     }
 
@@ -155,7 +161,7 @@ impl Workers {
         };
         for at in self.at.values() {
             if at.slow_from() > now {
-                *room.quick.entry(at.lane).or_default() += 1;
+                *room.quick.entry(at.priority).or_default() += 1;
             }
             if let Some(place) = &at.place {
                 *room.places.entry(place.clone()).or_default() += 1;
@@ -164,9 +170,8 @@ impl Workers {
         room
     }
 
-    /// Whether another thread is to be started for one of the steps that are `waiting`: of
-    /// the threads that there are to be, `given` and those in the place of steps that hang,
-    /// no more are started than have a step.
+    /// Whether to start another thread for one of the `waiting` steps: up to `given` and
+    /// the extra ones, and no more than there are steps.
     pub(super) fn lack_one(&self, given: usize, waiting: usize, now: Instant) -> bool {
         if self.must_wait(now) {
             return false;
@@ -177,14 +182,14 @@ impl Workers {
         self.started < given.min(have_a_step) || are_busy && self.started < given + self.slow(now)
     }
 
-    /// Whether one that has nothing to do is to go, since fewer hang by now.
+    /// Whether an idle thread must end, since fewer steps are slow now.
     pub(super) fn let_one_go(&mut self, given: usize, now: Instant) -> bool {
         let too_many = self.started > given + RESERVED + self.slow(now);
         self.started -= usize::from(too_many);
         too_many
     }
 
-    /// When the next step may be slow, be it one that begins only now.
+    /// When the next step may become slow, even one that begins only now.
     pub(super) fn next_slow(&self, now: Instant) -> Instant {
         let slow = self.at.values().map(At::slow_from);
         let next = slow.filter(|at| *at > now).min();
@@ -231,15 +236,17 @@ mod tests {
     #[test]
     fn the_thread_that_keeps_sessions_is_tried_for_again_until_it_is_had() {
         let (mut workers, now) = (Workers::default(), Instant::now());
-        assert!(!workers.lack_keeper(now), "an apply keeps none");
-        workers.want_keeper();
-        assert!(workers.lack_keeper(now));
+        assert!(!workers.must_start_recovery(now), "an apply keeps none");
+        workers.want_recovery();
+        assert!(workers.must_start_recovery(now));
         workers.fail_to_start(now);
-        assert!(!workers.lack_keeper(now), "the loop spins");
-        let again = workers.next_keeper().expect("the loop sleeps for ever");
-        assert!(workers.lack_keeper(again));
-        workers.start_keeper();
-        assert!(!workers.lack_keeper(again) && workers.next_keeper().is_none());
+        assert!(!workers.must_start_recovery(now), "the loop spins");
+        let again = workers
+            .next_recovery_start()
+            .expect("the loop sleeps for ever");
+        assert!(workers.must_start_recovery(again));
+        workers.mark_recovery_started();
+        assert!(!workers.must_start_recovery(again) && workers.next_recovery_start().is_none());
     }
 
     #[test]
@@ -248,22 +255,22 @@ mod tests {
         let begin = Instant::now();
         let later = begin + SLOW;
         let (given, mut number) = (8, 0);
-        let mut begin_those_of = |lane: Priority| {
-            while workers.room(given, later).is_for(lane, None) {
+        let mut begin_those_of = |priority: Priority| {
+            while workers.room(given, later).is_for(priority, None) {
                 assert!(number < 1000, "without a limit");
-                workers.begin(id(number), lane, None, begin);
+                workers.begin(id(number), priority, None, begin);
                 number += 1;
             }
             number
         };
         let attaches = begin_those_of(Priority::Fresh);
         assert_eq!(begin_those_of(Priority::Again), attaches);
-        let called = begin_those_of(Priority::Called);
-        assert_eq!(called, attaches + 1);
+        let unblocked = begin_those_of(Priority::Unblocked);
+        assert_eq!(unblocked, attaches + 1);
         let room = workers.room(given, later);
-        assert!(room.is_for(Priority::Leaving, None));
-        // There is a thread for it.
-        for _ in 0..called {
+        assert!(room.is_for(Priority::Detach, None));
+        // A thread can be started for it.
+        for _ in 0..unblocked {
             workers.start_one();
         }
         assert!(workers.lack_one(given, 1, later));

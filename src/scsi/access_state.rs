@@ -1,4 +1,4 @@
-//! In which ALUA access state a target port serves a unit.
+//! The ALUA access state in which a target port serves a unit.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use crate::kernel::sg::PortGroup;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum AccessState {
-    /// It serves I/O at its best.
+    /// The port serves I/O at its best.
     ActiveOptimized,
-    /// It serves I/O, more slowly than another may.
+    /// The port serves I/O, but another may be faster.
     ActiveNonOptimized,
-    /// It serves I/O, of some blocks at its best.
+    /// The port serves I/O, at its best for some blocks only.
     LogicalBlockDependent,
-    /// It goes from one state to another, and serves no I/O meanwhile.
+    /// The port changes its state, and serves no I/O meanwhile.
     Transitioning,
-    /// It serves no I/O until the target or the initiator makes it active.
+    /// The port serves no I/O until the target or the initiator makes it active.
     Standby,
-    /// It serves no I/O, and few other commands.
+    /// The port serves no I/O, and few other commands.
     Unavailable,
     /// The unit is not connected to this port.
     Offline,
-    /// One of a newer standard.
+    /// A state of a newer standard.
     Other(u8),
 }
 
@@ -42,7 +42,7 @@ impl AccessState {
         }
     }
 
-    /// The state of the port that answered page 83h.
+    /// The state of the port that returned page 83h.
     pub(super) fn of_port(page_83: &[u8], groups: &[PortGroup]) -> Option<Self> {
         let own = designators::target_port(page_83);
         let is_own = |group: &&PortGroup| match own.group {
@@ -53,7 +53,7 @@ impl AccessState {
         Some(Self::of_number(group.state))
     }
 
-    /// Whether reads and writes are served.
+    /// Whether the port serves reads and writes.
     #[must_use]
     pub fn serves_io(self) -> bool {
         matches!(
@@ -63,7 +63,7 @@ impl AccessState {
     }
 }
 
-/// As sysfs names it (`drivers/scsi/scsi_sysfs.c`, `sdev_access_states`).
+/// Prints the state as sysfs names it (`drivers/scsi/scsi_sysfs.c`, `sdev_access_states`).
 impl fmt::Display for AccessState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -116,13 +116,13 @@ mod tests {
             state(&page(&[(0x14, 8)])),
             Some(AccessState::ActiveOptimized)
         );
-        // The group counts where both are there.
+        // The group counts if the page has both.
         assert_eq!(
             state(&page(&[(0x14, 8), (0x15, 1)])),
             Some(AccessState::Standby)
         );
         assert_eq!(state(&page(&[(0x15, 3)])), None);
-        // The unit's own designators say nothing of a port.
+        // The unit's own designators do not name a port.
         assert_eq!(state(&page(&[(0x05, 1), (0x04, 7)])), None);
     }
 

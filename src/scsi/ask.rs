@@ -1,5 +1,5 @@
-//! Commands to the unit itself, through a node that is proven to be this life of
-//! the disk. The identity is read here, and the size.
+//! Sends commands to the unit itself, through a node that is proven to be this life of the
+//! disk. They read its identity, size and access state, and the target's LUNs.
 
 use std::fs::File;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sg::Presence;
 use crate::kernel::{Devices, Roots, sg};
 
-/// As long as the kernel's own scan gives an INQUIRY (`scsi_scan.c`,
-/// `scsi_inq_timeout`).
+/// The longest wait for an answer: that of the kernel's own scan for an INQUIRY
+/// (`scsi_scan.c`, `scsi_inq_timeout`).
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Reads the identity of the device's disk with INQUIRY.
 ///
 /// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
-/// the unit does not answer; `Quarantined`; `TimedOut` at stage `identify`.
+/// `Vanished` if the node belongs to another life; `NotReady` or `Io` if the unit does not
+/// answer; `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn read_identity(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -34,7 +34,7 @@ pub(crate) fn read_identity(
 ) -> Result<Identity> {
     let what = format!("{} to answer INQUIRY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -44,12 +44,12 @@ pub(crate) fn read_identity(
     )
 }
 
-/// Asks the unit for its size in bytes, with READ CAPACITY: what the kernel
-/// shows is as old as its last look.
+/// Asks the unit for its size in bytes with READ CAPACITY. The size that the kernel shows
+/// is as old as its last read.
 ///
 /// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
-/// the unit does not answer; `Quarantined`; `TimedOut` at stage `rescan`.
+/// `Vanished` if the node belongs to another life; `NotReady` or `Io` if the unit does not
+/// answer; `Quarantined`; `TimedOut` at stage `rescan`.
 pub(crate) fn read_capacity(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -59,7 +59,7 @@ pub(crate) fn read_capacity(
 ) -> Result<u64> {
     let what = format!("{} to answer READ CAPACITY", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Rescan,
         &what,
@@ -72,12 +72,13 @@ pub(crate) fn read_capacity(
     )
 }
 
-/// Asks the unit in which ALUA access state the device's target port serves it; `None`
-/// where it says nothing of that, refuses to, or does not answer within five seconds.
+/// Asks the unit for the ALUA access state in which the device's target port serves it.
+/// `None` if the unit has none, refuses, or does not answer within five seconds or half of
+/// the remaining time, whichever is less.
 ///
 /// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` where the path to the
-/// unit is down; `Cancelled`.
+/// `Vanished` if the node belongs to another life; `NotReady` if the path to the unit is
+/// down; `Cancelled`.
 pub(crate) fn read_access_state(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -85,7 +86,8 @@ pub(crate) fn read_access_state(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Option<AccessState>> {
-    /// Whoever cannot say it so soon is better handed out than waited for.
+    /// A path that does not answer so soon is better returned without its state than waited
+    /// for.
     const PATIENCE: Duration = Duration::from_secs(5);
     if !device.has_port_groups()? {
         return Ok(None);
@@ -107,11 +109,11 @@ pub(crate) fn read_access_state(
     }
 }
 
-/// As [`read_access_state`], of a unit that has such states and whose disk is open.
+/// As [`read_access_state`], for a unit that has such states and whose disk is open.
 /// **Blocks**: call it on a worker.
 ///
 /// # Errors
-/// `NotReady` or `Io` where the unit does not answer.
+/// `NotReady` or `Io` if the unit does not answer.
 pub(crate) fn access_state_of_open(roots: &Roots, file: &File) -> Result<Option<AccessState>> {
     let devices = &roots.devices;
     access_state(sg::Opened { devices, file }, LIMIT)
@@ -125,11 +127,11 @@ fn access_state(device: sg::Opened<'_>, limit: Duration) -> Result<Option<Access
     Ok(AccessState::of_port(&page, &groups))
 }
 
-/// Asks the device's target whether there is a unit at all.
+/// Asks the device's target whether the unit exists.
 ///
 /// # Errors
-/// `Vanished` where the node belongs to another life; `NotReady` or `Io` where
-/// nobody answers; `Quarantined`; `TimedOut` at stage `identify`.
+/// `Vanished` if the node belongs to another life; `NotReady` or `Io` without an answer;
+/// `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn ask_presence(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -139,7 +141,7 @@ pub(crate) fn ask_presence(
 ) -> Result<Presence> {
     let what = format!("{} to report whether it is there", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -155,7 +157,7 @@ pub(crate) fn ask_presence(
 /// Asks the device's target for all of its LUNs.
 ///
 /// # Errors
-/// As [`ask_presence`]; `NotSupported`.
+/// As for [`ask_presence`]; `NotSupported`.
 pub(crate) fn report_luns(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -165,7 +167,7 @@ pub(crate) fn report_luns(
 ) -> Result<Vec<Lun>> {
     let what = format!("{} to list the LUNs of its target", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         device.hctl(),
         Stage::Identify,
         &what,
@@ -188,7 +190,7 @@ struct Unit {
 impl Unit {
     fn open(roots: &Roots, disk: &BlockDevice, deadline: Deadline) -> Result<Self> {
         let file = disk.open(roots, false)?;
-        // Before 5.15 there is neither.
+        // Before Linux 5.15 neither the disk nor the node has a number.
         if let Some(expected) = disk.diskseq()? {
             let node = disk.node(roots);
             let found = roots

@@ -1,4 +1,4 @@
-//! The kernel's copies of a device's pages, by three system calls each.
+//! Reads the kernel's copies of a device's pages, with three system calls for each.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use crate::id::{Hctl, Wwid};
 use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::sysfs;
 
-/// The copies of the device whose directory is `below` (empty, or ending with a
-/// slash) this one.
+/// The copies of the device whose directory is `below` this one; `below` is empty or ends
+/// with a slash.
 pub(super) struct Cached<'a> {
     pub(super) dir: &'a DeviceDir<'a>,
     pub(super) below: &'a str,
@@ -19,7 +19,7 @@ impl Pages for Cached<'_> {
     fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
         let Self { dir, below } = self;
         match dir.read(&format!("{below}vpd_pg{code:x}")) {
-            // EINVAL where the device has lost the page since it was added.
+            // The kernel returns EINVAL if the device has lost the page since it was added.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
             result => result,
         }
@@ -35,10 +35,10 @@ impl Pages for Cached<'_> {
     }
 }
 
-/// The addresses in `folder`, the bus's or a target's, at which a unit with one
-/// of the wanted names may be: not those whose strongest name, in the kernel's
-/// copy of page 83h, is another. A target may have a thousand, so this is a look
-/// from afar: what is found may be of another life of the device a moment later.
+/// The addresses in `folder`, of the bus or of a target, where a unit with a wanted name
+/// may be. An address is left out if its strongest name, in the kernel's copy of page 83h,
+/// is not wanted. A target may have a thousand addresses, so this look is cheap and proves
+/// nothing: a moment later another life of the device may have the address.
 ///
 /// # Errors
 /// Where the folder cannot be listed.
@@ -51,13 +51,13 @@ pub(super) fn addresses_that_may_be(
     };
     let mut addresses = Vec::new();
     for name in sysfs::names(folder)? {
-        // Hosts and targets are on the bus too.
+        // The bus lists hosts and targets too.
         let Ok(hctl) = name.parse() else {
             continue;
         };
         let (dir, below) = (&dir, &format!("{name}/"));
         let names = Identity::of_page_83(&Cached { dir, below });
-        // What cannot be read from here is for a closer look.
+        // A device that cannot be read here gets a closer look later.
         if names.is_ok_and(|names| names.first().is_some_and(|name| !is_wanted(name))) {
             continue;
         }

@@ -1,5 +1,4 @@
-//! Which kernel calls are under way for which host, who waits for whom, and
-//! which have not come back.
+//! Schedules the kernel calls for each host, and records the calls that do not return.
 
 mod call_table;
 mod stuck;
@@ -19,15 +18,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
 use crate::kernel::{Devices, Roots, worker};
 
-/// The way of every blocking call to the kernel's SCSI layer.
+/// Every blocking call to the kernel's SCSI layer goes through this scheduler.
 ///
-/// The kernel does scans and deletes one after the other for each host
-/// (`scan_mutex`), so here each host has a queue, and hosts know nothing of each
-/// other. A call that does not come back by its caller's deadline quarantines
-/// its host, or its device where the kernel serialises nothing: what comes next
-/// is refused at once and told why, until the call returns. So at most one
-/// thread is lost to a host, and to a device at most those that were under way
-/// together.
+/// The kernel runs the scans and deletes of a host one after the other (`scan_mutex`), so
+/// here each host has its own queue. A call that has not returned by its caller's deadline
+/// quarantines its host, or only its device if the kernel does not serialise the call.
+/// Further calls then fail at once with the reason, until the call returns. So a host
+/// blocks at most one thread, and a device at most those that ran at the same time.
 #[derive(Debug, Clone)]
 pub(crate) struct CallScheduler(Arc<Shared>);
 
@@ -35,39 +32,39 @@ pub(crate) struct CallScheduler(Arc<Shared>);
 struct Shared {
     proc: PathBuf,
     devices: Devices,
-    register: Mutex<CallTable>,
-    /// A call has returned or is given up.
+    table: Mutex<CallTable>,
+    /// Signals that a call has returned or that its caller has given up.
     changed: Condvar,
 }
 
 impl CallScheduler {
-    /// With nothing under way.
+    /// A scheduler without calls.
     pub(crate) fn new(roots: &Roots) -> Self {
         Self(Arc::new(Shared {
             proc: roots.proc.clone(),
             devices: roots.devices.clone(),
-            register: Mutex::default(),
+            table: Mutex::default(),
             changed: Condvar::new(),
         }))
     }
 
-    /// How the devices are reached that the calls are about.
+    /// The access to the devices that the calls use.
     pub(crate) fn devices(&self) -> &Devices {
         &self.0.devices
     }
 
-    /// Runs what the kernel serialises for each host: a scan or a delete. Calls
-    /// on one host run in the order in which they came.
+    /// Runs a call that the kernel serialises for each host: a scan or a delete. The calls
+    /// of one host run in the order of their arrival.
     ///
-    /// A call that is not back by `deadline` goes on by itself, and its host is
-    /// quarantined until it returns. `last_seen` is asked for the error of a
-    /// timeout. It has none of the open files of the process, and must open what it
-    /// uses: where the process is killed meanwhile, its locks are gone.
+    /// A call that has not returned by `deadline` goes on by itself, and its host is
+    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
+    /// The call runs without the open files of the process, and must open what it uses. So
+    /// if the process is killed meanwhile, its file locks are released.
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, and nothing was begun; `TimedOut` at
-    /// stage `queue`, and nothing was begun, or at `stage`.
-    pub(crate) fn on_host<T: Send + 'static>(
+    /// Those of `call`; `Quarantined`, without starting it; `TimedOut` at stage `queue`,
+    /// without starting it, or at `stage`.
+    pub(crate) fn run_on_host<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -76,7 +73,7 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let mut register = self.register();
+        let mut register = self.table();
         let slot = self.enter(&mut register, hctl, Kind::OnHost, stage, what);
         loop {
             if let Some(stuck) = register.against_host(hctl.host).cloned() {
@@ -104,24 +101,23 @@ impl CallScheduler {
             (register, _) = self
                 .0
                 .changed
-                .wait_timeout(register, deadline.turn())
+                .wait_timeout(register, deadline.max_sleep())
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(register);
-        slot.run_apart(stage, what, deadline, last_seen, call)
+        slot.run_isolated(stage, what, deadline, last_seen, call)
     }
 
-    /// Runs what the kernel does not serialise: an open, a command, a flush. Nothing
-    /// waits here for anything else.
+    /// Runs a call that the kernel does not serialise: an open, a command, a flush. It
+    /// waits for no other call.
     ///
-    /// A call that is not back by `deadline` goes on by itself, and its device
-    /// is quarantined until it returns. `last_seen` is asked for the error of a
-    /// timeout.
+    /// A call that has not returned by `deadline` goes on by itself, and its device is
+    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, for the device or its host, and nothing
-    /// was begun; `TimedOut` at `stage`.
-    pub(crate) fn on_device<T: Send + 'static>(
+    /// Those of `call`; `Quarantined`, for the device or its host, without starting it;
+    /// `TimedOut` at `stage`.
+    pub(crate) fn run_on_device<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -130,14 +126,14 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let slot = self.beside_others(hctl, stage, what)?;
+        let slot = self.device_slot(hctl, stage, what)?;
         slot.run(stage, what, deadline, last_seen, call)
     }
 
-    /// As [`on_device`](Self::on_device), with none of the open files of the process,
-    /// as [`on_host`](Self::on_host): a rescan, which the kernel may hold as long as a
-    /// scan.
-    pub(crate) fn on_device_apart<T: Send + 'static>(
+    /// As [`run_on_device`](Self::run_on_device), but without the open files of the process, as in
+    /// [`run_on_host`](Self::run_on_host). It is for a rescan, which the kernel may hold as long as
+    /// a scan.
+    pub(crate) fn run_on_device_isolated<T: Send + 'static>(
         &self,
         hctl: Hctl,
         stage: Stage,
@@ -146,14 +142,14 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let slot = self.beside_others(hctl, stage, what)?;
-        slot.run_apart(stage, what, deadline, last_seen, call)
+        let slot = self.device_slot(hctl, stage, what)?;
+        slot.run_isolated(stage, what, deadline, last_seen, call)
     }
 
-    /// Asks a device something that its caller can do without. `None` where no answer
-    /// comes by `deadline`, where an earlier question about the device is still under
-    /// way, and where the device or its host is quarantined. It quarantines nothing,
-    /// and at most one thread is lost to a device.
+    /// Asks a device for something that its caller can do without. `None` if no answer
+    /// comes by `deadline`, if an earlier question to the device still runs, or if the
+    /// device or its host is quarantined. It quarantines nothing, and a device blocks at
+    /// most one thread.
     ///
     /// # Errors
     /// Those of `call`; `Cancelled`.
@@ -165,20 +161,20 @@ impl CallScheduler {
         deadline: Deadline,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<Option<T>> {
-        let mut register = self.register();
-        if register.is_asked(hctl) || register.against_device(hctl).is_some() {
+        let mut table = self.table();
+        if table.is_asked(hctl) || table.against_device(hctl).is_some() {
             return Ok(None);
         }
-        let slot = self.enter(&mut register, hctl, Kind::Question, stage, what);
-        drop(register);
+        let slot = self.enter(&mut table, hctl, Kind::Question, stage, what);
+        drop(table);
         match slot.run(stage, what, deadline, String::new, call) {
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
             answer => answer.map(Some),
         }
     }
 
-    fn beside_others(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
-        let mut register = self.register();
+    fn device_slot(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
+        let mut register = self.table();
         if let Some(stuck) = register.against_device(hctl).cloned() {
             drop(register);
             return Err(refusal(&stuck, stage));
@@ -186,41 +182,38 @@ impl CallScheduler {
         Ok(self.enter(&mut register, hctl, Kind::OnDevice, stage, what))
     }
 
-    /// What has not come back.
+    /// The calls that have not returned.
     pub(crate) fn stuck(&self) -> Vec<StuckCall> {
-        let calls: Vec<Call> = self.register().stuck().cloned().collect();
+        let calls: Vec<Call> = self.table().stuck().cloned().collect();
         calls.iter().map(Call::describe).collect()
     }
 
-    /// Whether this process scans or deletes the device, or is about to.
+    /// Whether this process scans or deletes the device, or has queued such a call.
     pub(crate) fn is_at_work_on(&self, hctl: Hctl) -> bool {
-        self.register().is_at_work_on(hctl)
+        self.table().is_at_work_on(hctl)
     }
 
-    /// Whether a call at `stage` on the device has not come back.
+    /// Whether a call at `stage` on the device has not returned.
     pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
-        let register = self.register();
+        let register = self.table();
         let mut stuck = register.stuck();
         stuck.any(|call| call.hctl == hctl && call.stage == stage)
     }
 
-    fn register(&self) -> MutexGuard<'_, CallTable> {
-        // No code under this lock can leave it half changed.
-        self.0
-            .register
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, CallTable> {
+        // Code under this lock leaves no partial change, so a poisoned lock is safe to use.
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(
         &self,
-        register: &mut CallTable,
+        table: &mut CallTable,
         hctl: Hctl,
         kind: Kind,
         stage: Stage,
         what: &str,
     ) -> CallSlot {
-        let ticket = register.enter(Call {
+        let ticket = table.enter(Call {
             hctl,
             on_host: kind == Kind::OnHost,
             is_question: kind == Kind::Question,
@@ -236,39 +229,39 @@ impl CallScheduler {
         }
     }
 
-    /// Notes that the call runs, on this thread.
+    /// Records that the call runs, on this thread.
     fn begin(&self, ticket: Ticket) {
-        // As this /proc counts processes, which may be that of another
-        // namespace: `PID/task/TID`.
+        // The link is `PID/task/TID`, with the numbers of this /proc, which may belong to
+        // another namespace.
         let thread = fs::read_link(self.0.proc.join("thread-self")).ok();
         let stack = thread.map(|thread| self.0.proc.join(thread).join("stack"));
-        if let Some(call) = self.register().call(ticket) {
+        if let Some(call) = self.table().call(ticket) {
             call.begun = Instant::now();
             call.stack = stack;
         }
     }
 
     fn quarantine(&self, ticket: Ticket) {
-        if let Some(call) = self.register().call(ticket) {
+        if let Some(call) = self.table().call(ticket) {
             call.stuck = !call.is_question;
         }
         self.0.changed.notify_all();
     }
 }
 
-/// How calls of this kind are kept apart.
+/// How calls run beside others of their kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// One after the other on a host.
     OnHost,
-    /// Beside each other.
+    /// In parallel.
     OnDevice,
-    /// One at a time on a device, and its caller can do without.
+    /// One at a time on a device. Its caller can do without the answer.
     Question,
 }
 
-/// A place in a lane. The call's thread has it while it runs, so that its return
-/// frees the place whether anybody waits for it or not.
+/// A call's entry in the table. The call's thread owns it while it runs, so the call's
+/// return removes the entry even if its caller no longer waits.
 struct CallSlot {
     scheduler: CallScheduler,
     ticket: Ticket,
@@ -295,7 +288,7 @@ impl CallSlot {
         })
     }
 
-    fn run_apart<T: Send + 'static>(
+    fn run_isolated<T: Send + 'static>(
         self,
         stage: Stage,
         what: &str,
@@ -305,8 +298,8 @@ impl CallSlot {
     ) -> Result<T> {
         let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
         self.run(stage, what, deadline, last_seen, move || {
-            worker::apart(stage, move || {
-                // The one that the kernel has.
+            worker::run_with_own_fd_table(stage, move || {
+                // This is the thread that enters the kernel.
                 scheduler.begin(ticket);
                 call()
             })
@@ -316,7 +309,7 @@ impl CallSlot {
 
 impl Drop for CallSlot {
     fn drop(&mut self) {
-        let call = self.scheduler.register().leave(self.ticket);
+        let call = self.scheduler.table().leave(self.ticket);
         self.scheduler.0.changed.notify_all();
         if let Some(call) = call.filter(|call| call.stuck) {
             let seconds = call.begun.elapsed().as_secs_f64();

@@ -1,4 +1,4 @@
-//! Taking one SCSI device down.
+//! Removes one SCSI device.
 
 use std::time::Duration;
 
@@ -10,27 +10,26 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
 use crate::uevent::Watch;
 
-/// Deletes the device and waits until sysfs shows it no more. Only this life of
-/// it: what somebody has scanned at the address since stands.
+/// Deletes the device and waits until sysfs no longer shows it. It deletes only this life:
+/// a device that was scanned at the address since stays.
 ///
-/// The kernel does not ask whether it is in use, and dirty pages that were not
-/// flushed are lost (`scsi_sysfs.c`, `__scsi_remove_device`): the caller holds
-/// an exclusive claim and has flushed. That the node is gone would prove
-/// nothing, since the kernel takes it away before it writes the device's cache
-/// back; the write's return comes after both.
+/// The kernel does not check whether the device is in use, and dirty pages that were not
+/// flushed are lost (`scsi_sysfs.c`, `__scsi_remove_device`). The caller must hold an
+/// exclusive claim and have flushed. A missing node proves nothing, because the kernel
+/// removes it before it writes the device's cache back. The write to `delete` returns after
+/// both.
 ///
-/// The kernel refuses it (`ENODEV`, `scsi_sysfs.c`, `sdev_store_delete`) also while
-/// the driver of the host is being unloaded, which may fail; and the attribute is
-/// gone a moment before somebody else's delete begins. So it is written again for
-/// as long as the device stands and is not seen to be deleted.
+/// The kernel also refuses the write (`ENODEV`, `scsi_sysfs.c`, `sdev_store_delete`) while
+/// the driver of the host is being unloaded, which may fail. And the attribute disappears a
+/// moment before another process's delete begins. So this writes again while the device
+/// exists and shows no sign of a delete.
 ///
-/// After a timeout the kernel may still be deleting; the device then goes away
-/// by itself, or stays in state `cancel` until its I/O ends.
+/// After a timeout the kernel may still delete the device. It then goes away by itself, or
+/// stays in state `cancel` until its I/O ends.
 ///
 /// # Errors
-/// `NotPermitted`; `Quarantined` where an earlier call on the host hangs;
-/// `TimedOut` at stage `queue`, and then nothing was deleted, `delete` or
-/// `confirm`.
+/// `NotPermitted`; `Quarantined` if an earlier call on the host hangs; `TimedOut` at stage
+/// `queue`, without a delete, or at stage `delete` or `confirm`.
 pub(crate) fn delete(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
@@ -44,7 +43,7 @@ pub(crate) fn delete(
             return Err(stands(device, refusal.as_ref(), deadline));
         }
         let is_under_way = refusal.is_none() || device.is_being_deleted()?;
-        // Also where it is: the removal's event comes before the directory goes.
+        // This also paces a delete in progress: its uevent comes before the directory goes.
         watch.next(deadline.at_most(pauses.pause()));
         if !is_under_way && device.is_there() && !deadline.has_passed() {
             refusal = write(device, scheduler, deadline)?;
@@ -53,8 +52,8 @@ pub(crate) fn delete(
     Ok(())
 }
 
-/// Has the kernel delete it. What it says where it has not done so because
-/// somebody else does or has done, or because it could not get hold of it.
+/// Makes the kernel delete the device. Returns the kernel's refusal if another process
+/// deletes it or has done so, or if the kernel could not get a reference to it.
 fn write(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
@@ -64,7 +63,7 @@ fn write(
     let (ours, devices) = (device.clone(), scheduler.devices().clone());
     let hctl = device.hctl();
     point!(DeleteToWrite);
-    let written = scheduler.on_host(
+    let written = scheduler.run_on_host(
         hctl,
         Stage::Delete,
         &format!("the kernel to delete {hctl}"),

@@ -2,7 +2,7 @@
 
 use crate::id::Wwid;
 
-/// The device identification page's code.
+/// The code of the device identification page.
 pub(super) const PAGE: u8 = 0x83;
 
 /// One designator of the page.
@@ -12,10 +12,10 @@ struct Designator<'a> {
     bytes: &'a [u8],
 }
 
-/// The names of the logical unit itself, the strongest first and each once.
-/// What is malformed, names the port or the target, or groups ports (types 4 to
-/// 7 and 9) is passed over. `product` is asked for vendor and product where a
-/// vendor-specific designator is among them.
+/// The names of the logical unit itself, the strongest first and each once. It skips a
+/// designator that is malformed, names the port or the target, or groups ports (types 4 to
+/// 7 and 9). `product` supplies vendor and product if there is a vendor-specific
+/// designator.
 ///
 /// # Errors
 /// Those of `product`.
@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// A page 83h of these designators: (association and type, bytes).
+    /// A page 83h with these designators: (association and type, bytes).
     fn page(designators: &[(u8, &[u8])]) -> Vec<u8> {
         let mut page = vec![0, PAGE, 0, 0];
         for (kind, bytes) in designators {

@@ -13,20 +13,21 @@ use crate::id::{Hctl, HostNo, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 
-/// One life of the SCSI device at an address. When it is deleted and another
-/// comes at the same address, that is another one.
+/// One life of the SCSI device at an address. A later device at the same address is a
+/// different `ScsiDevice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScsiDevice {
     hctl: Hctl,
     dir: PathBuf,
-    /// kernfs gives each directory an inode number of its own.
+    /// The inode number of the sysfs directory, which kernfs does not share between
+    /// directories.
     inode: u64,
 }
 
-/// Makes sure that the host exists.
+/// Fails unless the host exists.
 ///
 /// # Errors
-/// `NoSuchHost`, naming the hosts that there are.
+/// `NoSuchHost`, naming the hosts that exist.
 pub(crate) fn require_host(roots: &Roots, host: HostNo) -> Result<()> {
     let hosts = roots.sysfs.join("class/scsi_host");
     if hosts.join(format!("host{host}")).exists() {
@@ -44,10 +45,10 @@ pub(crate) fn require_host(roots: &Roots, host: HostNo) -> Result<()> {
         .with_path(hosts))
 }
 
-/// The SCSI hosts, but those of one driver.
+/// The SCSI hosts, without those of one driver.
 ///
 /// # Errors
-/// Where they cannot be listed.
+/// Those of listing the hosts.
 #[cfg(feature = "journal")]
 pub(crate) fn hosts_but_of(roots: &Roots, driver: &str) -> Result<Vec<HostNo>> {
     let class = roots.sysfs.join("class/scsi_host");
@@ -64,7 +65,7 @@ pub(crate) fn hosts_but_of(roots: &Roots, driver: &str) -> Result<Vec<HostNo>> {
 }
 
 impl ScsiDevice {
-    /// The device at this address; `None` where there is none.
+    /// The device at this address; `None` if there is none.
     pub fn find(roots: &Roots, hctl: Hctl) -> Result<Option<Self>> {
         let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
         match sysfs::follow(&link)? {
@@ -73,13 +74,13 @@ impl ScsiDevice {
         }
     }
 
-    /// The device below this disk; `None` where the disk is gone.
+    /// The device below this disk; `None` if the disk is gone.
     ///
     /// # Errors
-    /// `NotSupported` where the disk is not a SCSI disk.
+    /// `NotSupported` if the disk is not a SCSI disk.
     pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
         let Some(dir) = sysfs::follow(&disk.dir().join("device"))? else {
-            // One that goes loses its number first, and then this link
+            // A disk that is being removed loses its number first, and then this link
             // (`drivers/base/core.c`, `device_del`).
             return match BlockDevice::at(disk.dir())? {
                 Some(_) => Err(not_scsi(disk)),
@@ -98,7 +99,7 @@ impl ScsiDevice {
         let mut devices = Vec::new();
         let bus = roots.sysfs.join("bus/scsi/devices");
         for name in sysfs::names(&bus)? {
-            // Hosts and targets are listed there too.
+            // The bus lists hosts and targets too.
             if let Ok(hctl) = name.parse()
                 && let Some(dir) = sysfs::follow(&bus.join(name))?
             {
@@ -109,11 +110,10 @@ impl ScsiDevice {
         Ok(devices)
     }
 
-    /// The devices of units that may have one of the wanted names, by the strongest
-    /// name in the kernel's copies, in the order of their addresses. Those of which the
-    /// kernel has read no name are among them. One of another name costs three system
-    /// calls.
-    pub(crate) fn all_that_may_be(
+    /// The devices whose units may have a wanted name, by the strongest name in the
+    /// kernel's copies, in the order of their addresses. A device of which the kernel has
+    /// read no name is one of them. A device of another name costs three system calls.
+    pub(crate) fn candidates(
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<Self>> {
@@ -127,11 +127,11 @@ impl ScsiDevice {
         Ok(devices)
     }
 
-    /// The devices that the kernel is taking away, by whosever hand: they are off
-    /// the bus, and their disk's last write and SYNCHRONIZE CACHE are still to come
-    /// (`drivers/base/core.c`, `device_del`). Who they are cannot be read any more.
-    /// One that is just coming looks the same, until it [is on the
-    /// bus](Self::is_on_bus).
+    /// The devices that the kernel is removing, whichever process asked for it. They are
+    /// off the bus, and the last write and the SYNCHRONIZE CACHE of their disk are still to
+    /// come (`drivers/base/core.c`, `device_del`). Their identity can no longer be read. A
+    /// device that is just being added looks the same, until it
+    /// [is on the bus](Self::is_on_bus).
     pub(crate) fn leaving(roots: &Roots) -> Result<Vec<Self>> {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
@@ -152,9 +152,9 @@ impl ScsiDevice {
         Ok(leaving)
     }
 
-    /// How many commands have come back with an error, refusals included, since
-    /// the device was scanned (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None`
-    /// where it cannot be read.
+    /// How many commands have returned with an error, refusals included, since the device
+    /// was scanned (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None` if the count cannot be
+    /// read.
     pub(crate) fn failed_commands(&self) -> Option<u64> {
         let count = sysfs::read(&self.dir.join("ioerr_cnt")).ok()?;
         u64::from_str_radix(count.strip_prefix("0x")?, 16).ok()
@@ -173,9 +173,9 @@ impl ScsiDevice {
             .collect())
     }
 
-    /// Those of [`siblings`](Self::siblings) whose unit may have the wanted name,
-    /// as [`all_that_may_be`](Self::all_that_may_be).
-    pub(crate) fn siblings_that_may_be(&self, wanted: &Wwid) -> Result<Vec<Self>> {
+    /// The [`siblings`](Self::siblings) whose unit may have the wanted name, as in
+    /// [`candidates`](Self::candidates).
+    pub(crate) fn sibling_candidates(&self, wanted: &Wwid) -> Result<Vec<Self>> {
         let Some(target) = self.dir.parent() else {
             return Ok(Vec::new());
         };
@@ -203,8 +203,8 @@ impl ScsiDevice {
         &self.dir
     }
 
-    /// Whether the bus lists this life of the device: from a moment after its
-    /// directory has come until its removal begins, and never again after that
+    /// Whether the bus lists this life of the device. It does so from a moment after the
+    /// directory appears until the removal begins, and never again after that
     /// (`drivers/base/core.c`, `device_add` and `device_del`).
     pub(crate) fn is_on_bus(&self, roots: &Roots) -> bool {
         let link = roots.sysfs.join("bus/scsi/devices");
@@ -217,7 +217,7 @@ impl ScsiDevice {
         fs::metadata(&self.dir).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
-    /// The kernel's state; `None` where the device is gone.
+    /// The kernel's state; `None` if the device is gone.
     pub fn state(&self) -> Result<Option<State>> {
         let word = sysfs::read_if_there(&self.dir.join("state"))?;
         Ok(word.map(|word| {
@@ -226,13 +226,13 @@ impl ScsiDevice {
         }))
     }
 
-    /// Whether the kernel is taking it away, or has.
+    /// Whether the kernel is deleting the device, or has deleted it.
     pub(crate) fn is_being_deleted(&self) -> Result<bool> {
         let state = self.state()?;
         Ok(state.is_none_or(|state| matches!(state, State::Cancel | State::Deleted)))
     }
 
-    /// Makes sure that the kernel lets it serve I/O.
+    /// Fails unless the device's state lets it serve I/O.
     ///
     /// # Errors
     /// `NotReady`, naming the state; `Vanished`.
@@ -257,10 +257,10 @@ impl ScsiDevice {
         sysfs::parse(&self.dir.join("type"))
     }
 
-    /// The peripheral qualifier of the INQUIRY data that the kernel read when it scanned
-    /// the device (SPC-5, 6.7.2). 0 says that a unit is connected there. No driver serves
-    /// a device of another (`drivers/scsi/scsi_sysfs.c`, `scsi_bus_match`), so it has no
-    /// disk. 0 too where the kernel shows no such data.
+    /// The peripheral qualifier in the INQUIRY data from the kernel's scan of the device
+    /// (SPC-5, 6.7.2). 0 means that a unit is connected. No driver serves a device with
+    /// another qualifier (`drivers/scsi/scsi_sysfs.c`, `scsi_bus_match`), so it has no
+    /// disk. The result is also 0 if the kernel shows no such data.
     pub(crate) fn qualifier(&self) -> Result<u8> {
         match sysfs::read_bytes(&self.dir.join("inquiry")) {
             Ok(data) => Ok(data.first().map_or(0, |first| first >> 5)),
@@ -269,9 +269,9 @@ impl ScsiDevice {
         }
     }
 
-    /// Whether the INQUIRY data that the kernel read when it scanned the device says that
-    /// the unit has target port groups (the TPGS field, SPC-5, 6.7.2): whether it has ALUA
-    /// access states. `false` too where the kernel shows no such data.
+    /// Whether the unit has target port groups, and so ALUA access states, by the INQUIRY
+    /// data from the kernel's scan of the device (the TPGS field, SPC-5, 6.7.2). `false`
+    /// also if the kernel shows no such data.
     pub(crate) fn has_port_groups(&self) -> Result<bool> {
         const TPGS: u8 = 0x30;
         match sysfs::read_bytes(&self.dir.join("inquiry")) {
@@ -281,41 +281,40 @@ impl ScsiDevice {
         }
     }
 
-    /// Whether the kernel's ALUA handler has last seen the device's target port in
-    /// transition. A look that costs no command: `false` too where no handler is attached.
+    /// Whether the kernel's ALUA handler last saw the device's target port in transition.
+    /// This check sends no command; it is `false` also if no handler is attached.
     pub(crate) fn was_in_transition(&self) -> Result<bool> {
         match sysfs::read_if_there(&self.dir.join("access_state")) {
-            // EINVAL where its handler knows no such state.
+            // The kernel returns EINVAL if the device's handler knows no such state.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(false),
             state => Ok(state?.as_deref() == Some("transitioning")),
         }
     }
 
-    /// Whether the disk driver serves this type of device: direct access, RBC
-    /// and zoned (`drivers/scsi/sd.c`, `sd_probe`).
+    /// Whether the disk driver serves this type of device: direct access, RBC and zoned
+    /// (`drivers/scsi/sd.c`, `sd_probe`).
     pub fn is_disk(&self) -> Result<bool> {
         Ok(matches!(self.peripheral_type()?, 0x00 | 0x07 | 0x0e | 0x14))
     }
 
-    /// The kernel's cached name for it: as old as the last scan or rescan, and
+    /// The kernel's cached name for the unit. It is as old as the last scan or rescan, and
     /// no proof of identity.
     pub fn cached_wwid(&self) -> Result<Option<String>> {
         match sysfs::read_if_there(&self.dir.join("wwid")) {
-            // ENXIO where it has none, EINVAL where page 83h is malformed.
+            // The kernel returns ENXIO without a name, and EINVAL if page 83h is malformed.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
             result => result,
         }
     }
 
-    /// The names in the kernel's copies of pages 83h and 80h: as old as the last
-    /// scan or rescan, and no proof of identity. Empty where the kernel has read
-    /// neither.
+    /// The names in the kernel's copies of pages 83h and 80h. They are as old as the last
+    /// scan or rescan, and no proof of identity. Empty if the kernel has read neither page.
     pub fn cached_identity(&self) -> Result<Identity> {
         Identity::read(self)
     }
 
-    /// Its block device; `None` where the driver has not brought it yet, and
-    /// where this life of the device is gone.
+    /// The device's disk; `None` if the driver has not created it yet, or if this life of
+    /// the device is gone.
     pub fn disk(&self) -> Result<Option<BlockDevice>> {
         if !self.is_there() {
             return Ok(None);
@@ -327,7 +326,7 @@ impl ScsiDevice {
         }
     }
 
-    /// One line on what can be seen, for the error of a timeout.
+    /// One line about the visible state, for the error of a timeout.
     pub(crate) fn describe(&self) -> String {
         if !self.is_there() {
             return "the SCSI device is gone".to_owned();
@@ -350,13 +349,13 @@ impl ScsiDevice {
     }
 }
 
-/// The kernel's copies.
+/// Reads the kernel's copies of the pages.
 impl Pages for ScsiDevice {
     fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>> {
         match sysfs::read_bytes(&self.dir.join(format!("vpd_pg{code:x}"))) {
             Ok(page) => Ok(Some(page)),
-            // Absent where the device had no such page when it was added, EINVAL
-            // where it has lost it since.
+            // The file is absent if the device had no such page when it was added. The
+            // kernel returns EINVAL if the device has lost the page since.
             Err(error) if matches!(error.kind(), ErrorKind::Vanished | ErrorKind::Refused) => {
                 Ok(None)
             }

@@ -1,4 +1,4 @@
-//! Every SCSI disk of the machine, in one look.
+//! Reads all SCSI disks of the machine in one pass.
 
 use std::cmp::Reverse;
 use std::path::PathBuf;
@@ -14,34 +14,34 @@ use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::parallel::in_parallel;
 use crate::kernel::{Roots, sysfs};
 
-/// The kernel counts sizes in these (`include/linux/blk_types.h`).
+/// The unit in which the kernel counts sizes, in bytes (`include/linux/blk_types.h`).
 const SECTOR: u64 = 512;
 
-/// What sysfs shows of one life of a SCSI disk. What cannot be read is `None`,
-/// and said in `unreadable`.
+/// The facts that sysfs shows about one life of a SCSI disk. A fact that cannot be read is
+/// `None`, and `unreadable` says why.
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) hctl: Hctl,
-    /// Its directory, with no link in the path.
+    /// The device's directory, with no link in the path.
     pub(crate) dir: PathBuf,
     pub(crate) state: Option<State>,
-    /// The kernel's copies of its pages: no proof of identity.
+    /// The kernel's copies of the unit's pages, which are no proof of identity.
     pub(crate) identity: Identity,
-    /// The kernel's name of its disk; `None` where the driver has brought none.
+    /// The kernel's name of the disk; `None` if the driver has created none.
     pub(crate) disk: Option<&'a str>,
     pub(crate) devno: Option<DevNo>,
-    /// `None` before Linux 5.15 too.
+    /// `None` also before Linux 5.15.
     pub(crate) diskseq: Option<DiskSeq>,
-    /// Bytes.
+    /// In bytes.
     pub(crate) size: Option<u64>,
     pub(crate) unreadable: Vec<String>,
 }
 
 impl<'a> Facts<'a> {
-    /// Those of all, by address. One that goes away meanwhile is left out.
+    /// The facts of all devices, by address. A device that goes away meanwhile is left out.
     ///
     /// # Errors
-    /// Only where the list of devices itself cannot be read.
+    /// Only those of reading the list of devices itself.
     pub(crate) fn of_all(roots: &Roots, tree: &'a BlockTree) -> Result<Vec<Self>> {
         let mut facts = in_parallel(tree.disks().collect(), |disks| {
             let facts = disks.into_iter().map(|disk| Self::of_disk(tree, disk));
@@ -49,9 +49,9 @@ impl<'a> Facts<'a> {
         })?
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
-        // Those without a disk are listed here alone, as hosts and targets are.
+        // Only this list has the devices without a disk; it has hosts and targets too.
         let bus = roots.sysfs.join("bus/scsi/devices");
-        // Of two disks that came one after the other while we looked, the later.
+        // If two disks appeared at one address during the reads, the later one counts.
         facts.sort_unstable_by_key(|facts| (facts.hctl, Reverse(facts.diskseq)));
         facts.dedup_by_key(|facts| facts.hctl);
         let is_known = |hctl: &Hctl| facts.binary_search_by_key(hctl, |known| known.hctl).is_ok();
@@ -70,7 +70,7 @@ impl<'a> Facts<'a> {
         Ok(facts)
     }
 
-    /// `None` where it is gone, or another kind of disk.
+    /// `None` if the disk is gone, or of another kind.
     fn of_disk(tree: &BlockTree, name: &'a str) -> Result<Option<Self>> {
         let Some(mut dir) = tree.dir(name)? else {
             return Ok(None);
@@ -84,7 +84,7 @@ impl<'a> Facts<'a> {
         Ok(address.and_then(|hctl| Self::read(hctl, dir, Some(name))))
     }
 
-    /// `None` where it is gone, or no disk.
+    /// `None` if the device is gone, or no disk.
     fn read(hctl: Hctl, path: PathBuf, disk: Option<&'a str>) -> Option<Self> {
         let mut reader = Reader::default();
         let dir = reader.keep("the device", DeviceDir::open(&path).transpose()?);
@@ -100,8 +100,8 @@ impl<'a> Facts<'a> {
             unreadable: Vec::new(),
         };
         if let Some(dir) = dir {
-            // Only the sd driver gives such names (drivers/scsi/sd.c), and it
-            // only serves what is a disk.
+            // Only the sd driver gives such names (drivers/scsi/sd.c), and it serves only
+            // disks.
             let is_sd = disk.is_some_and(|name| name.starts_with("sd"));
             if !is_sd && !reader.parsed(&dir, "type").is_none_or(is_disk) {
                 return None;
@@ -116,7 +116,7 @@ impl<'a> Facts<'a> {
             facts.identity = identity.unwrap_or_default();
             if let Some(name) = disk {
                 let of_disk = |attribute| format!("block/{name}/{attribute}");
-                // One file that has both.
+                // This one file has both numbers.
                 let event = reader.keep("uevent", dir.text(&of_disk("uevent")));
                 if let Some(event) = event.flatten() {
                     let number = |key| value(&event, key).and_then(|text| text.parse().ok());
@@ -127,7 +127,7 @@ impl<'a> Facts<'a> {
                 let sectors: Option<u64> = reader.parsed(&dir, &of_disk("size"));
                 facts.size = sectors.map(|sectors| sectors.saturating_mul(SECTOR));
             }
-            // Last: where it is there, so was all of the above.
+            // The state is read last: if it is there, so was everything above.
             let state = reader.keep("state", dir.text("state").transpose()?);
             facts.state = state.map(|word| {
                 let Ok(state) = word.parse();
@@ -140,19 +140,19 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// See [`super::ScsiDevice::is_disk`].
+/// As [`super::ScsiDevice::is_disk`].
 fn is_disk(peripheral_type: u8) -> bool {
     matches!(peripheral_type, 0x00 | 0x07 | 0x0e | 0x14)
 }
 
-/// Of a `KEY=value` line.
+/// The value in a `KEY=value` line.
 fn value<'a>(event: &'a str, key: &str) -> Option<&'a str> {
     let lines = event.lines();
     let mut pairs = lines.filter_map(|line| line.split_once('='));
     pairs.find_map(|(found, value)| (found == key).then_some(value))
 }
 
-/// Keeps what was read and notes what was not.
+/// Returns the values that can be read, and records the errors of the others.
 #[derive(Default)]
 struct Reader {
     unreadable: Vec<String>,

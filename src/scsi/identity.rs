@@ -1,4 +1,4 @@
-//! Who a logical unit says it is.
+//! The identity that a logical unit reports.
 
 mod compare;
 
@@ -9,27 +9,28 @@ use crate::error::Result;
 use crate::id::Wwid;
 pub use compare::{Comparison, Contradiction, Strength};
 
-/// The unit serial number page's code.
+/// The code of the unit serial number page.
 const SERIAL: u8 = 0x80;
 
-/// The names of a logical unit. As JSON it also says `weakly_identified`: see
+/// The names of a logical unit. Its JSON has also `weakly_identified`: see
 /// [`is_weak`](Self::is_weak).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
-    /// Every name of the unit itself in VPD page 83h, the strongest first: those that
-    /// are [unique](Wwid::is_unique), then the others; and of each NAA, EUI-64, UUID,
-    /// SCSI name string, T10 vendor identification, the vendor's own. Where it has
-    /// none, the one that udev makes of vendor, product and serial number.
+    /// Every name of the unit itself in VPD page 83h, the strongest first.
+    /// [Unique](Wwid::is_unique) names come before the others. Within each group the order
+    /// is NAA, EUI-64, UUID, SCSI name string, T10 vendor identification, vendor-specific.
+    /// A unit without a name there has the name that udev makes of vendor, product and
+    /// serial number.
     pub names: Vec<Wwid>,
-    /// The unit serial number of VPD page 80h: unique for one vendor's product
-    /// at best, so it is compared where there is no unique name.
+    /// The unit serial number of VPD page 80h. It is unique for one vendor's product at
+    /// best, so it is compared if there is no unique name.
     pub serial: Option<String>,
 }
 
-/// Where the pages are read: the device itself, or the kernel's copies.
+/// The source of the pages: the device itself, or the kernel's copies.
 pub(super) trait Pages {
-    /// A page of vital product data; `None` where there is none.
+    /// A page of vital product data; `None` if there is none.
     fn vpd(&self, code: u8) -> Result<Option<Vec<u8>>>;
 
     /// Vendor and product of the standard INQUIRY data, padded with blanks.
@@ -37,8 +38,7 @@ pub(super) trait Pages {
 }
 
 impl Identity {
-    /// Reads page 83h, page 80h, and the standard data where a name is made of
-    /// it.
+    /// Reads page 83h, page 80h, and the standard data if a name needs it.
     pub(super) fn read(pages: &impl Pages) -> Result<Self> {
         let mut names = Self::of_page_83(pages)?;
         let page_80 = pages.vpd(SERIAL)?.unwrap_or_default();
@@ -59,7 +59,7 @@ impl Identity {
         designators::names(&page, || pages.product())
     }
 
-    /// The identity of which only these names are known.
+    /// An identity of which only these names are known.
     pub(crate) fn of(names: impl IntoIterator<Item = Wwid>) -> Self {
         let mut names: Vec<Wwid> = names.into_iter().collect();
         names.sort();
@@ -93,7 +93,7 @@ impl serde::Serialize for Identity {
     }
 }
 
-/// All names, for a message.
+/// Prints all names, for a message.
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<String> = self.names.iter().map(ToString::to_string).collect();
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::error::{Error, ErrorKind};
 
-    /// Pages 83h and 80h of a device that has a standard answer.
+    /// A device with these pages 83h and 80h, and a standard answer.
     struct Device(Option<&'static [u8]>, Option<&'static [u8]>);
 
     impl Pages for Device {

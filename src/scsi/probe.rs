@@ -1,4 +1,4 @@
-//! The disk driver comes after the scan, on a thread of the kernel's own.
+//! Waits for the disk driver, which probes after the scan on a thread of the kernel.
 
 use std::time::Duration;
 
@@ -11,15 +11,14 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::uevent::{self, Notice, Watch};
 
-/// Waits until the disk of `device` is there: for a `fresh` device when the
-/// kernel has announced it, else, or where events were lost, when it can be
-/// opened.
+/// Waits until the kernel has announced the disk of `device`. If the device is not `fresh`,
+/// or if events were lost, a disk that can be opened is ready too.
 ///
 /// # Errors
-/// `NotFound` where the target said that no unit is connected at the LUN;
-/// `NotSupported` where the device is no disk; `NotReady` where the kernel has
-/// it in a state in which it serves no I/O; `Vanished`; `Quarantined`; `TimedOut`
-/// at stage `probe`: the SCSI device stands.
+/// `NotFound` if the target said that no unit is connected at the LUN; `NotSupported` if
+/// the device is no disk; `NotReady` if the kernel has it in a state in which it serves no
+/// I/O; `Vanished`; `Quarantined`; `TimedOut` at stage `probe`, which leaves the SCSI
+/// device in place.
 pub(crate) fn wait_for_disk(
     device: &ScsiDevice,
     fresh: bool,
@@ -62,7 +61,7 @@ pub(crate) fn wait_for_disk(
 }
 
 /// # Errors
-/// `NotFound` where it says that no unit is: then no disk comes.
+/// `NotFound` if the target says that no unit is connected: then no disk comes.
 fn require_connected(device: &ScsiDevice) -> Result<()> {
     let qualifier = device.qualifier()?;
     if qualifier == 0 {
@@ -76,13 +75,13 @@ fn require_connected(device: &ScsiDevice) -> Result<()> {
     Err(Error::new(ErrorKind::NotFound, message).at(Stage::Probe))
 }
 
-/// A peripheral qualifier, as messages have it.
+/// The peripheral qualifier in the form of messages.
 pub(crate) fn describe_qualifier(qualifier: u8) -> String {
     format!("peripheral qualifier {qualifier:03b}b")
 }
 
-/// Waits until it is worth another look: what the kernel adds beside the disk tells
-/// nothing of it. `false` where the turn is over.
+/// Waits for an event that may concern the disk: the devices that the kernel adds beside it
+/// tell nothing. `false` after `turn`.
 fn may_have_come(watch: &mut Watch, turn: Deadline) -> bool {
     loop {
         match watch.next(turn) {
@@ -102,7 +101,7 @@ fn is_live(
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     let seen = || "not returned".to_owned();
-    scheduler.on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
+    scheduler.run_on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
         disk.is_live(&roots)
     })
 }

@@ -1,4 +1,4 @@
-//! Having the kernel look at a device again.
+//! Makes the kernel read a device again.
 
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
@@ -8,15 +8,14 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
 
-/// Has the kernel read the device's identity pages and its size again, and
-/// returns when it has.
+/// Makes the kernel read the device's identity pages and its size again, and returns when
+/// it has.
 ///
-/// The write succeeds as well where the kernel did nothing, because the device
-/// was not running (`scsi_scan.c`, `scsi_rescan_device`), so the state is looked
-/// at before and after. That the size is the unit's is still to be read back:
-/// see `read_capacity`.
+/// The write also succeeds if the kernel did nothing because the device was not running
+/// (`scsi_scan.c`, `scsi_rescan_device`), so this checks the state before and after. The
+/// caller must still read the unit's size back: see `read_capacity`.
 ///
-/// After a timeout the kernel may still be reading.
+/// After a timeout the kernel may still read.
 ///
 /// # Errors
 /// `NotReady`, naming the state; `Vanished`; `Quarantined`; `NotPermitted`;
@@ -30,7 +29,7 @@ pub(crate) fn rescan(
     let attribute = device.dir().join("rescan");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
     point!(RescanToWrite);
-    scheduler.on_device_apart(
+    scheduler.run_on_device_isolated(
         hctl,
         Stage::Rescan,
         &format!("the kernel to rescan {hctl}"),

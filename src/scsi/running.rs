@@ -1,4 +1,4 @@
-//! Having a device run again that the kernel has given up.
+//! Makes a device run again that the kernel has given up.
 
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
@@ -6,13 +6,13 @@ use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::kernel::sysfs;
 
-/// Writes `running` to the device's state, where its transport is back, and reads it
-/// back. The kernel takes it with a newline alone (`scsi_sysfs.c`,
+/// Writes `running` to the device's state, when its transport is back, and reads the state
+/// back. The kernel accepts the word only with a newline (`scsi_sysfs.c`,
 /// `store_state_field`). After a timeout the kernel may still do it.
 ///
 /// # Errors
-/// `NotReady`, naming the state; `Refused` in a state that does not lead there;
-/// `Vanished`; `Quarantined`; `NotPermitted`; `TimedOut` at stage `session`.
+/// `NotReady`, naming the state; `Refused` in a state from which the kernel does not allow
+/// it; `Vanished`; `Quarantined`; `NotPermitted`; `TimedOut` at stage `session`.
 pub(crate) fn set_running(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
@@ -20,7 +20,7 @@ pub(crate) fn set_running(
 ) -> Result<()> {
     let attribute = device.dir().join("state");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
-    scheduler.on_device(
+    scheduler.run_on_device(
         hctl,
         Stage::Session,
         &format!("the kernel to set {hctl} running"),
@@ -44,7 +44,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("sys/bus/scsi/devices/2:0:0:1");
         fs::create_dir_all(&dir).unwrap();
-        // A file keeps what is not written over; so without a newline of its own.
+        // A file keeps the bytes that a write does not replace, so this state has no
+        // newline.
         fs::write(dir.join("state"), "offline").unwrap();
         let roots = Roots::below(root.path());
         let device = ScsiDevice::find(&roots, "2:0:0:1".parse().unwrap());

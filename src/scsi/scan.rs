@@ -1,4 +1,4 @@
-//! A scan of one LUN, and of nothing else.
+//! Scans one LUN, and nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -10,22 +10,22 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl};
 use crate::kernel::{Roots, sysfs};
 
-/// Has the host look at one LUN and returns the device that it found.
+/// Makes the host scan one LUN, and returns the device that it found.
 ///
-/// The kernel's write succeeds as well when nothing is there, so the device is
-/// looked up afterwards: the scan itself puts it into sysfs before the write
-/// returns (`scsi_scan.c`, `scsi_add_lun`). A device that exists already is not
-/// examined again by a scan. The disk driver comes later: see `probe`.
+/// The kernel's write also succeeds if there is no unit, so this looks for the device
+/// afterwards: the scan itself puts it into sysfs before the write returns (`scsi_scan.c`,
+/// `scsi_add_lun`). A scan does not examine an existing device again. The disk driver comes
+/// later: see `probe`.
 ///
-/// After a timeout the kernel may still be scanning and the device may appear. What
-/// `held` gives is dropped when it has ended, also where the process was killed since:
-/// a file lock says so long that something may come.
+/// After a timeout the kernel may still scan, and the device may appear. The value of
+/// `held` is dropped when the scan has ended, even if the process was killed meanwhile. A
+/// file lock in it shows for how long a device may still appear.
 ///
 /// # Errors
-/// `NotFound` where the target does not present the LUN; `NotReady` where the kernel
-/// may have waited in vain for its answer; `Refused` where the host cannot address it; `NotSupported` where the kernel's interface cannot
-/// carry it; `NotPermitted`; `Quarantined`; `TimedOut` at stage `queue`, and then
-/// nothing was scanned, or `scan`.
+/// `NotFound` if the target does not present the LUN; `NotReady` if the kernel may have
+/// timed out on the target's answer; `Refused` if the host cannot address it;
+/// `NotSupported` if the kernel's interface cannot carry it; `NotPermitted`; `Quarantined`;
+/// `TimedOut` at stage `queue`, without a scan, or at stage `scan`.
 pub(crate) fn scan<H>(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -50,7 +50,7 @@ pub(crate) fn scan<H>(
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
     let took = scheduler
-        .on_host(
+        .run_on_host(
             hctl,
             Stage::Scan,
             &format!("host {host} to scan {hctl}"),
@@ -78,9 +78,8 @@ pub(crate) fn scan<H>(
     })
 }
 
-/// How long the kernel waits for the answer to the INQUIRY of a scan
-/// (`scsi_scan.c`, `scsi_inq_timeout`). Where that passes, its scan ends as it does where
-/// there is no unit.
+/// How long the kernel waits for the answer to the INQUIRY of a scan (`scsi_scan.c`,
+/// `scsi_inq_timeout`). After that time its scan ends as if there were no unit.
 fn inquiry_timeout(roots: &Roots) -> Duration {
     const DEFAULT: u64 = 20;
     let parameter = roots.sysfs.join("module/scsi_mod/parameters/inq_timeout");
@@ -120,8 +119,8 @@ fn not_found(hctl: Hctl) -> Error {
     let mut message = format!(
         "the host scanned {hctl} and no device came: the target does not present LUN {lun} to this host"
     );
-    // 256 to 16383 read as peripheral addressing name a bus behind the unit,
-    // and what was meant is mostly a flat address.
+    // As peripheral addresses, 256 to 16383 name a bus behind the unit. Mostly the caller
+    // means a flat address.
     if let Addressing::Peripheral { bus: 1.., .. } = lun.addressing() {
         let advice = format!(
             "; where the array counts it as {lun} in flat addressing, write the LUN as flat-{lun}"

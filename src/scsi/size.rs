@@ -1,4 +1,4 @@
-//! Disks that the kernel takes for empty.
+//! Repairs disks that the kernel shows with a size of 0.
 
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
@@ -9,13 +9,13 @@ use crate::error::{ErrorKind, Result};
 
 /// Whether the device runs and the kernel shows a size of 0 for its disk.
 ///
-/// A rescan over a path that is lost has the kernel set this: its READ CAPACITY fails,
-/// be the rescan somebody's or the kernel's own when `running` is written to an offline
-/// device (`drivers/scsi/sd.c`, `sd_revalidate_disk`; `scsi_sysfs.c`,
+/// A rescan over a lost path makes the kernel set this size, because its READ CAPACITY
+/// fails. A process may ask for the rescan, or the kernel does it itself when `running` is
+/// written to an offline device (`drivers/scsi/sd.c`, `sd_revalidate_disk`; `scsi_sysfs.c`,
 /// `store_state_field`). The kernel does not read the size again when the path is back.
 ///
 /// # Errors
-/// Where sysfs cannot be read.
+/// Those of reading sysfs.
 pub(crate) fn shows_no_size(device: &ScsiDevice) -> Result<bool> {
     if device.state()? != Some(State::Running) {
         return Ok(false);
@@ -24,18 +24,18 @@ pub(crate) fn shows_no_size(device: &ScsiDevice) -> Result<bool> {
         return Ok(false);
     };
     match disk.size() {
-        // A disk loses this before its device goes.
+        // A disk loses its size before its device goes.
         Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => Ok(false),
         size => Ok(size? == 0),
     }
 }
 
-/// Has the kernel read the size again where it [shows none](shows_no_size), and says
-/// whether it shows one now. `true` at once where it does already, or has no disk.
+/// Makes the kernel read the size again if it [shows none](shows_no_size), and returns
+/// whether it shows one now. `true` at once if it already does, or if there is no disk.
 ///
 /// # Errors
-/// As of [`rescan`], and where sysfs cannot be read.
-pub(crate) fn have_size_read(
+/// As for [`rescan`], and those of reading sysfs.
+pub(crate) fn reread_size(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
     deadline: Deadline,
@@ -78,12 +78,12 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(60));
         for (state, sectors, has_size, rescanned) in [
             ("running\n", "16384\n", true, ""),
-            // The kernel rescans none in this state.
+            // The kernel does not rescan a device in this state.
             ("offline\n", "0\n", true, ""),
             ("running\n", "0\n", false, "1"),
         ] {
             let device = device(root.path(), state, sectors);
-            let read = have_size_read(&device, &scheduler, deadline).unwrap();
+            let read = reread_size(&device, &scheduler, deadline).unwrap();
             let written = fs::read_to_string(device.dir().join("rescan")).unwrap();
             assert_eq!((read, &*written), (has_size, rescanned), "{state}{sectors}");
         }

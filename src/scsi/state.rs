@@ -4,56 +4,48 @@ use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
-/// What the kernel lets a SCSI device do (`drivers/scsi/scsi_sysfs.c`,
-/// `sdev_states`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The kernel's state of a SCSI device, which decides what it may do
+/// (`drivers/scsi/scsi_sysfs.c`, `sdev_states`).
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 #[non_exhaustive]
 pub enum State {
-    /// The scan has made it and not yet shown it.
+    /// The scan has created the device and does not show it yet.
     Created,
-    /// It serves I/O.
+    /// The device serves I/O.
     Running,
-    /// It is being deleted.
+    /// The device is being deleted.
     Cancel,
-    /// It has been deleted, and somebody holds what is left of it.
+    /// The device has been deleted, and a process still holds a reference to it.
     Deleted,
-    /// It takes no I/O but its driver's own, for a suspend or a domain
-    /// validation.
+    /// The device accepts only its driver's own I/O, for a suspend or a domain validation.
     Quiesce,
-    /// The kernel has given it up after errors, or somebody has said so. Only a
-    /// write of `running` brings it back.
+    /// The kernel has given the device up after errors, or a process has set this state.
+    /// Only a write of `running` brings it back.
     Offline,
-    /// Its transport has given it up; a path that returns brings it back.
+    /// The device's transport has given it up; a path that returns brings it back.
     TransportOffline,
-    /// Its transport lost the path a moment ago, and I/O waits.
+    /// The device's transport lost the path a moment ago, and I/O waits.
     Blocked,
-    /// Blocked before it was running.
+    /// The device was blocked before it was running.
     CreatedBlocked,
-    /// One of a newer kernel.
+    /// A state of a newer kernel.
     Other(String),
 }
 
 impl State {
-    /// Whether it serves I/O, or is about to.
+    /// Whether the device serves I/O, or is about to.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         matches!(self, Self::Running | Self::Created)
     }
 
-    /// The kernel's word for it.
+    /// The kernel's word for the state.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Cancel => "cancel",
-            Self::Deleted => "deleted",
-            Self::Quiesce => "quiesce",
-            Self::Offline => "offline",
-            Self::TransportOffline => "transport-offline",
-            Self::Blocked => "blocked",
-            Self::CreatedBlocked => "created-blocked",
             Self::Other(text) => text,
+            known => known.into(),
         }
     }
 }

@@ -1,14 +1,16 @@
-//! At which addresses a unit may be, without a look at each device for each question.
+//! An index of the addresses at which a unit may be, so that a query does not read every
+//! device.
 //!
-//! The kernel sends an event for a device that comes, before the scan returns, and for
-//! one that goes, before it leaves the bus (`drivers/scsi/scsi_sysfs.c`,
-//! `scsi_sysfs_add_sdev`, `__scsi_remove_device`). Its copies of a device's pages change
-//! without an event where a process writes to `rescan`, so those files are listened to.
-//! What the index finds is read again on the device before anything is done with it.
-//! What it does not find may be there all the same: the kernel also reads the pages again
-//! when a device is set running, when a driver asks for it, and for a process that writes
-//! through the sysfs of another network namespace. So the engine takes the word of the
-//! devices themselves, not of the index, that no path of a unit is left.
+//! The kernel sends an event for an added device before the scan returns, and for a removed
+//! device before it leaves the bus (`drivers/scsi/scsi_sysfs.c`, `scsi_sysfs_add_sdev`,
+//! `__scsi_remove_device`). Its copies of a device's pages change without an event if a
+//! process writes to `rescan`, so the index watches those files. The engine reads the
+//! device again before it acts on what the index finds.
+//!
+//! The index may miss a device. The kernel also reads the pages again when a device is set
+//! running, when a driver asks for it, and for a process that writes through the sysfs of
+//! another network namespace. So the engine trusts only the devices themselves, not the
+//! index, that no path of a unit is left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -20,16 +22,16 @@ use super::state::State;
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::written::{Listened, Written};
+use crate::kernel::written::{WatchedFile, WriteWatcher};
 use crate::kernel::{Roots, sysfs};
 use crate::uevent::{Changed, Changes, Hub};
 
-/// The index costs more than a walk. A process that attaches or detaches one unit and
-/// ends asks no more questions than these.
+/// Building the index costs more than reading all devices. A process that attaches or
+/// detaches one unit and ends makes no more queries than this.
 const WALKS: u32 = 4;
 
-/// The SCSI devices of the machine by the names of their units. Where no events come
-/// each question looks at each device.
+/// The SCSI devices of the machine by the names of their units. Without events each query
+/// reads each device.
 #[derive(Debug)]
 pub(crate) struct Units {
     changes: Option<Changes>,
@@ -40,22 +42,22 @@ pub(crate) struct Units {
 #[derive(Debug)]
 struct Known {
     bus: PathBuf,
-    written: Written,
+    written: WriteWatcher,
     devices: BTreeMap<Hctl, Seen>,
-    listened: HashMap<Listened, Hctl>,
+    listened: HashMap<WatchedFile, Hctl>,
 }
 
 #[derive(Debug)]
 struct Seen {
     dir: PathBuf,
-    listened: Option<Listened>,
-    /// The names in the kernel's copies; `None` where they cannot be relied on until
-    /// the next event: the device could not be read, or it is coming or going.
+    listened: Option<WatchedFile>,
+    /// The names in the kernel's copies. `None` if they are unreliable until the next
+    /// event, because the device could not be read, or is being added or removed.
     names: Option<Vec<Wwid>>,
 }
 
 impl Units {
-    /// Listens from now on; reads nothing yet.
+    /// Listens from now on, but reads nothing yet.
     pub(crate) fn new(hub: &Hub) -> Self {
         Self::of(hub.changes(device_in))
     }
@@ -68,29 +70,29 @@ impl Units {
         }
     }
 
-    /// The devices of units that may have one of the wanted names, by the strongest
-    /// name in the kernel's copies, in the order of their addresses. Those of which the
-    /// kernel has read no name are among them.
-    pub(crate) fn that_may_be(
+    /// The devices whose units may have a wanted name, by the strongest name in the
+    /// kernel's copies, in the order of their addresses. A device of which the kernel has
+    /// read no name is one of them.
+    pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return ScsiDevice::all_that_may_be(roots, is_wanted);
+            return ScsiDevice::candidates(roots, is_wanted);
         };
         known.with(|names| names.first().is_none_or(&is_wanted))
     }
 
-    /// Those on the device's own target, without itself.
-    pub(crate) fn siblings_that_may_be(
+    /// The same for the other devices on the device's own target.
+    pub(crate) fn sibling_candidates(
         &mut self,
         roots: &Roots,
         device: &ScsiDevice,
         wanted: &Wwid,
     ) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
-            return device.siblings_that_may_be(wanted);
+            return device.sibling_candidates(wanted);
         };
         let mut found = known.with(|names| names.first() == Some(wanted))?;
         let target = device.dir().parent();
@@ -98,9 +100,9 @@ impl Units {
         Ok(found)
     }
 
-    /// Devices among which are all of units that have this name in the kernel's copies,
-    /// be it the strongest or not.
-    pub(crate) fn among_which_named(
+    /// A superset of the devices whose unit has this name in the kernel's copies, whether
+    /// it is the strongest or not.
+    pub(crate) fn candidates_with_name(
         &mut self,
         roots: &Roots,
         name: &Wwid,
@@ -111,8 +113,8 @@ impl Units {
         known.with(|names| names.contains(name))
     }
 
-    /// The devices that the kernel is taking away, and some that it may be taking away:
-    /// see [`ScsiDevice::leaving`].
+    /// The devices that the kernel is removing, and some that it may be removing: see
+    /// [`ScsiDevice::leaving`].
     pub(crate) fn leaving(&mut self, roots: &Roots) -> Result<Vec<ScsiDevice>> {
         let Some(known) = self.read(roots) else {
             return ScsiDevice::leaving(roots);
@@ -125,21 +127,21 @@ impl Units {
         Ok(devices.collect())
     }
 
-    /// The index as of now; `None` where each device has to be looked at.
+    /// The current index; `None` if the query must read each device.
     fn read(&mut self, roots: &Roots) -> Option<&Known> {
         let since = self.changes.as_mut()?.take();
         if self.asked < WALKS {
             self.asked += 1;
             return None;
         }
-        // An error on the way leaves nothing that could be out of date.
+        // An error on the way drops the index, so nothing outdated stays.
         let read = match (since, self.known.take()) {
             (Changed::These(names), Some(known)) => known.read_again(&names).transpose(),
             _ => None,
         };
         match read.unwrap_or_else(|| Known::build(roots)) {
             Ok(known) => Some(self.known.insert(known)),
-            // A user may listen to so many files and no more.
+            // A user may watch only a limited number of files.
             Err(error) => {
                 tracing::debug!(%error, "there is no index of SCSI devices: every query reads all of them");
                 self.changes = None;
@@ -154,12 +156,12 @@ impl Known {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let mut known = Self {
             bus,
-            written: Written::new()?,
+            written: WriteWatcher::new()?,
             devices: BTreeMap::new(),
             listened: HashMap::new(),
         };
         for name in sysfs::names(&known.bus)? {
-            // Hosts and targets are on the bus too.
+            // The bus lists hosts and targets too.
             if let Ok(hctl) = name.parse() {
                 known.look_at(hctl)?;
             }
@@ -170,8 +172,8 @@ impl Known {
         Ok(known)
     }
 
-    /// Reads again what had an event, what was written to and what is not settled;
-    /// `None` where it is not known what was written to.
+    /// Reads again the devices that had an event, were rescanned or are unsettled; `None`
+    /// if the index cannot know which were rescanned.
     fn read_again(mut self, names: &BTreeSet<String>) -> Result<Option<Self>> {
         let Some(written) = self.written.take() else {
             return Ok(None);
@@ -191,8 +193,8 @@ impl Known {
     fn look_at(&mut self, hctl: Hctl) -> Result<()> {
         let name = hctl.to_string();
         if let Some(dir) = sysfs::follow(&self.bus.join(&name))? {
-            // First, so that what is written from here on is heard of.
-            let listened = match self.written.listen(&dir.join("rescan")) {
+            // The watch begins before the read, so that it covers every later write.
+            let listened = match self.written.watch(&dir.join("rescan")) {
                 Err(error) if error.kind() == ErrorKind::Vanished => None,
                 listened => Some(listened?),
             };
@@ -200,7 +202,7 @@ impl Known {
             self.keep(hctl, dir, listened, names);
             return Ok(());
         }
-        // Off the bus it stays in its target until its cache is written.
+        // A device that has left the bus stays below its target until its cache is written.
         let (target, _) = name.rsplit_once(':').unwrap_or_default();
         let target = sysfs::follow(&self.bus.join(format!("target{target}")))?;
         let dir = target.map(|target| target.join(name));
@@ -215,7 +217,7 @@ impl Known {
         &mut self,
         hctl: Hctl,
         dir: PathBuf,
-        listened: Option<Listened>,
+        listened: Option<WatchedFile>,
         names: Option<Vec<Wwid>>,
     ) {
         let seen = Seen {
@@ -236,11 +238,12 @@ impl Known {
     fn unlisten(&mut self, before: Option<Seen>) {
         if let Some(file) = before.and_then(|before| before.listened) {
             self.listened.remove(&file);
-            self.written.drop(file);
+            self.written.unwatch(file);
         }
     }
 
-    /// The devices on the bus whose names are so, and those whose names are not known.
+    /// The devices on the bus whose names satisfy `is_so`, and those whose names are
+    /// unknown.
     fn with(&self, is_so: impl Fn(&[Wwid]) -> bool) -> Result<Vec<ScsiDevice>> {
         let mut found = Vec::new();
         for (hctl, seen) in &self.devices {
@@ -253,8 +256,8 @@ impl Known {
     }
 }
 
-/// The names in the kernel's copies; `None` where they cannot be read, and where the
-/// device goes: what it shows goes before its directory.
+/// The names in the kernel's copies; `None` if they cannot be read, or if the device is
+/// being removed, because its files go before its directory.
 fn names_of(dir: &Path) -> Option<Vec<Wwid>> {
     let open = DeviceDir::open(dir).ok().flatten()?;
     let pages = Cached {
@@ -265,13 +268,14 @@ fn names_of(dir: &Path) -> Option<Vec<Wwid>> {
     if names.is_empty() {
         names = Identity::read(&pages).ok()?.names;
     }
-    // After its pages: a device that goes loses its state before them.
+    // The state is read after the pages, because a device that is being removed loses it
+    // before them.
     let Ok(state) = open.text("state").ok().flatten()?.parse();
     let goes = matches!(state, State::Cancel | State::Deleted | State::Created);
     (!goes).then_some(names)
 }
 
-/// The address of the device in the path of its event, or of one of what is below it.
+/// The address of the device in the path of an event of the device or of a device below it.
 fn device_in(devpath: &str) -> Option<&str> {
     let mut names = devpath.split('/');
     names.find(|name| {

@@ -8,20 +8,20 @@ use crate::error::Result;
 use crate::id::{FcUri, Hctl, HostNo, Lun, Wwpn};
 use crate::kernel::{Roots, sysfs};
 
-/// The paths to this unit: a route for each local port that sees one of the
-/// target's ports, and one without a place for a port that none sees. In the
-/// order of the URI's ports, then of the hosts' numbers.
+/// The paths to this unit: a route for each local port that sees one of the target's ports,
+/// and a route without a place for a port that no local port sees. They are in the order of
+/// the URI's ports, then of the hosts' numbers.
 ///
-/// A remote port that is online or marginal and has the role of a SCSI target
-/// is usable: those are the ones that the kernel scans (`scsi_transport_fc.c`,
-/// `fc_user_scan_tgt`). Where a local port knows the same remote port twice, as
-/// when it came back by another number, only what is usable is a path.
+/// A remote port is usable if it is online or marginal and has the role of a SCSI target,
+/// because the kernel scans these ports (`scsi_transport_fc.c`, `fc_user_scan_tgt`). A
+/// local port may know the same remote port twice, as after it came back with another
+/// number. Then only a usable one is a path.
 ///
-/// Minimum kernel: 5.10. Each remote port costs one attribute, each that is
-/// asked for three more.
+/// Minimum kernel: 5.10. Each remote port costs one attribute read, and each remote port of
+/// the URI three more.
 ///
 /// # Errors
-/// Only where the lists of ports themselves cannot be read.
+/// Only those of reading the lists of ports.
 pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
     let order: BTreeMap<Wwpn, usize> = uri.ports().iter().copied().zip(0..).collect();
     let mut found: BTreeMap<(usize, HostNo, RportName), Route> = BTreeMap::new();
@@ -29,7 +29,7 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
     for rport in RemotePort::all(roots)? {
         let wwpn = match rport.wwpn() {
             Ok(Some(wwpn)) => wwpn,
-            // Gone meanwhile.
+            // The port is gone meanwhile.
             Ok(None) => continue,
             Err(error) => {
                 unreadable.push(format!(
@@ -40,7 +40,7 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
             }
         };
         if let Some(&position) = order.get(&wwpn)
-            && let Some(place) = rport.place(wwpn, uri.lun())
+            && let Some(place) = rport.address(wwpn, uri.lun())
         {
             let via = RouteKind::Fc {
                 host: Some(rport.name.host),
@@ -48,15 +48,21 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
                 rport: Some(rport.name.to_string()),
             };
             let key = (position, rport.name.host, rport.name);
-            found.insert(key, Route { via, place });
+            found.insert(
+                key,
+                Route {
+                    via,
+                    address: place,
+                },
+            );
         }
     }
-    let usable = found.iter().filter(|(_, route)| route.place.is_ok());
+    let usable = found.iter().filter(|(_, route)| route.address.is_ok());
     let usable: BTreeSet<_> = usable
         .map(|((position, host, _), _)| (*position, *host))
         .collect();
     found.retain(|(position, host, _), route| {
-        route.place.is_ok() || !usable.contains(&(*position, *host))
+        route.address.is_ok() || !usable.contains(&(*position, *host))
     });
 
     let mut routes: Vec<(usize, Route)> = found
@@ -85,14 +91,14 @@ fn nobody_sees(wwpn: Wwpn, reason: MissingReason, why: &str) -> Route {
             wwpn,
             rport: None,
         },
-        place: Err(RouteUnavailable::new(
+        address: Err(RouteUnavailable::new(
             reason,
             format!("no local port sees {wwpn}: {why}"),
         )),
     }
 }
 
-/// What there is instead of the remote port.
+/// The reason why no local port sees a remote port.
 fn why_unseen(roots: &Roots, unreadable: &[String]) -> Result<(MissingReason, String)> {
     let class = roots.sysfs.join("class/fc_host");
     let hosts = sysfs::names(&class)?;
@@ -110,7 +116,7 @@ fn why_unseen(roots: &Roots, unreadable: &[String]) -> Result<(MissingReason, St
     Ok((MissingReason::NoRemotePort, why.join(", ")))
 }
 
-/// `rport-H:C-R`, the kernel's name of a remote port.
+/// The kernel's name of a remote port, `rport-H:C-R`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RportName {
     host: HostNo,
@@ -136,7 +142,7 @@ impl std::fmt::Display for RportName {
     }
 }
 
-/// `/sys/class/fc_remote_ports/rport-H:C-R`.
+/// A remote port, `/sys/class/fc_remote_ports/rport-H:C-R`.
 pub(super) struct RemotePort {
     name: RportName,
     class: PathBuf,
@@ -154,14 +160,14 @@ impl RemotePort {
         Ok(names.map(|name| Self::new(roots, name)).collect())
     }
 
-    /// `None` where the port is gone.
+    /// The port's name; `None` if the port is gone.
     pub(super) fn wwpn(&self) -> Result<Option<Wwpn>> {
         let name = sysfs::read_if_there(&self.class.join("port_name"))?;
         Ok(name.and_then(|name| name.parse().ok()))
     }
 
-    /// Where the unit is; `None` where the port is gone.
-    fn place(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, RouteUnavailable>> {
+    /// The address of the unit; `None` if the port is gone.
+    fn address(&self, wwpn: Wwpn, lun: Lun) -> Option<Result<Hctl, RouteUnavailable>> {
         match self.target(wwpn, lun) {
             Ok(target) => target.map(|target| Ok(self.hctl(target, lun))),
             Err(missing) => Some(Err(missing)),
@@ -177,7 +183,7 @@ impl RemotePort {
         }
     }
 
-    /// The number of the SCSI target that the port is.
+    /// The number of the port's SCSI target.
     fn target(&self, wwpn: Wwpn, lun: Lun) -> Result<Option<u32>, RouteUnavailable> {
         let missing = |reason, what: &str| {
             let text = format!("{} to {wwpn} {what}", self.name);
@@ -190,7 +196,8 @@ impl RemotePort {
                 missing(MissingReason::PortDown { state }, &what)
             })
         };
-        // The state first: a port that is not present has lost its role too.
+        // The state is read first, because a port that is not present has lost its role
+        // too.
         let Some(state) = read("port_state")? else {
             return Ok(None);
         };
@@ -210,7 +217,7 @@ impl RemotePort {
         let Some(target) = read("scsi_target_id")? else {
             return Ok(None);
         };
-        // -1 where the kernel has made no target of it.
+        // The number is -1 if the kernel has made no target of the port.
         target.parse().map(Some).map_err(|_| {
             let what = format!("has no SCSI target number: {target:?}");
             missing(MissingReason::NotATarget, &what)

@@ -1,4 +1,4 @@
-//! Sessions that are logged in already, by portal and target.
+//! Finds sessions that are already logged in, by portal and target.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,20 @@ use crate::kernel::{Roots, sysfs};
 /// `iscsi_session_state_names`).
 const LOGGED_IN: &str = "LOGGED_IN";
 
-/// The paths to this unit: a route for each session with the target through one
-/// of the portals, and one without a place for a portal that no session goes
-/// through. In the order of the portals, then of the sessions' numbers.
+/// The paths to this unit: a route for each session with the target through one of the
+/// portals, and a route without a place for a portal that no session uses. They are in the
+/// order of the portals, then of the sessions' numbers.
 ///
-/// Two sessions with one target through one portal are two routes. A session
-/// belongs to the portal that it was asked to log in to (`persistent_address`),
-/// or else to the one that it is connected to (`address`), which a redirected
-/// login makes another. Portals are compared as addresses; a name is not looked
-/// up, and is only found where the login was by this name.
+/// Two sessions with one target through one portal are two routes. A session belongs to the
+/// portal that its login asked for (`persistent_address`), or else to the portal that it is
+/// connected to (`address`), which differs after a redirect. Portals are compared as
+/// addresses. A name is not resolved: it matches only a login by this name.
 ///
-/// Minimum kernel: 5.10. Each session costs one attribute, each with the target
-/// about eight.
+/// Minimum kernel: 5.10. Each session costs one attribute read, and each session with the
+/// target about eight.
 ///
 /// # Errors
-/// Only where the list of sessions itself cannot be read.
+/// Only those of reading the list of sessions.
 pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
     let order = uri.portals().iter().zip(0..);
     let order: BTreeMap<&Portal, usize> = order.collect();
@@ -42,7 +41,7 @@ pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
                 continue;
             }
         }
-        // None where it went away meanwhile.
+        // The session went away meanwhile.
         let Some(device) = session.device() else {
             continue;
         };
@@ -61,8 +60,14 @@ pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
             portal: portal.clone(),
             session: Some(id),
         };
-        if let Some(place) = session.place(&device, uri.lun(), &via) {
-            found.insert((position, id), Route { via, place });
+        if let Some(place) = session.address(&device, uri.lun(), &via) {
+            found.insert(
+                (position, id),
+                Route {
+                    via,
+                    address: place,
+                },
+            );
         }
     }
     for (&portal, &position) in &order {
@@ -93,7 +98,7 @@ fn no_session(portal: &Portal, target: &Iqn, elsewhere: &[String]) -> Route {
             portal: portal.clone(),
             session: None,
         },
-        place: Err(RouteUnavailable::new(MissingReason::NoSession, text)),
+        address: Err(RouteUnavailable::new(MissingReason::NoSession, text)),
     }
 }
 
@@ -123,14 +128,14 @@ impl Session {
         name.strip_prefix("session")?.parse().ok()
     }
 
-    /// `None` where the session is gone, or its target's name is none, as before
-    /// the login has set it.
+    /// The target's name; `None` if the session is gone, or before the login has set the
+    /// name.
     pub(super) fn target(&self) -> Result<Option<Iqn>> {
         let name = sysfs::read_if_there(&self.class.join("targetname"))?;
         Ok(name.and_then(|name| name.parse().ok()))
     }
 
-    /// `None` where the session is gone.
+    /// The session's device; `None` if the session is gone.
     pub(super) fn device(&self) -> Option<SessionDevice> {
         // .../hostH/sessionN/iscsi_session/sessionN
         let class = sysfs::resolve(&self.class).ok()??;
@@ -143,8 +148,8 @@ impl Session {
         })
     }
 
-    /// Where the unit is; `None` where the session is gone.
-    fn place(
+    /// The address of the unit; `None` if the session is gone.
+    fn address(
         &self,
         device: &SessionDevice,
         lun: Lun,
@@ -174,7 +179,7 @@ impl Session {
             let missing = RouteUnavailable::new(reason, format!("{via} is {shown}"));
             return Some(Err(missing.at(Some(hctl))));
         }
-        // A target that was taken down prints as -1 (ISCSI_MAX_TARGET).
+        // A removed target prints as -1 (ISCSI_MAX_TARGET).
         if target_id.as_deref() == Some("-1") {
             let text = format!("{via} is logged in, and its target was taken down");
             return Some(Err(RouteUnavailable::new(MissingReason::NoTarget, text)));
@@ -186,15 +191,14 @@ impl Session {
 /// The device of a session: `.../hostH/sessionN`.
 pub(super) struct SessionDevice {
     host: HostNo,
-    /// What the names of its connections begin with.
+    /// The prefix of the names of the session's connections.
     connections: String,
     children: Vec<String>,
 }
 
 impl SessionDevice {
-    /// The portal that it was asked to log in to, then the one that it is
-    /// connected to; those that cannot be read, as of a dead connection, are
-    /// left out.
+    /// The portal that the login asked for, then the portal that the session is connected
+    /// to. A portal that cannot be read, as on a dead connection, is left out.
     pub(super) fn portals(&self, roots: &Roots) -> Vec<Portal> {
         let class = roots.sysfs.join("class/iscsi_connection");
         let mut portals = Vec::new();
@@ -214,9 +218,9 @@ impl SessionDevice {
         portals
     }
 
-    /// Channel and target: the kernel scans channel 0 and the session's
-    /// `target_id` (`iscsi_user_scan_session`), and where it does not say that,
-    /// a target that was scanned before has a directory.
+    /// Channel and target. The kernel scans channel 0 and the session's `target_id`
+    /// (`iscsi_user_scan_session`). If the kernel does not show that id, the directory that
+    /// an earlier scan left gives the target.
     fn target(&self, target_id: Option<u32>) -> (u32, u32) {
         let scanned = self.children.iter().find_map(|name| {
             let place: Hctl = format!("{}:0", name.strip_prefix("target")?).parse().ok()?;
@@ -227,8 +231,8 @@ impl SessionDevice {
     }
 }
 
-/// The kernel prints IPv6 in full without brackets, a daemon may have given it
-/// with them. An address with a zone is also found without it.
+/// The kernel prints IPv6 in full without brackets, but a daemon may have set the address
+/// with brackets. An address with a zone also matches without it.
 fn portals_at((address, port): (String, u16)) -> impl Iterator<Item = Portal> {
     let address = address.trim();
     let bare = address

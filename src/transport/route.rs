@@ -1,4 +1,4 @@
-//! One way to a logical unit.
+//! One path to a logical unit.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use crate::id::{Hctl, HostNo, Portal, SessionId, Wwpn};
 /// One path to a logical unit, usable or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// By what it goes.
+    /// The transport of the path.
     pub via: RouteKind,
-    /// The unit's address on this path, or why there is none. That the target
-    /// presents the unit at all is not known before a scan.
-    pub place: Result<Hctl, RouteUnavailable>,
+    /// The unit's address on this path, or the reason why there is none. Only a scan shows
+    /// whether the target presents the unit.
+    pub address: Result<Hctl, RouteUnavailable>,
 }
 
-/// By what a path goes.
+/// The transport of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RouteKind {
-    /// No transport was named: the address was.
+    /// The caller named an address and no transport.
     Address {
         /// The address.
         hctl: Hctl,
     },
     /// An iSCSI session.
     Iscsi {
-        /// The portal, as it was asked for.
+        /// The portal, as the caller named it.
         portal: Portal,
-        /// The session; `None` where there is none.
+        /// The session; `None` if there is none.
         session: Option<SessionId>,
     },
     /// A local Fibre Channel port and the target's port that it sees.
     Fc {
-        /// The SCSI host of the local port; `None` where none sees the target's.
+        /// The SCSI host of the local port; `None` if no local port sees the target's.
         host: Option<HostNo>,
-        /// The target's port, as it was asked for.
+        /// The target's port, as the caller named it.
         wwpn: Wwpn,
         /// The kernel's name of the target's port on this host.
         rport: Option<String>,
@@ -44,8 +44,8 @@ pub enum RouteKind {
 }
 
 impl fmt::Display for RouteKind {
-    /// `scsi:2:0:0:1`, `session 3 to 10.0.0.1:3260` or `rport-2:0-1`; the portal or the port's
-    /// name alone where there is no session and no remote port.
+    /// Prints `scsi:2:0:0:1`, `session 3 to 10.0.0.1:3260` or `rport-2:0-1`. Without a
+    /// session or a remote port it prints only the portal or the port's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { hctl } => write!(f, "scsi:{hctl}"),
@@ -72,8 +72,8 @@ pub struct RouteUnavailable {
     pub reason: MissingReason,
     /// The reason in words; it names the path.
     pub text: String,
-    /// The unit's address all the same, where the session or port is down: what
-    /// was attached there before may still be.
+    /// The unit's address even so, if the session or port is down: a device that was
+    /// attached there before may still exist.
     pub hctl: Option<Hctl>,
 }
 
@@ -87,12 +87,11 @@ pub enum MissingReason {
     NoSession,
     /// The session is not logged in.
     SessionDown {
-        /// The kernel's word for it: `FAILED`, `FREE`; `unreadable` where it
-        /// gave none.
+        /// The kernel's word for the state: `FAILED`, `FREE`; `unreadable` if there is
+        /// none.
         state: String,
     },
-    /// The session is logged in and its target was taken down, as in a logout
-    /// that has begun.
+    /// The session is logged in and its target was removed, as in a logout that has begun.
     NoTarget,
     /// This machine has no Fibre Channel port.
     NoHosts,
@@ -100,8 +99,8 @@ pub enum MissingReason {
     NoRemotePort,
     /// The remote port is neither online nor marginal.
     PortDown {
-        /// The kernel's word for it: `Blocked`, `Not Present` and others;
-        /// `unreadable` where it gave none.
+        /// The kernel's word for the state: `Blocked`, `Not Present` and others;
+        /// `unreadable` if there is none.
         state: String,
     },
     /// The remote port is no SCSI target.
@@ -124,24 +123,24 @@ impl RouteUnavailable {
 }
 
 impl Route {
-    /// The way to a unit that was named by its address.
+    /// The route to a unit that the caller named by its address.
     #[must_use]
     pub fn by_address(hctl: Hctl) -> Self {
         let via = RouteKind::Address { hctl };
-        let place = Ok(hctl);
-        Self { via, place }
+        let address = Ok(hctl);
+        Self { via, address }
     }
 }
 
-/// `via`, and one of `hctl` and `missing`; the other is null.
+/// Serialises `via`, and either `hctl` or `missing`; the other is null.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Route {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut object = serializer.serialize_struct("Route", 3)?;
         object.serialize_field("via", &self.via)?;
-        object.serialize_field("hctl", &self.place.as_ref().ok())?;
-        object.serialize_field("missing", &self.place.as_ref().err())?;
+        object.serialize_field("hctl", &self.address.as_ref().ok())?;
+        object.serialize_field("missing", &self.address.as_ref().err())?;
         object.end()
     }
 }
@@ -157,7 +156,11 @@ mod tests {
             session: Some(SessionId(3)),
         };
         let place = Ok("4:0:0:7".parse().unwrap());
-        let json = serde_json::to_value(Route { via, place }).unwrap();
+        let json = serde_json::to_value(Route {
+            via,
+            address: place,
+        })
+        .unwrap();
         let via = serde_json::json!(
             {"transport": "iscsi", "portal": "10.0.0.1:3260", "session": "3"}
         );

@@ -1,31 +1,31 @@
-//! The port of a target that a SCSI device is reached through.
+//! The target port that leads to a SCSI device.
 
 use std::path::Path;
 
 use super::iscsi::Session;
-use super::reach::{TransportInfo, TransportReader};
+use super::transport_info::{TransportInfo, TransportReader};
 use crate::id::{Hctl, Iqn, Wwpn};
 use crate::kernel::{Roots, sysfs};
 
-/// What a device is reached through, by the name that the target's side has in the world.
+/// The target's end of the path to a device, by its world-wide name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum TargetPort {
-    /// An iSCSI target, and the tag of its portal group where that can be read. The LUNs
-    /// of a target may be others in another portal group (RFC 7143, 4.2.7.1).
+    /// An iSCSI target, and the tag of its portal group if that can be read. The LUNs of a
+    /// target may differ between its portal groups (RFC 7143, 4.2.7.1).
     Iscsi { target: Iqn, group: Option<u16> },
     /// A Fibre Channel port.
     Fc(Wwpn),
 }
 
 impl TargetPort {
-    /// That of the device at this address, whose directory `dir` is; `None` where neither
-    /// transport reaches it, or where its name cannot be read. The device itself may have
-    /// gone, as long as its session or port is there.
+    /// The target port of the device at this address, whose directory is `dir`; `None` if
+    /// neither transport leads to it, or if its name cannot be read. The device itself may
+    /// be gone, as long as its session or port exists.
     pub(crate) fn of(roots: &Roots, hctl: Hctl, dir: &Path) -> Option<Self> {
         Self::behind(roots, &TransportReader::new(roots).of(hctl, dir)?)
     }
 
-    /// The same of what is known of the way there.
+    /// The same, from transport data that is already known.
     pub(crate) fn behind(roots: &Roots, reach: &TransportInfo) -> Option<Self> {
         match reach {
             TransportInfo::Iscsi {

@@ -1,18 +1,17 @@
-//! Which devices of one kind have had an event of the kernel's since the last
-//! question: what an index of them has to read again, and when it has to be made
-//! again.
+//! The devices of one kind that had a kernel event since the last question. An index of
+//! such devices reads these again, or everything if events were lost.
 
 use std::sync::{Arc, Mutex};
 
+use super::changed_names::{Changed, ChangedNames, Naming};
 use super::dispatch::Dispatch;
 use super::kernel_reader::KernelReader;
-use super::noted::{Changed, Naming, Noted};
 
-/// A subscription to the names of the devices that have events. Dropping it ends it.
+/// A subscription to the names of devices that have events. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Changes {
-    noted: Arc<Noted>,
-    /// The source of the events; `None` in a test that hands them out itself.
+    names: Arc<ChangedNames>,
+    /// The source of the events; `None` in a test that delivers events itself.
     source: Option<(Arc<Dispatch>, Arc<Mutex<KernelReader>>)>,
 }
 
@@ -22,32 +21,32 @@ impl Changes {
         dispatch: &Arc<Dispatch>,
         reader: &Arc<Mutex<KernelReader>>,
     ) -> Self {
-        let noted = Noted::new(naming);
-        dispatch.note_changes(&noted);
+        let names = ChangedNames::new(naming);
+        dispatch.note_changes(&names);
         let source = Some((Arc::clone(dispatch), Arc::clone(reader)));
-        Self { noted, source }
+        Self { names, source }
     }
 
-    /// A subscription without a hub, and the end that its events go into.
+    /// A subscription without a hub, and the end that receives its events.
     #[cfg(test)]
-    pub(crate) fn by_hand(naming: Naming) -> (Self, Arc<Noted>) {
-        let noted = Noted::new(naming);
+    pub(crate) fn for_test(naming: Naming) -> (Self, Arc<ChangedNames>) {
+        let noted = ChangedNames::new(naming);
         let changes = Self {
-            noted: Arc::clone(&noted),
+            names: Arc::clone(&noted),
             source: None,
         };
         (changes, noted)
     }
 
-    /// What has changed since the last call, or since the subscription. What the
-    /// kernel's socket holds is read first, so that no event that was sent before the
-    /// call is missing. Until the first event has come it is not known that any come: a
-    /// network namespace of another user namespace gets none.
+    /// The changes since the last call, or since the subscription. It first reads what
+    /// the kernel's socket holds, so it includes every event that was sent before the
+    /// call. Until the first event has come, it is unknown whether any come: a network
+    /// namespace of another user namespace gets none.
     pub(crate) fn take(&mut self) -> Changed {
         let has_all = self.source.as_ref().is_none_or(|(dispatch, reader)| {
             KernelReader::lock(reader).catch_up(dispatch) && dispatch.counts().has_events()
         });
-        let taken = self.noted.take();
+        let taken = self.names.take();
         if has_all { taken } else { Changed::Unknown }
     }
 }
@@ -55,8 +54,8 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::uevent::changed_names::MOST_NAMES;
     use crate::uevent::event::tests::event;
-    use crate::uevent::noted::MOST_NAMES;
 
     fn disk(devpath: &str) -> Option<&str> {
         devpath.split('/').find(|name| name.starts_with("nbd"))
@@ -68,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_question_is_answered_with_the_devices_of_the_kind_that_had_events_since_the_last_one() {
-        let (mut changes, noted) = Changes::by_hand(disk);
+        let (mut changes, noted) = Changes::for_test(disk);
         assert_eq!(changes.take(), these(&[]));
         for path in [
             "/block/nbd3",
@@ -84,9 +83,9 @@ mod tests {
 
     #[test]
     fn a_loss_of_events_makes_the_next_answer_unknown_and_no_later_one() {
-        let (mut changes, noted) = Changes::by_hand(disk);
+        let (mut changes, noted) = Changes::for_test(disk);
         noted.event("/block/nbd3");
-        noted.lose();
+        noted.mark_lost();
         noted.event("/block/nbd4");
         assert_eq!(changes.take(), Changed::Unknown);
         assert_eq!(changes.take(), these(&[]));
@@ -94,7 +93,7 @@ mod tests {
 
     #[test]
     fn more_names_than_are_kept_make_the_answer_unknown() {
-        let (mut changes, noted) = Changes::by_hand(disk);
+        let (mut changes, noted) = Changes::for_test(disk);
         for number in 0..=MOST_NAMES {
             noted.event(&format!("/block/nbd{number}"));
         }
@@ -104,7 +103,7 @@ mod tests {
     #[test]
     fn an_overrun_of_the_hub_and_its_end_are_losses_of_each_subscription() {
         let dispatch = Dispatch::default();
-        let noted = Noted::new(disk);
+        let noted = ChangedNames::new(disk);
         dispatch.note_changes(&noted);
         dispatch.deliver_of_kernel(&event("/block/nbd3").devpath, || false, || None);
         assert_eq!(noted.take(), these(&["nbd3"]));
@@ -118,7 +117,7 @@ mod tests {
     fn a_subscription_that_was_dropped_is_noted_for_no_more() {
         let dispatch = Dispatch::default();
         drop({
-            let noted = Noted::new(disk);
+            let noted = ChangedNames::new(disk);
             dispatch.note_changes(&noted);
             noted
         });

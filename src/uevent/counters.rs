@@ -1,43 +1,44 @@
-//! What the hub counts.
+//! The hub's counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a hub has counted since it started.
+/// What a hub has counted since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Counters {
-    /// Events read, of the kernel's and of udev's.
+    /// Events read, from the kernel and from udev.
     pub events: u64,
     /// Datagrams passed over: malformed, not from the kernel, or with a device
     /// path longer than the kernel can send.
     pub foreign_messages: u64,
-    /// Events delivered of which something was left out, since it was longer or
-    /// more than anything the kernel or udev's own rules make.
+    /// Events delivered incomplete, because a part was longer, or there were
+    /// more parts, than the kernel or udev's own rules produce.
     pub cut: u64,
-    /// Looks at a socket that found its buffer had been full since the last.
+    /// Checks of a socket that found that its buffer had been full since the
+    /// last check.
     pub overruns: u64,
-    /// Resyncs handed to watches. One that has not read its last is handed no
+    /// Resyncs delivered to watches. A watch with an unread resync gets no
     /// other.
     pub resyncs: u64,
-    /// Watches there are now.
+    /// Current watches.
     pub watches: u64,
-    /// Waits of watches that ended with a notice. Where the hub has no events
-    /// each pause between two looks at sysfs is one.
+    /// Waits of watches that ended with a notice. Without events, each pause
+    /// between two looks at sysfs counts as one.
     pub waits: u64,
-    /// Their time in all; `waited_seconds` when serialised.
+    /// The total time of these waits; `waited_seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "waited_seconds", serialize_with = "as_seconds")
     )]
     pub waited: Duration,
-    /// The longest of them; `longest_wait_seconds` when serialised.
+    /// The longest of these waits; `longest_wait_seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "longest_wait_seconds", serialize_with = "as_seconds")
     )]
     pub longest_wait: Duration,
-    /// Waits of watches that their deadline ended.
+    /// Waits of watches that ended at their deadline.
     pub waits_in_vain: u64,
 }
 
@@ -46,7 +47,7 @@ fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S:
     serializer.serialize_f64(time.as_secs_f64())
 }
 
-/// The same, while it is counted.
+/// The counters while they count.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     events: AtomicU64,
@@ -55,7 +56,7 @@ pub(super) struct Counts {
     overruns: AtomicU64,
     resyncs: AtomicU64,
     waits: AtomicU64,
-    /// In microseconds: ten thousand who always wait fill it in 58 years.
+    /// In microseconds. Ten thousand constant waiters fill it in 58 years.
     waited: AtomicU64,
     longest_wait: AtomicU64,
     waits_in_vain: AtomicU64,
@@ -90,7 +91,6 @@ impl Counts {
         self.resyncs.fetch_add(handed, Ordering::Relaxed);
     }
 
-    /// A wait ended with a notice.
     pub(super) fn wait(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         one_more(&self.waits);
@@ -98,7 +98,7 @@ impl Counts {
         self.longest_wait.fetch_max(micros, Ordering::Relaxed);
     }
 
-    /// A wait ended with its deadline.
+    /// Counts a wait that ended at its deadline.
     pub(super) fn wait_in_vain(&self) {
         one_more(&self.waits_in_vain);
     }

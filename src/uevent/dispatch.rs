@@ -1,36 +1,36 @@
-//! From an event to those who wait for it, in time that does not depend on how
-//! many wait.
+//! Delivers an event to the waiters for it, in time that does not depend on the number of
+//! other waiters.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::changed_names::ChangedNames;
 use super::counters::{Counters, Counts};
 use super::event::{Event, LONGEST_TEXT};
-use super::noted::Noted;
 use super::queue::Queue;
 
 pub(super) type WaiterId = u64;
 
-/// Which events a waiter is given.
+/// Which events a waiter gets.
 #[derive(Debug, Clone)]
 pub(super) enum Interest {
-    /// Those whose device path has this between two slashes.
+    /// Events whose device path has this between two slashes.
     Component(Arc<str>),
-    /// Every one.
+    /// Every event.
     Everything,
-    /// What arrays report.
+    /// Unit attentions that arrays report.
     UnitAttentionEvent,
 }
 
-/// The waiters, by their interest.
+/// The waiters, grouped by their interest.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
     waiters: Mutex<Waiters>,
     counts: Counts,
 }
 
-/// Ordered, so that one leaves among ten thousand as fast as it came, and the
-/// one who came first hears first.
+/// Ordered, so that a waiter leaves among ten thousand as fast as it came, and the first
+/// waiter gets an event first.
 type Group = BTreeMap<WaiterId, Arc<Queue>>;
 
 #[derive(Debug, Default)]
@@ -40,8 +40,8 @@ struct Waiters {
     by_component: HashMap<Arc<str>, Group>,
     of_everything: Group,
     of_unit_attentions: Group,
-    /// Those who want the names of what has events.
-    noting: Vec<Weak<Noted>>,
+    /// Subscribers to the names of devices that have events.
+    noting: Vec<Weak<ChangedNames>>,
     closed: bool,
 }
 
@@ -84,14 +84,14 @@ impl Dispatch {
         }
     }
 
-    /// Has the names of the devices that have events noted until the subscription is
+    /// Records the names of the devices that have events until the subscription is
     /// dropped.
-    pub(super) fn note_changes(&self, noted: &Arc<Noted>) {
+    pub(super) fn note_changes(&self, noted: &Arc<ChangedNames>) {
         self.lock().noting.push(Arc::downgrade(noted));
     }
 
-    /// As [`deliver`](Self::deliver), of an event of the kernel's, whose device is
-    /// noted.
+    /// Like [`deliver`](Self::deliver), for an event of the kernel. It also records the
+    /// device's name.
     pub(super) fn deliver_of_kernel(
         &self,
         devpath: &str,
@@ -102,7 +102,7 @@ impl Dispatch {
         self.deliver(devpath, is_unit_attention, event);
     }
 
-    fn each_noting(&self, tell: impl Fn(&Noted)) {
+    fn each_noting(&self, tell: impl Fn(&ChangedNames)) {
         self.lock().noting.retain(|noted| match noted.upgrade() {
             Some(noted) => {
                 tell(&noted);
@@ -117,9 +117,10 @@ impl Dispatch {
         self.lock().noting.len()
     }
 
-    /// Hands the event to those who watch a component of `devpath`, or all, or
-    /// news where it is one. `is_unit_attention` is asked only when somebody watches news,
-    /// and `event` made only when somebody gets it.
+    /// Delivers the event to the waiters that watch a component of `devpath`, to those
+    /// that watch everything, and a unit attention to those that watch unit attentions.
+    /// `is_unit_attention` is called only if a waiter watches those, and `event` only if a
+    /// waiter gets the event.
     pub(super) fn deliver(
         &self,
         devpath: &str,
@@ -152,10 +153,10 @@ impl Dispatch {
         self.counts.resyncs(resyncs as u64);
     }
 
-    /// Events are lost: every waiter has to look again.
+    /// Records that events are lost: every waiter must look again.
     pub(super) fn resync(&self) {
         self.counts.overrun();
-        self.each_noting(Noted::lose);
+        self.each_noting(ChangedNames::mark_lost);
         let resyncs = self.lock().all().filter(|queue| queue.resync()).count();
         self.counts.resyncs(resyncs as u64);
         tracing::warn!(resyncs, "uevents were lost; every waiter looks again");
@@ -170,9 +171,9 @@ impl Dispatch {
         self.counts.read(watches)
     }
 
-    /// Ends every watch: nothing will come any more.
+    /// Ends every watch, because no more events come.
     pub(super) fn close(&self) {
-        self.each_noting(Noted::lose);
+        self.each_noting(ChangedNames::mark_lost);
         let waiters = &mut *self.lock();
         waiters.closed = true;
         waiters.all().for_each(|queue| queue.close());
@@ -185,8 +186,8 @@ impl Dispatch {
 }
 
 impl Waiters {
-    /// Those who watch a component of the path. `.../2:0:0:3/scsi_disk/2:0:0:3`
-    /// has one twice, and its watches hear of it once.
+    /// The waiters that watch a component of the path. `.../2:0:0:3/scsi_disk/2:0:0:3` has
+    /// one component twice, and its watches get the event once.
     fn of_components<'a>(&'a self, devpath: &'a str) -> impl Iterator<Item = &'a Group> {
         let components = devpath.split('/').enumerate();
         components.filter_map(move |(at, component)| {

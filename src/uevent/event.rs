@@ -1,4 +1,4 @@
-//! An event that somebody waits for: the properties that are used, copied.
+//! An event for a waiter, with copies of the properties that are used.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,16 +7,16 @@ use super::message::Message;
 use super::unit_attention::UnitAttention;
 use crate::id::{DevNo, DiskSeq};
 
-/// The kernel puts a uevent's properties, its path among them, into 2 KiB
-/// (`UEVENT_BUFFER_SIZE` of `include/linux/kobject.h`); a text of udev's may be
+/// The kernel puts a uevent's properties, including its path, into 2 KiB
+/// (`UEVENT_BUFFER_SIZE` of `include/linux/kobject.h`). A text from udev may be
 /// no longer here.
 pub(super) const LONGEST_TEXT: usize = 2048;
-/// udev's own rules make fewer than ten links a device.
+/// udev's own rules make fewer than ten links for a device.
 const MOST_LINKS: usize = 256;
-/// All links of an event, in bytes.
+/// The longest total of an event's links, in bytes.
 const LONGEST_LINKS: usize = 16 << 10;
 
-/// Who announced an event.
+/// The sender of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -30,7 +30,7 @@ pub enum Origin {
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Who announced it.
+    /// The sender of the event.
     pub origin: Origin,
     /// When the hub read it.
     pub at: Instant,
@@ -38,7 +38,7 @@ pub struct Event {
     pub action: String,
     /// The device's path below `/sys`, from the leading slash.
     pub devpath: String,
-    /// The kernel's number of the event; udevd repeats it.
+    /// The kernel's number of the event, which udevd repeats.
     pub seqnum: u64,
     /// `block`, `scsi` and others.
     pub subsystem: String,
@@ -46,17 +46,17 @@ pub struct Event {
     pub devtype: Option<String>,
     /// The block or character device's number.
     pub devno: Option<DevNo>,
-    /// The disk's life (Linux 5.15).
+    /// The disk sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// The mark of an event that somebody had the kernel send.
+    /// The UUID of a synthetic event that a process requested from the kernel.
     pub synth_uuid: Option<String>,
-    /// What a SCSI device's target has reported: a unit attention.
+    /// The unit attention that a SCSI device's target has reported.
     pub sdev_ua: Option<UnitAttention>,
     /// The links that udev made, as full paths.
     pub links: Vec<String>,
-    /// Something of the above was left out: a text of more than 2 KiB, links
-    /// past the 256th or past 16 KiB. No event of the kernel's, and none of
-    /// udev's own rules, comes near that.
+    /// Whether a part was left out: a text of more than 2 KiB, or links past
+    /// the 256th or past 16 KiB. No event of the kernel or of udev's own rules
+    /// comes near that.
     pub cut: bool,
 }
 
@@ -131,7 +131,6 @@ impl Event {
 pub(super) mod tests {
     use super::*;
 
-    /// An `add` of the kernel's.
     pub(in crate::uevent) fn event(devpath: &str) -> Event {
         let text = format!("add@{devpath}\0ACTION=add\0DEVPATH={devpath}\0SEQNUM=1\0");
         let message = Message::parse(text.as_bytes()).unwrap();

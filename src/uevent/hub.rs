@@ -1,4 +1,4 @@
-//! The one thread that reads events for all waiters.
+//! The single thread that reads events for all waiters.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::changed_names::Naming;
 use super::changes::Changes;
 use super::counters::Counters;
 use super::dispatch::{Dispatch, Interest};
@@ -15,7 +16,6 @@ use super::event::{Event, Origin};
 use super::kernel_reader::{KernelReader, feed};
 use super::message::Message;
 use super::mode::Mode;
-use super::noted::Naming;
 use super::socket::{self, DropCount};
 use super::stream::Stream;
 use super::subscription::Subscription;
@@ -24,7 +24,7 @@ use super::watch::Watch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::Roots;
 
-/// How a [`Hub`] is started.
+/// Options for starting a [`Hub`].
 #[derive(Debug, Clone)]
 pub struct HubOptions {
     receive_buffer: usize,
@@ -41,8 +41,8 @@ impl Default for HubOptions {
 }
 
 impl HubOptions {
-    /// The size in bytes of each socket's receive buffer; 16 MiB by default,
-    /// which holds about 13,000 events. Without `CAP_NET_ADMIN` the machine's
+    /// Sets the size of each socket's receive buffer in bytes. The default of 16 MiB
+    /// holds about 13,000 events. Without `CAP_NET_ADMIN` the machine's
     /// `net.core.rmem_max` limits it.
     #[must_use]
     pub fn receive_buffer(mut self, bytes: usize) -> Self {
@@ -50,8 +50,8 @@ impl HubOptions {
         self
     }
 
-    /// Opens no socket: all events come by [`Hub::feed`] and [`Hub::feed_udev`], and
-    /// waits stand on them as `mode` says.
+    /// Opens no socket: all events come through [`Hub::feed`] and [`Hub::feed_udev`],
+    /// and `mode` says what waits rely on.
     #[must_use]
     pub fn fed(mut self, mode: Mode) -> Self {
         self.fed = Some(mode);
@@ -59,8 +59,8 @@ impl HubOptions {
     }
 }
 
-/// Reads kernel and udev events on a thread of its own and hands each to those
-/// who wait for it. Dropping it ends the thread.
+/// Reads kernel and udev events on a thread of its own and delivers each to its
+/// waiters. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Hub {
     mode: Mode,
@@ -72,11 +72,11 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Opens the sockets and starts the thread; in [`Mode::SysfsPoll`] and where it
-    /// is [`fed`](HubOptions::fed) there is neither.
+    /// Opens the sockets and starts the thread. In [`Mode::SysfsPoll`], and if it is
+    /// [`fed`](HubOptions::fed), it does neither.
     ///
     /// # Errors
-    /// `Io` where a socket or the thread cannot be had.
+    /// `Io` if a socket or the thread cannot be created.
     pub fn start(roots: &Roots, options: &HubOptions) -> Result<Self> {
         let mode = options.fed.unwrap_or_else(|| Mode::find(roots));
         let dispatch = Arc::<Dispatch>::default();
@@ -95,7 +95,7 @@ impl Hub {
         let kernel = Arc::new(Mutex::new(KernelReader::open(options.receive_buffer)?));
         hub.kernel = Some(Arc::clone(&kernel));
         let (stop, receive_buffer) = (Arc::clone(&hub.stop), options.receive_buffer);
-        // libudev's handles must stay on the thread that made them.
+        // libudev's handles must stay on the thread that created them.
         let (ready, opened) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("lunbd-uevent".to_owned())
@@ -121,7 +121,7 @@ impl Hub {
         }
     }
 
-    /// What waits stand on here.
+    /// What waits rely on here.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -140,7 +140,7 @@ impl Hub {
         Watch::new(self.subscribe(Interest::Everything))
     }
 
-    /// Every event, for one who listens for good.
+    /// Every event, for a permanent listener.
     #[must_use]
     pub fn stream(&self) -> Stream {
         Stream::new(Subscription::new(
@@ -150,41 +150,41 @@ impl Hub {
         ))
     }
 
-    /// Watches what arrays report: logical units come and go, capacities
-    /// change. Nothing is scanned on such a report; that is for whoever reads it.
+    /// Watches what arrays report: logical units come and go, capacities change.
+    /// lunbd scans nothing on such a report; the reader may.
     #[must_use]
     pub fn watch_unit_attentions(&self) -> UnitAttentionWatch {
         UnitAttentionWatch::new(self.subscribe(Interest::UnitAttentionEvent))
     }
 
-    /// The names of the devices that have events from now on; `None` where no events
+    /// The names of the devices that have events from now on; `None` if no events
     /// come.
     pub(crate) fn changes(&self, naming: Naming) -> Option<Changes> {
         let kernel = self.kernel.as_ref()?;
         Some(Changes::new(naming, &self.dispatch, kernel))
     }
 
-    /// Hands an event to the watches as if the kernel's socket had brought it:
-    /// for a process in [`Mode::SysfsPoll`], which has no such socket, when
-    /// somebody passes it the datagrams of one. What it is handed is believed.
+    /// Delivers an event to the watches as if it came from the kernel's socket. A
+    /// process in [`Mode::SysfsPoll`] has no such socket, but another process can
+    /// pass it the datagrams of one. The event is trusted.
     pub fn feed(&self, message: &Message<'_>) {
         feed(&self.dispatch, message);
     }
 
-    /// Tells every watch that events were lost: for whoever [feeds](Self::feed) the
-    /// datagrams of a socket, where that socket's buffer was full.
+    /// Tells every watch that events were lost. A process that [feeds](Self::feed)
+    /// the datagrams of a socket calls this when that socket's buffer was full.
     pub fn feed_overrun(&self) {
         self.dispatch.resync();
     }
 
-    /// As [`feed`](Self::feed), an event that udevd has handled: the same properties,
-    /// and those that udevd adds.
+    /// Like [`feed`](Self::feed), for an event that udevd has handled: with the same
+    /// properties and those that udevd adds.
     pub fn feed_udev(&self, message: &Message<'_>) {
         let event = || Some(Event::of(Origin::Udev, message));
         self.dispatch.deliver(message.devpath, || false, event);
     }
 
-    /// What was counted so far.
+    /// The current counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.dispatch.counters()
@@ -199,7 +199,8 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // Can only fail when the counter is full, and then it is readable.
+            // The write fails only if the counter is full, and then the event is
+            // readable.
             let _ = self.stop.write(1);
             let _ = thread.join();
         }
@@ -267,7 +268,8 @@ impl Reader {
         }
     }
 
-    /// One turn at a socket; the other's events wait no longer than this.
+    /// The most events of one read of a socket. The other socket waits no longer than
+    /// that.
     const TURN: usize = 256;
 
     fn read_kernel(&mut self, dispatch: &Dispatch) {
@@ -281,7 +283,7 @@ impl Reader {
         for event in udev.iter().take(Self::TURN) {
             match event.devpath().to_str() {
                 Some(devpath) => {
-                    // News comes from the kernel alone.
+                    // Unit attentions come only from the kernel.
                     dispatch.deliver(devpath, || false, || Event::of_udev(&event));
                 }
                 None => dispatch.counts().foreign_message(),

@@ -1,5 +1,5 @@
-//! The kernel's socket, which the hub's thread reads, and whoever has to know at
-//! once what it holds.
+//! The kernel's socket. The hub's thread reads it, and so does a caller that must
+//! know at once what it holds.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,18 +24,18 @@ impl std::fmt::Debug for KernelReader {
 impl KernelReader {
     pub(super) fn open(receive_buffer: usize) -> Result<Self> {
         let socket = KernelSocket::open(receive_buffer)?;
-        // The first look counts what was lost so far.
+        // The first check counts what was lost so far.
         let drops = DropCount::default();
         Ok(Self { socket, drops })
     }
 
-    /// The lock's holder delivers the events, so they keep their order.
+    /// The holder of the lock delivers the events, so they keep their order.
     pub(super) fn lock(reader: &Mutex<Self>) -> MutexGuard<'_, Self> {
         reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands out what the socket holds, and no more than `most` datagrams. Whether it
-    /// was all, with nothing lost that was not told.
+    /// Delivers what the socket holds, but at most `most` datagrams. Returns whether
+    /// this was all, without an unreported loss.
     pub(super) fn read(&mut self, most: usize, dispatch: &Dispatch) -> bool {
         let mut is_empty = false;
         for _ in 0..most {
@@ -48,7 +48,7 @@ impl KernelReader {
                     }
                 },
                 Received::Foreign => dispatch.counts().foreign_message(),
-                // Counted below.
+                // The check below counts this.
                 Received::Overrun => {}
                 Received::Nothing => {
                     is_empty = true;
@@ -63,10 +63,10 @@ impl KernelReader {
         is_empty && rose.is_some()
     }
 
-    /// Hands out all that the kernel had sent before the call. `false` where that is
-    /// not certain: more comes than is read.
+    /// Delivers all that the kernel had sent before the call. `false` if that is not
+    /// certain, because more comes than is read.
     pub(super) fn catch_up(&mut self, dispatch: &Dispatch) -> bool {
-        /// Above what the socket's buffer holds.
+        /// More than the socket's buffer holds.
         const MOST: usize = 1 << 16;
         self.read(MOST, dispatch)
     }
@@ -78,7 +78,6 @@ impl AsFd for KernelReader {
     }
 }
 
-/// Hands an event of the kernel's out.
 pub(super) fn feed(dispatch: &Dispatch, message: &Message<'_>) {
     let is_unit_attention = || message.action == "change" && message.property("SDEV_UA").is_some();
     let event = || Some(Event::of(Origin::Kernel, message));

@@ -1,8 +1,8 @@
-//! The mark of an event that we have the kernel send.
+//! The mark of an event that we request from the kernel.
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A random UUID (RFC 9562, 5.4) as text, which is what the kernel takes for a mark
+/// A random UUID (RFC 9562, 5.4) as text, which the kernel accepts as a mark
 /// (`lib/kobject_uevent.c`).
 pub(super) fn new() -> Result<String> {
     const VERSION_AND_VARIANT: u128 = 0xf000_c000_0000_0000_0000;

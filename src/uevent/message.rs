@@ -1,10 +1,10 @@
 //! A kernel uevent as it lies in the receive buffer.
 
-/// A uevent whose fields borrow from the buffer: nothing is copied for the
-/// events that nobody waits for.
+/// A uevent whose fields borrow from the receive buffer, so an event without a
+/// waiter is not copied.
 ///
-/// Format (`lib/kobject_uevent.c`): `ACTION@DEVPATH`, a NUL, then `KEY=VALUE`
-/// and a NUL each.
+/// Format (`lib/kobject_uevent.c`): `ACTION@DEVPATH` and a NUL, then each
+/// `KEY=VALUE` with a NUL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// `add`, `remove`, `change`, `move`, `online`, `offline`, `bind`, `unbind`.
@@ -19,10 +19,11 @@ pub struct Message<'a> {
 /// Why a datagram is not a uevent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No `ACTION@DEVPATH` and NUL in front: udev's own messages, for one.
+    /// It does not begin with `ACTION@DEVPATH` and a NUL. udev's own messages do
+    /// not.
     #[error("no ACTION@DEVPATH in front")]
     Header,
-    /// The last property is not ended by a NUL.
+    /// The last property has no NUL at its end.
     #[error("the last property has no end")]
     Unterminated,
     /// `ACTION`, `DEVPATH` or `SEQNUM` is missing or not text.
@@ -31,7 +32,7 @@ pub enum Malformed {
 }
 
 impl<'a> Message<'a> {
-    /// Reads a datagram of the kernel group.
+    /// Parses a datagram of the kernel group.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, Malformed> {
         let end = datagram
             .iter()
@@ -62,7 +63,7 @@ impl<'a> Message<'a> {
         Ok(message)
     }
 
-    /// The value of a property; `None` where it is absent or not UTF-8.
+    /// The value of a property; `None` if it is missing or not UTF-8.
     #[must_use]
     pub fn property(&self, key: &str) -> Option<&'a str> {
         self.properties

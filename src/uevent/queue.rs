@@ -1,5 +1,5 @@
-//! What waits to be read by one waiter: bounded, and nothing until something
-//! comes.
+//! One waiter's unread notices. The queue is bounded, and takes no memory until
+//! a notice comes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::event::{Event, Notice};
 
-/// Events that a waiter may leave unread. The next becomes a resync, so a slow
-/// waiter costs bounded memory and loses nothing without being told.
+/// How many events a waiter may leave unread. The next one becomes a resync, so
+/// a slow waiter costs bounded memory and learns of every loss.
 pub(super) const LONGEST: usize = 255;
 
-/// The hub's thread fills it and one waiter empties it. Neither holds its lock
-/// for longer than one notice takes; std's bounded channel would do the same
-/// with 256 slots allocated at once, about 6 KiB for each waiter.
+/// The hub's thread fills it and one waiter empties it. Each holds its lock
+/// only for one notice. std's bounded channel would do the same, but allocates
+/// its 256 slots at once, about 6 KiB for each waiter.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
@@ -23,10 +23,11 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Inner {
     notices: VecDeque<Notice>,
-    /// A resync is among the notices: whoever reads it looks at everything that
-    /// was lost until then, so a second one would tell nothing.
+    /// A resync is among the notices. The waiter that reads it looks at
+    /// everything that was lost until then, so a second resync would add
+    /// nothing.
     resync_unread: bool,
-    /// Somebody sleeps; without that there is nobody to wake.
+    /// A waiter is blocked; otherwise no notify is needed.
     waiting: bool,
     closed: bool,
 }
@@ -48,7 +49,7 @@ impl Queue {
         self.resync_in(self.lock())
     }
 
-    /// Says, once and by a resync, that nothing will come any more.
+    /// Tells the waiter, by one resync, that no more events come.
     pub(super) fn close(&self) {
         let mut inner = self.lock();
         inner.closed = true;
@@ -59,7 +60,7 @@ impl Queue {
         self.lock().closed
     }
 
-    /// The next notice, waited for no longer than `wait`.
+    /// The next notice; waits for it no longer than `wait`.
     pub(super) fn take(&self, wait: Duration) -> Option<Notice> {
         let mut inner = self.lock();
         if inner.notices.is_empty() && !wait.is_zero() {
@@ -87,7 +88,7 @@ impl Queue {
         true
     }
 
-    /// Lets the lock go first, or the one who is woken would run into it.
+    /// Releases the lock first, or the woken waiter would block on it.
     fn wake(&self, inner: MutexGuard<'_, Inner>) {
         let waiting = inner.waiting;
         drop(inner);
@@ -183,7 +184,7 @@ mod tests {
             assert_eq!(read, ("event", "resync"));
         });
         assert!(queue.is_closed());
-        // By us, and not by the end of its wait.
+        // The close ended the wait, not its deadline.
         assert!(start.elapsed() < long);
     }
 }

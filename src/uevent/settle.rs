@@ -1,11 +1,10 @@
-//! The proof that udev is done with a device.
+//! Proves that udev is done with a device.
 //!
-//! A database record or a link is no proof: both may be left from the device's
-//! previous life. The proof is udev's own event for the device, numbered no
-//! lower than the kernel's event that is to be settled; or, where that was
-//! missed or lies before the watch, a barrier: an event that we have the kernel
-//! send, marked with a UUID, which udevd handles after all that came before it
-//! for the same device.
+//! A database record or a link is no proof: both may be left from an earlier device. The
+//! proof is udev's own event for the device, with a number not below that of the kernel's
+//! event. If the waiter missed that event, or its watch began later, the proof is a
+//! barrier: an event that we request from the kernel, marked with a UUID. udevd handles it
+//! after all earlier events of the same device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,8 +23,9 @@ use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs, udev_record, worker};
 
-/// How it was proven that a device had settled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// How lunbd proved that a device had settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Settled {
@@ -33,8 +33,8 @@ pub enum Settled {
     UdevEvent,
     /// udev's answer to a barrier.
     Barrier,
-    /// The kernel has the device and the node is there; no udev is at work
-    /// here, so links are not waited for.
+    /// The kernel has the device and the node exists. No udev runs here, so nothing
+    /// waits for links.
     KernelOnly,
 }
 
@@ -42,11 +42,7 @@ impl Settled {
     /// The name used in `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::UdevEvent => "udev_event",
-            Self::Barrier => "barrier",
-            Self::KernelOnly => "kernel_only",
-        }
+        self.into()
     }
 }
 
@@ -54,7 +50,7 @@ impl Settled {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proof {
     pub(crate) how: Settled,
-    /// The links that udev names for it.
+    /// The links that udev made to it.
     pub(crate) links: Vec<String>,
 }
 
@@ -71,16 +67,16 @@ impl Proof {
     }
 }
 
-/// How long udev may take over one event before it is asked again: one that was
-/// killed with it in hand is started anew and knows nothing of it.
-const UDEVS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long udev may take for one event before we send another barrier. A udevd
+/// that was killed while it handled the event starts anew without it.
+const BARRIER_RESEND_AFTER: Duration = Duration::from_secs(10);
 
-/// Waits until udev is done with the device whose sysfs directory is `dir`;
-/// where no udev is at work, until the kernel has announced it.
+/// Waits until udev is done with the device whose sysfs directory is `dir`. Without
+/// udev, it waits until the kernel has announced the device.
 ///
 /// # Errors
-/// `TimedOut` at stage `settle`: the device stands and udev has not answered
-/// for it. `Vanished` where it went away.
+/// `TimedOut` at stage `settle`: the device exists and udev has not answered for
+/// it. `Vanished` if the device went away.
 pub(crate) fn settle(
     watch: &mut Watch,
     mode: Mode,
@@ -101,10 +97,10 @@ pub(crate) fn settle(
         .map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
     let mut by_event = needed != 0;
-    let mut patience = Backoff::new(UDEVS_PATIENCE, 8 * UDEVS_PATIENCE);
+    let mut patience = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
     let mut ask_again = Deadline::after(patience.pause());
     loop {
-        // Nothing seen, or something missed: ask now.
+        // Without a seen event, or after a missed one, send a barrier now.
         let mut unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
         if ask_again.has_passed() {
             unanswered = true;
@@ -130,11 +126,12 @@ pub(crate) fn settle(
         }
         let turn = barrier
             .as_ref()
-            .map_or(deadline, |barrier| barrier.turn(deadline));
+            .map_or(deadline, |barrier| barrier.wait_limit(deadline));
         let turn = turn.at_most(ask_again.remaining());
         match watch.next(turn) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
-                // udev's word on the removal of the device's last life may be late.
+                // udev's event for the removal of the previous device may come
+                // late.
                 let seen = watch.seen_events().of(&devpath);
                 if event.action == "remove" && seen.is_some_and(|seen| seen.gone) {
                     return Err(gone(dir));
@@ -158,7 +155,8 @@ pub(crate) fn settle(
     }
 }
 
-/// As [`settle`], by a barrier: for what udev may be doing with the device now.
+/// Like [`settle`], always by a barrier: for what udev may be doing with the device
+/// now.
 pub(crate) fn settle_again(
     watch: &mut Watch,
     mode: Mode,
@@ -170,15 +168,15 @@ pub(crate) fn settle_again(
     settle(watch, mode, roots, dir, deadline)
 }
 
-/// An event that we have the kernel send
+/// An event that we request from the kernel
 /// (`Documentation/ABI/testing/sysfs-uevent`, Linux 4.13).
 struct Barrier {
-    /// All that prove it: a slow udevd's answer to an earlier one as well.
+    /// All marks that prove it. A slow udevd may answer an earlier one.
     marks: Vec<String>,
-    /// The kernel has sent it; what is left is udev's answer.
+    /// The kernel has sent the event, and only udev's answer is missing.
     echoed: bool,
-    /// When to take it for lost: the kernel drops the events of a disk whose
-    /// partitions it still reads.
+    /// When to consider the event lost: the kernel drops the events of a disk while
+    /// it still reads the disk's partitions.
     echo_due: Deadline,
     patience: Backoff,
 }
@@ -218,7 +216,7 @@ impl Barrier {
         })
     }
 
-    /// They lie before what was missed.
+    /// Forgets the marks, which lie before the missed events.
     fn forget_marks(&mut self) {
         self.marks.clear();
     }
@@ -234,8 +232,8 @@ impl Barrier {
         !self.echoed && self.echo_due.has_passed()
     }
 
-    /// How long to wait now: for the echo, then for udev.
-    fn turn(&self, deadline: Deadline) -> Deadline {
+    /// How long to wait now: first for the kernel's event, then for udev's.
+    fn wait_limit(&self, deadline: Deadline) -> Deadline {
         if self.echoed || deadline.remaining() < self.echo_due.remaining() {
             deadline
         } else {
@@ -244,17 +242,18 @@ impl Barrier {
     }
 }
 
-/// A block device that is about to go, and the links that udev has made to it.
+/// A block device that is about to be removed, and the links that udev has made to
+/// it.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct RemovedDevice {
     devpath: String,
     devno: DevNo,
     node: PathBuf,
     links: Vec<PathBuf>,
 }
 
-impl Leaving {
-    /// To be taken before it goes.
+impl RemovedDevice {
+    /// Call this before the device is removed.
     pub(crate) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
         let links = udev_record::read_links(roots, disk.devno())?;
         Ok(Self {
@@ -265,8 +264,8 @@ impl Leaving {
         })
     }
 
-    /// Whether a link leads to its name still: one that another device has too is
-    /// that one's now.
+    /// Whether a link still leads to the device's name. A link that another device
+    /// also has leads to that device now.
     fn has_links(&self) -> bool {
         let leads_here = |link: &PathBuf| {
             let to = fs::read_link(link);
@@ -276,38 +275,39 @@ impl Leaving {
     }
 }
 
-/// Waits until udev has handled the removal of a block device: its links are
-/// gone, and a late removal cannot hit the next device of that name.
+/// Waits until udev has handled the removal of a block device. Its links are gone
+/// then, and a late removal cannot affect the next device of that name.
 ///
 /// # Errors
-/// `TimedOut` at stage `settle`: the device is gone and udev has not handled
-/// that yet.
+/// `TimedOut` at stage `settle`: the device is gone and udev has not handled that
+/// yet.
 pub(crate) fn settle_removal(
     watch: &mut Watch,
     mode: Mode,
     roots: &Roots,
-    leaving: &Leaving,
+    removed_device: &RemovedDevice,
     deadline: Deadline,
 ) -> Result<()> {
-    /// The kernel says that a device goes before it is gone from sysfs: who is here
-    /// has its word, or has taken the watch after it.
-    const KERNELS_WORD: Duration = Duration::from_secs(1);
+    /// How long to wait for the kernel's `remove` event. The kernel sends it before
+    /// the device is gone from sysfs, so the caller has it already, or took its
+    /// watch later.
+    const REMOVE_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
     if mode != Mode::Udev {
         return Ok(());
     }
-    let Leaving { devpath, devno, .. } = leaving;
-    let patience = Deadline::after(KERNELS_WORD);
+    let RemovedDevice { devpath, devno, .. } = removed_device;
+    let patience = Deadline::after(REMOVE_EVENT_TIMEOUT);
     let record = roots.run.join(format!("udev/data/b{devno}"));
-    let reborn = roots.sysfs.join(format!("dev/block/{devno}"));
+    let successor = roots.sysfs.join(format!("dev/block/{devno}"));
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
     watch.drain();
     let mut missed = false;
     loop {
         missed |= watch.take_missed();
         let seen = watch.seen_events().of(devpath);
-        // Where somebody has brought the next device of that name already, ours
-        // went before it; else the removal of an earlier one is not ours.
-        let seen = seen.filter(|seen| seen.gone || reborn.exists());
+        // If the next device already has the number, ours was removed before it.
+        // Otherwise a removal that an `add` followed was of an earlier device.
+        let seen = seen.filter(|seen| seen.gone || successor.exists());
         let removed = seen.and_then(|seen| seen.removed);
         let handled = seen.and_then(|seen| seen.udev.as_ref());
         if let (Some(removed), Some(handled)) = (removed, handled)
@@ -316,11 +316,11 @@ pub(crate) fn settle_removal(
             return Ok(());
         }
         missed |= removed.is_none() && patience.has_passed();
-        // The event is lost: udevd deletes the record when it begins with the
+        // The event is lost. udevd deletes the record when it begins with the
         // removal, and the links when its rules have run (`udev-event.c`,
-        // `event_execute_rules_on_remove`); where a new device has the number, it
-        // was handled before.
-        if missed && (reborn.exists() || !(record.exists() || leaving.has_links())) {
+        // `event_execute_rules_on_remove`). If a new device has the number, udevd
+        // handled the removal before it.
+        if missed && (successor.exists() || !(record.exists() || removed_device.has_links())) {
             return Ok(());
         }
         let turn = if missed {
@@ -339,11 +339,11 @@ pub(crate) fn settle_removal(
     }
 }
 
-/// The path of a sysfs directory as uevents name it.
+/// The path of a sysfs directory in uevents.
 pub(crate) fn devpath(roots: &Roots, dir: &Path) -> Result<String> {
     let mut below = dir.strip_prefix(&roots.sysfs).ok();
     if below.is_none() {
-        // A link may lead to it.
+        // `roots.sysfs` may be a link.
         let sysfs = sysfs::resolve(&roots.sysfs)?;
         below = sysfs.and_then(|sysfs| dir.strip_prefix(sysfs).ok());
     }
@@ -393,7 +393,7 @@ mod tests {
         let interest = Interest::Component("2:0:0:1".into());
         let mut watch = Watch::new(Subscription::new(&dispatch, interest, false));
         let mut settle = |limit: u64| {
-            let leaving = Leaving {
+            let leaving = RemovedDevice {
                 devpath: "/devices/x/2:0:0:1/block/sdb".to_owned(),
                 devno,
                 node: roots.dev.join("sdb"),
@@ -420,7 +420,7 @@ mod tests {
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(data.join("b8:0"), "S:disk/by-id/one\nS:disk/by-id/two\n").unwrap();
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
-        let leaving = Leaving::of(&roots, &disk).unwrap();
+        let leaving = RemovedDevice::of(&roots, &disk).unwrap();
         assert!(!leaving.has_links());
         for (link, to) in [("one", "../../sda"), ("two", "../../sdb")] {
             symlink(to, by_id.join(link)).unwrap();

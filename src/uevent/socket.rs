@@ -9,31 +9,31 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The multicast group on which the kernel sends.
+/// The multicast group of the kernel.
 const KERNEL_GROUP: u32 = 1;
 
-/// The kernel group.
+/// A socket in the kernel group.
 pub(super) struct KernelSocket {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
-/// What one receive brought.
+/// The result of one receive.
 pub(super) enum Received<'a> {
-    /// A datagram of the kernel's.
+    /// A datagram from the kernel.
     Datagram(&'a [u8]),
-    /// Something to pass over: another sender, or longer than any uevent.
+    /// A message to pass over: from another sender, or longer than any uevent.
     Foreign,
     /// The socket's buffer was full and messages are lost.
     Overrun,
-    /// Nothing more now.
+    /// No message is waiting.
     Nothing,
 }
 
 impl KernelSocket {
     pub(super) fn open(receive_buffer: usize) -> Result<Self> {
-        /// Twice what the kernel puts into one uevent (`UEVENT_BUFFER_SIZE`
-        /// and the path in front).
+        /// Twice what the kernel puts into one uevent (`UEVENT_BUFFER_SIZE` and the
+        /// path before it).
         const LONGEST: usize = 8192;
         let open = || {
             let mut socket = Socket::new(NETLINK_KOBJECT_UEVENT)?;
@@ -55,7 +55,7 @@ impl KernelSocket {
 
     pub(super) fn receive(&mut self) -> Received<'_> {
         self.buffer.clear();
-        // With MSG_TRUNC the true length comes back, also of what was cut.
+        // With MSG_TRUNC the true length is returned, even if the message was cut.
         let flags = nix::libc::MSG_TRUNC;
         match self.socket.recv_from(&mut self.buffer, flags) {
             Ok((length, sender)) if sender.port_number() != 0 || length != self.buffer.len() => {
@@ -77,8 +77,8 @@ impl AsFd for KernelSocket {
     }
 }
 
-/// The udev group, for block devices. libudev checks that root sent what it
-/// hands out.
+/// A socket in the udev group, for block devices. libudev checks that root sent the
+/// events that it returns.
 pub(super) fn open_udev(receive_buffer: usize) -> Result<udev::MonitorSocket> {
     let open = || {
         let socket = udev::MonitorBuilder::new()?
@@ -93,21 +93,21 @@ pub(super) fn open_udev(receive_buffer: usize) -> Result<udev::MonitorSocket> {
     })
 }
 
-/// Sets the receive buffer, past the machine's limit where we may
+/// Sets the receive buffer, past the machine's limit if permitted
 /// (`CAP_NET_ADMIN`).
 fn enlarge(socket: BorrowedFd<'_>, bytes: usize) -> nix::Result<()> {
     setsockopt(&socket, sockopt::RcvBufForce, &bytes)
         .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &bytes))
 }
 
-/// Counts what a socket lost since the last look. `ENOBUFS` alone would not
-/// do: libudev swallows it.
+/// Counts what a socket lost since the last check. `ENOBUFS` alone is not enough,
+/// because libudev swallows it.
 #[derive(Debug, Default)]
 pub(super) struct DropCount(u32);
 
 impl DropCount {
-    /// Whether messages were lost since the last call; `None` where the kernel does
-    /// not say it.
+    /// Whether messages were lost since the last call; `None` if the kernel does
+    /// not report it.
     pub(super) fn rose(&mut self, socket: impl AsFd) -> Option<bool> {
         let now = lunbd_sys::socket::dropped_messages(socket).ok()?;
         Some(std::mem::replace(&mut self.0, now) != now)

@@ -1,4 +1,4 @@
-//! Every event, for one who stays.
+//! Every event, for a permanent listener.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::subscription::Subscription;
 use crate::deadline::Deadline;
 
 /// A subscription to every event of the kernel, and udev's of block devices, for
-/// one who listens for good: it remembers nothing, and where no events come it
-/// does not look at sysfs instead. Dropping it ends it.
+/// a permanent listener. It remembers nothing, and without events it does not
+/// look at sysfs instead. Dropping it ends it.
 #[derive(Debug)]
 pub struct Stream(Subscription);
 
@@ -18,14 +18,14 @@ impl Stream {
         Self(subscription)
     }
 
-    /// Waits for the next notice; `None` when the deadline has passed. Where no
-    /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) none does, but
-    /// for those that are [fed](super::Hub::feed).
+    /// Waits for the next notice; `None` when the deadline has passed. Without
+    /// events ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it delivers only
+    /// those that are [fed](super::Hub::feed).
     pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
         self.0.next(deadline)
     }
 
-    /// What ends a wait from another thread.
+    /// A handle that ends a wait from another thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         Waker(self.0.queue())
@@ -37,7 +37,7 @@ impl Stream {
 pub struct Waker(Arc<Queue>);
 
 impl Waker {
-    /// Hands the stream a [`Notice::Resync`], unless one is unread.
+    /// Sends the stream a [`Notice::Resync`], unless one is unread.
     pub fn wake(&self) {
         self.0.resync();
     }

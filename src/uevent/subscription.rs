@@ -1,4 +1,4 @@
-//! One waiter's place at the hub.
+//! One waiter's subscription at the hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,15 +8,14 @@ use super::event::Notice;
 use super::queue::Queue;
 use crate::deadline::{Backoff, Deadline};
 
-/// A place in the dispatch and the queue that belongs to it. Dropping it gives
-/// both up.
+/// An entry in the dispatch and its queue. Dropping it removes both.
 #[derive(Debug)]
 pub(super) struct Subscription {
     dispatch: Arc<Dispatch>,
     interest: Interest,
     id: WaiterId,
     queue: Arc<Queue>,
-    /// Where no events come: how long until the next look at sysfs.
+    /// How long until the next look at sysfs; `None` if events come.
     poll: Option<Backoff>,
 }
 
@@ -44,15 +43,15 @@ impl Subscription {
             Some(pauses) => deadline.at_most(pauses.pause()),
             None => deadline,
         };
-        let mut notice = self.queue.take(limit.turn());
+        let mut notice = self.queue.take(limit.max_sleep());
         while notice.is_none() && !limit.has_passed() {
-            notice = self.queue.take(limit.turn());
+            notice = self.queue.take(limit.max_sleep());
         }
         if notice.is_none() && self.poll.is_some() && may_wait {
             notice = Some(Notice::Resync);
         }
         match &notice {
-            // The hub may have ended before its watch: no event will come.
+            // The hub may have ended before its watch. No event comes then.
             Some(Notice::Resync) if self.poll.is_none() && self.queue.is_closed() => {
                 self.poll = Some(pauses());
             }
@@ -69,7 +68,7 @@ impl Subscription {
         Arc::clone(&self.queue)
     }
 
-    /// What has come already, without waiting.
+    /// The next notice that has come already, without waiting.
     pub(super) fn try_next(&mut self) -> Option<Notice> {
         self.queue.take(Duration::ZERO)
     }
@@ -114,7 +113,7 @@ mod tests {
                 let notice = subscription.next(soon());
                 assert!(matches!(notice, Some(Notice::Resync)), "{notice:?}");
             }
-            // The pauses have grown: it does not spin.
+            // The pauses have grown, so it does not spin.
             let pauses = subscription.poll.as_mut().unwrap();
             assert!(pauses.pause() >= Duration::from_millis(8));
         }

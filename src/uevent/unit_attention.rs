@@ -1,30 +1,30 @@
-//! What a unit attention of a target says.
+//! The meaning of a target's unit attention.
 
 use std::fmt;
 
-/// What a unit attention says (`scsi_evt_emit` of `drivers/scsi/scsi_lib.c`).
+/// A unit attention (`scsi_evt_emit` of `drivers/scsi/scsi_lib.c`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum UnitAttention {
-    /// The target has other logical units than before (asc 3Fh, ascq 0Eh).
-    /// One logical unit reports it for all of its target, in its next answer.
+    /// The target's logical units changed (asc 3Fh, ascq 0Eh). One logical unit
+    /// reports it for its whole target, in its next answer.
     LunsChanged,
-    /// The capacity is another (asc 2Ah, ascq 09h). The kernel keeps the old
-    /// size until the device is rescanned.
+    /// The capacity changed (asc 2Ah, ascq 09h). The kernel keeps the old size
+    /// until the device is rescanned.
     CapacityChanged,
-    /// The INQUIRY data are others (asc 3Fh, ascq 03h). The kernel itself has
+    /// The INQUIRY data changed (asc 3Fh, ascq 03h). The kernel itself has
     /// rescanned the device.
     InquiryChanged,
-    /// Which paths are preferred has changed (ALUA: asc 2Ah, ascq 06h).
+    /// The preferred paths changed (ALUA: asc 2Ah, ascq 06h).
     AccessStateChanged,
     /// A thin volume fills up (asc 38h, ascq 07h).
     SoftThresholdReached,
-    /// The mode parameters are others (asc 2Ah, ascq 01h).
+    /// The mode parameters changed (asc 2Ah, ascq 01h).
     ModeParametersChanged,
     /// The unit was switched on or reset (asc 29h; Linux 5.3).
     PoweredOnOrReset,
-    /// One that this version has no name for: the kernel's word.
+    /// A unit attention without a name in this version: the kernel's text.
     Other(String),
 }
 

@@ -1,8 +1,8 @@
-//! What arrays report by themselves.
+//! What arrays report on their own.
 //!
-//! A target answers a command with a unit attention; the kernel reads it and
-//! sends a `change` of the SCSI device with `SDEV_UA`. It is reported, and
-//! nothing is done about it: no scan, no look at the device.
+//! A target answers a command with a unit attention. The kernel reads it and sends a
+//! `change` event of the SCSI device with `SDEV_UA`. lunbd only reports it: it neither
+//! scans nor looks at the device.
 
 use std::time::Instant;
 
@@ -15,17 +15,18 @@ use crate::id::Hctl;
 /// What a [`UnitAttentionWatch`] delivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnitAttentionEvent {
-    /// A logical unit has reported something.
+    /// A logical unit has reported a unit attention.
     Attention {
-        /// What it was.
+        /// The unit attention.
         what: UnitAttention,
-        /// The logical unit that said so; `None` where the device path does not
-        /// end with an address.
+        /// The logical unit that reported it; `None` if the device path does
+        /// not end with an address.
         unit: Option<Hctl>,
         /// When the hub read it.
         at: Instant,
     },
-    /// News may be missing: whoever acts on news looks at all of its targets.
+    /// Reports may be missing. A caller that acts on them must look at all of
+    /// its targets.
     Lost,
 }
 
@@ -38,7 +39,7 @@ impl UnitAttentionEvent {
                     unit: unit(event),
                     at: event.at,
                 },
-                // Longer than anything the kernel sends.
+                // The text is longer than anything the kernel sends.
                 None => Self::Lost,
             },
             Notice::Resync => Self::Lost,
@@ -46,8 +47,9 @@ impl UnitAttentionEvent {
     }
 }
 
-/// The device's own name is its address, below its target and also where the
-/// kernel reports before it has put the device there (Linux 6.12).
+/// The logical unit that reported the event. The last component of the path is
+/// its address: below its target, and also if the kernel reports before it has
+/// put the device there (Linux 6.12).
 fn unit(event: &Event) -> Option<Hctl> {
     event.devpath.rsplit('/').next()?.parse().ok()
 }
@@ -61,8 +63,8 @@ impl UnitAttentionWatch {
         Self(subscription)
     }
 
-    /// Waits for the next news; `None` when the deadline has passed. Where no
-    /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
+    /// Waits for the next report; `None` when the deadline has passed. Without
+    /// events ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it returns
     /// [`UnitAttentionEvent::Lost`] after a pause of 1 to 50 ms.
     pub fn next(&mut self, deadline: Deadline) -> Option<UnitAttentionEvent> {
         self.0.next(deadline).as_ref().map(UnitAttentionEvent::of)

@@ -1,4 +1,4 @@
-//! One waiter's end of the hub, and what it has learned so far.
+//! One waiter's watch, and the events that it has seen so far.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct Watch {
     seen_events: SeenEvents,
 }
 
-/// What has been seen of each device path under a watch.
+/// The events that a watch has seen, by device path.
 #[derive(Debug, Default)]
 pub(super) struct SeenEvents {
     paths: HashMap<String, Seen>,
@@ -24,13 +24,13 @@ pub(super) struct SeenEvents {
 
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// The latest event of the kernel.
+    /// The number of the kernel's latest event; 0 if there was none.
     pub(super) kernel: u64,
-    /// The latest event that udevd is done with.
+    /// The latest event that udevd has handled.
     pub(super) udev: Option<Arc<Event>>,
-    /// The kernel's latest `remove`.
+    /// The number of the kernel's latest `remove`.
     pub(super) removed: Option<u64>,
-    /// No `add` has followed it.
+    /// Whether no `add` has followed that `remove`.
     pub(super) gone: bool,
 }
 
@@ -42,8 +42,8 @@ impl Watch {
         }
     }
 
-    /// Waits for the next notice; `None` when the deadline has passed. Where no
-    /// events come ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it is
+    /// Waits for the next notice; `None` when the deadline has passed. Without
+    /// events ([`Mode::SysfsPoll`](super::Mode::SysfsPoll)) it returns
     /// [`Notice::Resync`] after a pause of 1 to 50 ms.
     pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
         let notice = self.subscription.next(deadline)?;
@@ -51,7 +51,7 @@ impl Watch {
         Some(notice)
     }
 
-    /// Takes in what has come already, without waiting.
+    /// Records the notices that have come already, without waiting.
     pub(super) fn drain(&mut self) {
         while let Some(notice) = self.subscription.try_next() {
             self.seen_events.take_in(&notice);
@@ -59,19 +59,20 @@ impl Watch {
     }
 
     /// Whether the kernel has announced this device path since the watch was
-    /// taken.
+    /// taken, and has not removed it.
     pub(crate) fn kernel_announced(&mut self, devpath: &str) -> bool {
         self.drain();
         let seen = self.seen_events.of(devpath);
         seen.is_some_and(|seen| seen.kernel != 0 && !seen.gone)
     }
 
-    /// Whether events were lost that nobody has made good yet.
+    /// Whether events were lost and no caller has looked again since.
     pub(crate) fn has_missed(&self) -> bool {
         self.seen_events.missed
     }
 
-    /// What was seen so far is not enough: the next proof is a barrier's.
+    /// Makes the next proof a barrier's, because the events seen so far are not
+    /// enough.
     pub(super) fn require_barrier(&mut self) {
         self.seen_events.missed = true;
     }
@@ -99,8 +100,8 @@ impl SeenEvents {
     }
 
     fn record(&mut self, event: &Arc<Event>) {
-        // A component's events name a handful of paths; a flood of made-up
-        // ones must not grow this without bound.
+        // A component's events name a handful of paths. A flood of invented
+        // paths must not grow this without bound.
         const MOST_PATHS: usize = 4096;
         if self.paths.len() >= MOST_PATHS && !self.paths.contains_key(&event.devpath) {
             self.missed = true;

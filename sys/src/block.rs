@@ -10,8 +10,8 @@ mod raw {
     nix::ioctl_read!(blkgetdiskseq, 0x12, 128, u64);
 }
 
-/// `BLKFLSBUF`: writes the device's dirty pages back and drops its page cache.
-/// Sends no cache flush to the device. Needs `CAP_SYS_ADMIN`.
+/// `BLKFLSBUF`: writes the device's dirty pages back and drops its page cache. It sends
+/// no cache flush to the device. Needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
 /// The errno of the ioctl.
@@ -22,11 +22,11 @@ pub fn flush_buffers(device: impl AsFd) -> nix::Result<()> {
     unsafe { raw::blkflsbuf(device.as_fd().as_raw_fd()) }.map(drop)
 }
 
-/// `sync_file_range` over all of the device: writes its dirty pages back and waits until
-/// each is written. Sends no cache flush to the device.
+/// `sync_file_range` over the whole device: writes its dirty pages back and waits until
+/// each is written. It sends no cache flush to the device.
 ///
 /// # Errors
-/// The errno of the call: that of a write that failed, once for each open file.
+/// The errno of the call. A failed write is reported once for each open file.
 #[doc(alias = "sync_file_range")]
 pub fn write_pages(device: impl AsFd) -> nix::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
@@ -38,7 +38,7 @@ pub fn write_pages(device: impl AsFd) -> nix::Result<()> {
     Errno::result(done).map(drop)
 }
 
-/// `BLKGETDISKSEQ`: the serial number of this life of the disk. Linux 5.15.
+/// `BLKGETDISKSEQ`: the disk sequence number. Linux 5.15.
 ///
 /// # Errors
 /// The errno of the ioctl; `ENOTTY` before 5.15.

@@ -1,19 +1,19 @@
 //! Device-mapper's ioctls on `/dev/mapper/control`
 //! (`include/uapi/linux/dm-ioctl.h`, interface 4.0). All need `CAP_SYS_ADMIN`.
 //!
-//! A device is named by its uuid alone: names are used again.
+//! Only its uuid identifies a device here, because names are used again.
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-/// The oldest interface that has what is used here.
+/// The oldest interface that has everything used here.
 const INTERFACE: [u32; 3] = [4, 0, 0];
 const UUID_LENGTH: usize = 129;
 const TYPE_LENGTH: usize = 16;
 
-/// `struct dm_ioctl`: only its layout is used.
+/// `struct dm_ioctl`: the code uses only its layout.
 #[repr(C)]
 struct DmIoctl {
     version: [u32; 3],
@@ -30,7 +30,7 @@ struct DmIoctl {
     data: [u8; 7],
 }
 
-/// `struct dm_target_spec`: only its layout is used.
+/// `struct dm_target_spec`: the code uses only its layout.
 #[repr(C)]
 struct DmTargetSpec {
     sector_start: u64,
@@ -40,11 +40,12 @@ struct DmTargetSpec {
     target_type: [u8; TYPE_LENGTH],
 }
 
-/// What follows `struct dm_ioctl`.
+/// The offset of the data after `struct dm_ioctl`.
 const DATA: usize = size_of::<DmIoctl>();
 const SPEC: usize = size_of::<DmTargetSpec>();
 
-// The same on 32-bit and 64-bit machines: the header says so and pads for it.
+// The layout is the same on 32-bit and 64-bit machines: the header says so and pads
+// for it.
 const _: () = {
     assert!(DATA == 312);
     assert!(offset_of!(DmIoctl, data_size) == 12);
@@ -69,7 +70,8 @@ mod raw {
     use super::DATA;
     use nix::{ioctl_readwrite_bad, request_code_readwrite};
 
-    // A buffer of bytes, since what follows the header is of any length.
+    // The argument is a buffer of bytes, because the data after the header has any
+    // length.
     ioctl_readwrite_bad!(version, request_code_readwrite!(0xfd, 0, DATA), u8);
     ioctl_readwrite_bad!(dev_remove, request_code_readwrite!(0xfd, 4, DATA), u8);
     ioctl_readwrite_bad!(dev_suspend, request_code_readwrite!(0xfd, 6, DATA), u8);
@@ -80,20 +82,20 @@ mod raw {
 }
 
 bitflags::bitflags! {
-    /// What the caller asks for, and what the kernel says of the device.
+    /// The caller's options, and the kernel's report on the device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Flags: u32 {
         /// `DM_READONLY_FLAG`.
         #[doc(alias = "DM_READONLY_FLAG")]
         const READ_ONLY = 1 << 0;
-        /// `DM_SUSPEND_FLAG`: it is suspended; asked of [`suspend`]'s ioctl,
+        /// `DM_SUSPEND_FLAG`: the device is suspended; in a request of [`suspend`],
         /// suspend it.
         #[doc(alias = "DM_SUSPEND_FLAG")]
         const SUSPENDED = 1 << 1;
-        /// `DM_STATUS_TABLE_FLAG`: the table, not the status.
+        /// `DM_STATUS_TABLE_FLAG`: return the table, not the status.
         #[doc(alias = "DM_STATUS_TABLE_FLAG")]
         const TABLE = 1 << 4;
-        /// `DM_ACTIVE_PRESENT_FLAG`: it has a table.
+        /// `DM_ACTIVE_PRESENT_FLAG`: the device has a table.
         #[doc(alias = "DM_ACTIVE_PRESENT_FLAG")]
         const HAS_TABLE = 1 << 5;
         /// `DM_BUFFER_FULL_FLAG`.
@@ -102,35 +104,35 @@ bitflags::bitflags! {
         /// `DM_SKIP_LOCKFS_FLAG`: do not freeze a filesystem.
         #[doc(alias = "DM_SKIP_LOCKFS_FLAG")]
         const SKIP_LOCKFS = 1 << 10;
-        /// `DM_NOFLUSH_FLAG`: keep queued I/O, do not wait for it.
+        /// `DM_NOFLUSH_FLAG`: keep queued I/O and do not wait for it.
         #[doc(alias = "DM_NOFLUSH_FLAG")]
         const NO_FLUSH = 1 << 11;
     }
 }
 
-/// What the kernel says of a device.
+/// The status of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// Bits that this crate does not know are kept.
+    /// The flags. Unknown bits are kept.
     pub flags: Flags,
-    /// How often it is open, mounts included.
+    /// How many times the device is open, mounts included.
     pub open_count: i32,
-    /// Its number, as in `st_rdev`.
+    /// The device's number, as in `st_rdev`.
     pub dev: u64,
-    /// Its name, below `/dev/mapper`.
+    /// The device's name below `/dev/mapper`.
     pub name: String,
 }
 
 /// One target of a device, in sectors of 512 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Its first sector.
+    /// The first sector.
     pub start: u64,
-    /// How many.
+    /// The number of sectors.
     pub length: u64,
-    /// Its type, `multipath`.
+    /// The type, for example `multipath`.
     pub kind: String,
-    /// Its parameters, or its status.
+    /// The parameters, or the status.
     pub parameters: String,
 }
 
@@ -148,7 +150,7 @@ pub fn version(control: impl AsFd) -> nix::Result<[u32; 3]> {
 /// `DM_DEV_STATUS`.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device.
+/// The errno of the ioctl: `ENXIO` if there is no such device.
 #[doc(alias = "DM_DEV_STATUS")]
 pub fn status(control: impl AsFd, uuid: &str) -> nix::Result<Status> {
     let mut message = Message::of(uuid, Flags::empty(), 0)?;
@@ -161,13 +163,12 @@ pub fn status(control: impl AsFd, uuid: &str) -> nix::Result<Status> {
     })
 }
 
-/// `DM_TABLE_STATUS`: the targets with their status, or with
-/// [`Flags::TABLE`] their parameters. The buffer grows with the answer, to
-/// 16 MiB.
+/// `DM_TABLE_STATUS`: the targets with their status or, with [`Flags::TABLE`],
+/// their parameters. The buffer grows with the answer, up to 16 MiB.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device; `ENOBUFS`
-/// for a longer answer.
+/// The errno of the ioctl: `ENXIO` if there is no such device; `ENOBUFS` for a
+/// longer answer.
 #[doc(alias = "DM_TABLE_STATUS")]
 pub fn table_status(control: impl AsFd, uuid: &str, flags: Flags) -> nix::Result<Vec<Target>> {
     const LONGEST: usize = 16 << 20;
@@ -185,11 +186,11 @@ pub fn table_status(control: impl AsFd, uuid: &str, flags: Flags) -> nix::Result
     }
 }
 
-/// `DM_TARGET_MSG`: a message to the target that holds `sector`. What a target
-/// answers in words is not read.
+/// `DM_TARGET_MSG`: sends a message to the target that holds `sector`. It does not
+/// read the target's text answer.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device; else the
+/// The errno of the ioctl: `ENXIO` if there is no such device; otherwise the
 /// target's own.
 #[doc(alias = "DM_TARGET_MSG")]
 pub fn send_message(control: impl AsFd, uuid: &str, sector: u64, text: &str) -> nix::Result<()> {
@@ -201,43 +202,43 @@ pub fn send_message(control: impl AsFd, uuid: &str, sector: u64, text: &str) -> 
     message.exchange(control, raw::target_msg)
 }
 
-/// `DM_DEV_SUSPEND` with `DM_SUSPEND_FLAG`: holds I/O back, until
-/// [`resume`]. **Blocks** for as long as I/O is under way.
+/// `DM_DEV_SUSPEND` with `DM_SUSPEND_FLAG`: holds I/O back until [`resume`].
+/// **Blocks** while I/O is in flight.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device.
+/// The errno of the ioctl: `ENXIO` if there is no such device.
 #[doc(alias = "DM_DEV_SUSPEND")]
 pub fn suspend(control: impl AsFd, uuid: &str, flags: Flags) -> nix::Result<()> {
     Message::of(uuid, flags | Flags::SUSPENDED, 0)?.exchange(control, raw::dev_suspend)
 }
 
-/// `DM_DEV_SUSPEND` without `DM_SUSPEND_FLAG`: puts a table that was loaded in
-/// place, suspending the device for that with `flags` unless it is, and lets
-/// I/O go on.
+/// `DM_DEV_SUSPEND` without `DM_SUSPEND_FLAG`: activates a loaded table and lets
+/// I/O continue. If the device is not suspended, the kernel suspends it for that
+/// with `flags`.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device.
+/// The errno of the ioctl: `ENXIO` if there is no such device.
 #[doc(alias = "DM_DEV_SUSPEND")]
 pub fn resume(control: impl AsFd, uuid: &str, flags: Flags) -> nix::Result<()> {
     Message::of(uuid, flags - Flags::SUSPENDED, 0)?.exchange(control, raw::dev_suspend)
 }
 
-/// `DM_DEV_REMOVE`. **Blocks** until the kernel has taken it down.
+/// `DM_DEV_REMOVE`. **Blocks** until the kernel has removed the device.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device; `EBUSY`
-/// where it is open.
+/// The errno of the ioctl: `ENXIO` if there is no such device; `EBUSY` if it is
+/// open.
 #[doc(alias = "DM_DEV_REMOVE")]
 pub fn remove(control: impl AsFd, uuid: &str) -> nix::Result<()> {
     Message::of(uuid, Flags::empty(), 0)?.exchange(control, raw::dev_remove)
 }
 
-/// `DM_TABLE_LOAD`: loads a table beside the one in use, for [`resume`] to put
-/// in its place. Of `flags` [`Flags::READ_ONLY`] counts.
+/// `DM_TABLE_LOAD`: loads a table into the inactive slot, for [`resume`] to
+/// activate. It uses only [`Flags::READ_ONLY`] of `flags`.
 ///
 /// # Errors
-/// The errno of the ioctl: `ENXIO` where there is no such device; `EINVAL`
-/// where a target does not take its parameters.
+/// The errno of the ioctl: `ENXIO` if there is no such device; `EINVAL` if a target
+/// does not take its parameters.
 #[doc(alias = "DM_TABLE_LOAD")]
 pub fn load(control: impl AsFd, uuid: &str, flags: Flags, table: &[Target]) -> nix::Result<()> {
     let lengths: Vec<usize> = table
@@ -265,11 +266,11 @@ pub fn load(control: impl AsFd, uuid: &str, flags: Flags, table: &[Target]) -> n
     message.exchange(control, raw::table_load)
 }
 
-/// A `struct dm_ioctl` and what follows it.
+/// A `struct dm_ioctl` and the data after it.
 struct Message(Vec<u8>);
 
 impl Message {
-    /// With `room` bytes behind the header, and no device named.
+    /// A message that names no device, with `room` bytes after the header.
     fn empty(room: usize) -> Self {
         let mut message = Self(vec![0; DATA + room]);
         for (at, number) in (0..).step_by(4).zip(INTERFACE) {
@@ -279,7 +280,7 @@ impl Message {
     }
 
     fn of(uuid: &str, flags: Flags, room: usize) -> nix::Result<Self> {
-        // The kernel would look for a device by name, or by number.
+        // Without a uuid the kernel would look for a device by name, or by number.
         if uuid.is_empty() {
             return Err(Errno::EINVAL);
         }
@@ -311,7 +312,7 @@ impl Message {
         Ok(())
     }
 
-    /// With a NUL at its end, in no more than `room` bytes.
+    /// Puts `text` and a NUL, in at most `room` bytes.
     fn put_text(&mut self, at: usize, text: &str, room: usize) -> nix::Result<()> {
         if text.len() >= room || text.contains('\0') {
             return Err(Errno::EINVAL);
@@ -324,11 +325,11 @@ impl Message {
     }
 }
 
-/// The targets of an answer of the kernel's to `DM_TABLE_STATUS`: a `struct
-/// dm_ioctl` and all that follows it. Each target's `next` counts from the first.
+/// The targets in the kernel's answer to `DM_TABLE_STATUS`: a `struct dm_ioctl` and
+/// the data after it. Each target's `next` is an offset from the first target.
 ///
 /// # Errors
-/// `EINVAL` where a target lies outside of the answer, or behind the one before it.
+/// `EINVAL` if a target lies outside the answer, or not after the one before it.
 pub fn read_targets(answer: &[u8]) -> nix::Result<Vec<Target>> {
     let start = u32_at(answer, offset_of!(DmIoctl, data_start));
     let start = usize::try_from(start).map_err(|_| Errno::EINVAL)?;
@@ -366,7 +367,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     found.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Up to the NUL.
+/// The text up to the NUL.
 fn text_at(bytes: &[u8], at: usize) -> String {
     let bytes = bytes.get(at..).unwrap_or_default();
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -383,7 +384,7 @@ mod tests {
         for uuid in ["", "a\0b", &"x".repeat(UUID_LENGTH)] {
             assert_eq!(remove(&null, uuid), Err(Errno::EINVAL), "{uuid:?}");
         }
-        // The longest goes out, to a file that knows no such ioctl.
+        // The longest one is sent, to a file that knows no such ioctl.
         let uuid = "x".repeat(UUID_LENGTH - 1);
         assert_eq!(remove(&null, &uuid), Err(Errno::ENOTTY));
     }

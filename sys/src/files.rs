@@ -1,52 +1,54 @@
-//! The table of open files of a thread.
+//! The file table of a thread.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use nix::errno::Errno;
 
-/// Gives the calling thread a table of open files of its own, with standard
-/// input, output and error alone (`close_range`, `CLOSE_RANGE_UNSHARE`, Linux 5.9).
+/// Gives the calling thread a file table of its own, with only standard input,
+/// output and error (`close_range`, `CLOSE_RANGE_UNSHARE`, Linux 5.9).
 ///
-/// The other threads keep theirs. What they close is closed then, and locks go
-/// with it, though this thread stays in the kernel: a process that is killed does
-/// not end before its last thread does, and without this neither do its locks.
+/// The other threads keep the process's table. What they close is closed at once,
+/// and its locks are released, even while this thread stays in the kernel. A killed
+/// process ends only with its last thread, and without this call its locks would
+/// last as long.
 ///
-/// **Descriptors from before are not this thread's any more**, and their numbers
-/// are given to what it opens: it must use, and drop, only what it opens itself.
+/// **The thread loses all earlier descriptors**, and their numbers are given to
+/// what it opens later. It must use, and drop, only what it opens itself.
 ///
 /// # Errors
-/// `ENOMEM`; `ENOSYS` before Linux 5.9. The table is the process's then.
-pub fn leave_those_of_the_process() -> nix::Result<()> {
+/// `ENOMEM`; `ENOSYS` before Linux 5.9. The thread then keeps the process's table.
+pub fn unshare_fd_table() -> nix::Result<()> {
     close_own(FIRST, libc::c_uint::MAX)
 }
 
-/// The same, and `kept` is in the new table too: what is returned is this thread's
-/// own, the same open file under the same number.
+/// Like [`unshare_fd_table`], but the new table also has `kept`. The
+/// result is this thread's own descriptor: the same open file under the same
+/// number.
 ///
-/// **It must not be given to another thread**, to which the number is another
-/// file's; and the file of the process, which `kept` is borrowed from, must be
-/// closed by a thread of the process's table, or it stays open in that.
+/// **It must not be given to another thread**, where the number means another file.
+/// A thread with the process's table must close the process's descriptor, from
+/// which `kept` is borrowed, or the file stays open there.
 ///
 /// # Errors
-/// As [`leave_those_of_the_process`].
-pub fn leave_those_of_the_process_but(kept: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+/// Those of [`unshare_fd_table`].
+pub fn unshare_fd_table_keeping(kept: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let number = kept.as_raw_fd();
     let unsigned = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
     close_own(FIRST.max(unsigned + 1), libc::c_uint::MAX)?;
     if unsigned > FIRST {
-        // It cannot fail: the table is this thread's own by now.
+        // This cannot fail: the table is this thread's own by now.
         let _closed = close_own(FIRST, unsigned - 1);
     }
-    // SAFETY: the table is this thread's alone, the number is open in it, and
-    // nothing in this thread owns it but this: `kept` is of the table before.
+    // SAFETY: the table belongs to this thread only, and the number is open in it.
+    // Nothing else in this thread owns it: `kept` belongs to the earlier table.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// The first behind standard input, output and error.
+/// The first number after standard input, output and error.
 const FIRST: libc::c_uint = 3;
 
-/// Closes these numbers in a table of the calling thread's own, which it is given
-/// where it has none.
+/// Closes these numbers in the calling thread's own file table. A thread that
+/// shares a table first gets its own.
 fn close_own(first: libc::c_uint, last: libc::c_uint) -> nix::Result<()> {
     // SAFETY: the call takes three numbers and touches no memory of ours. No
     // descriptor of another thread is closed, since the table is unshared first.
@@ -75,7 +77,7 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         let number = file.as_raw_fd();
         let gone = thread::spawn(move || {
-            leave_those_of_the_process().unwrap();
+            unshare_fd_table().unwrap();
             !std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
         });
         assert!(gone.join().unwrap());
@@ -96,7 +98,7 @@ mod tests {
         thread::scope(|scope| {
             let borrowed = file.as_fd();
             let thread = scope.spawn(move || {
-                let own = leave_those_of_the_process_but(borrowed).unwrap();
+                let own = unshare_fd_table_keeping(borrowed).unwrap();
                 kept.0.send(()).unwrap();
                 closed.1.recv().unwrap();
                 let has = |number: &i32| {

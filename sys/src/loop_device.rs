@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-/// `struct loop_info64`: 232 bytes, of which the third number is read here.
+/// `struct loop_info64`: 232 bytes. This crate reads only the third number.
 #[repr(C)]
 struct Info {
     device: u64,
@@ -15,13 +15,13 @@ mod raw {
     nix::ioctl_read_bad!(loop_get_status64, 0x4C05, super::Info);
 }
 
-/// `LOOP_GET_STATUS64`: the device number of what backs it (`lo_rdevice`), in the
-/// encoding of `dev_t`; 0 where that is a regular file. The kernel takes it from the
-/// open file, so no path is followed; of a file on a file server it asks that server
-/// (`drivers/block/loop.c`, `loop_get_status`).
+/// `LOOP_GET_STATUS64`: the device number of the backing device (`lo_rdevice`), in
+/// the encoding of `dev_t`; 0 if a regular file backs it. The kernel takes it from
+/// the open file, so it follows no path. For a file on a file server the kernel asks
+/// that server (`drivers/block/loop.c`, `loop_get_status`).
 ///
 /// # Errors
-/// The errno of the ioctl; `ENXIO` where nothing backs it.
+/// The errno of the ioctl; `ENXIO` if nothing backs the device.
 #[doc(alias = "LOOP_GET_STATUS64")]
 pub fn backing_device(device: impl AsFd) -> nix::Result<u64> {
     let mut info = Info {

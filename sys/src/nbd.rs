@@ -1,6 +1,6 @@
 //! NBD's generic netlink family (`include/uapi/linux/nbd-netlink.h`) and its
-//! client flags (`include/uapi/linux/nbd.h`). Numbers are in the
-//! machine's byte order, and nests carry no `NLA_F_NESTED`.
+//! client flags (`include/uapi/linux/nbd.h`). Numbers are in the machine's byte
+//! order, and nested attributes carry no `NLA_F_NESTED`.
 
 /// `NBD_GENL_FAMILY_NAME`.
 #[doc(alias = "NBD_GENL_FAMILY_NAME")]
@@ -8,7 +8,7 @@ pub const FAMILY_NAME: &str = "nbd";
 /// `NBD_GENL_VERSION`.
 #[doc(alias = "NBD_GENL_VERSION")]
 pub const FAMILY_VERSION: u8 = 1;
-/// `NBD_GENL_MCAST_GROUP_NAME`: where [`CMD_LINK_DEAD`] comes.
+/// `NBD_GENL_MCAST_GROUP_NAME`: the group of [`CMD_LINK_DEAD`].
 #[doc(alias = "NBD_GENL_MCAST_GROUP_NAME")]
 pub const MULTICAST_GROUP: &str = "nbd_mc_group";
 
@@ -21,7 +21,7 @@ pub const CMD_DISCONNECT: u8 = 2;
 /// `NBD_CMD_RECONFIGURE`: needs [`ATTR_INDEX`].
 #[doc(alias = "NBD_CMD_RECONFIGURE")]
 pub const CMD_RECONFIGURE: u8 = 3;
-/// `NBD_CMD_LINK_DEAD`: the kernel sends it, with [`ATTR_INDEX`].
+/// `NBD_CMD_LINK_DEAD`: a message from the kernel, with [`ATTR_INDEX`].
 #[doc(alias = "NBD_CMD_LINK_DEAD")]
 pub const CMD_LINK_DEAD: u8 = 4;
 /// `NBD_CMD_STATUS`.
@@ -77,15 +77,15 @@ pub const DEVICE_INDEX: u16 = 1;
 pub const DEVICE_CONNECTED: u16 = 2;
 
 bitflags::bitflags! {
-    /// What the kernel does at the end.
+    /// What the kernel does when the device is disconnected or closed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct ClientFlags: u64 {
-        /// `NBD_CFLAG_DESTROY_ON_DISCONNECT`: the index goes with the
-        /// connection.
+        /// `NBD_CFLAG_DESTROY_ON_DISCONNECT`: a disconnect also removes the
+        /// device and its index.
         #[doc(alias = "NBD_CFLAG_DESTROY_ON_DISCONNECT")]
         const DESTROY_ON_DISCONNECT = 1 << 0;
-        /// `NBD_CFLAG_DISCONNECT_ON_CLOSE`: the last close disconnects, be it
-        /// udev's.
+        /// `NBD_CFLAG_DISCONNECT_ON_CLOSE`: the last close disconnects, even a
+        /// close by udev.
         #[doc(alias = "NBD_CFLAG_DISCONNECT_ON_CLOSE")]
         const DISCONNECT_ON_CLOSE = 1 << 1;
     }

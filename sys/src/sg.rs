@@ -59,7 +59,7 @@ bitflags::bitflags! {
     pub struct Info: u32 {
         /// `SG_INFO_CHECK`: one of the three statuses is not good.
         const CHECK = 0x1;
-        /// `SG_INFO_DIRECT_IO`: the data went without a copy.
+        /// `SG_INFO_DIRECT_IO`: the data was transferred without a copy.
         const DIRECT_IO = 0x2;
     }
 }
@@ -67,7 +67,7 @@ bitflags::bitflags! {
 /// How a command ended, as the kernel reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Completion {
-    /// Bytes that came in.
+    /// How many bytes the device sent.
     pub transferred: usize,
     /// The SCSI status byte (SAM-5, 5.3).
     pub status: u8,
@@ -75,20 +75,20 @@ pub struct Completion {
     pub host_status: u16,
     /// The `DRIVER_` code.
     pub driver_status: u16,
-    /// The kernel's summary; bits that this crate does not know are kept.
+    /// The kernel's summary. Unknown bits are kept.
     pub info: Info,
     /// Sense data.
     pub sense: Vec<u8>,
 }
 
-/// Sends `cdb` and reads the answer into `buffer`. A zero timeout would be the
-/// kernel's 60 s, so the least is 1 ms; it is the limit of one try of the
-/// command and does not include the kernel's error recovery.
+/// Sends `cdb` and reads the answer into `buffer`. The timeout limits one try
+/// of the command, without the kernel's error recovery. Zero would mean the
+/// kernel's 60 s, so the least is 1 ms.
 ///
 /// # Errors
-/// The errno of the ioctl. A command that reached the device and failed is no
-/// errno: see [`Completion`]. A buffer or CDB too long for the interface is
-/// `EINVAL`.
+/// The errno of the ioctl; `EINVAL` for a buffer or CDB too long for the
+/// interface. A command that reached the device and failed returns no errno:
+/// see [`Completion`].
 #[doc(alias = "SG_IO")]
 pub fn read_command(
     device: impl AsFd,

@@ -1,4 +1,4 @@
-//! What a netlink socket can tell of itself.
+//! What the kernel reports about a socket.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,12 +13,12 @@ const DROPS: usize = 8;
 /// How many messages the kernel has dropped because this socket's buffer was
 /// full (`SO_MEMINFO`, Linux 4.12).
 ///
-/// Unlike `ENOBUFS`, which the next call on the socket takes away and a
-/// library may swallow, the count stays: compare it with the last one.
+/// The count stays: compare it with the last one. The next call on the socket
+/// clears `ENOBUFS`, and a library may swallow that.
 ///
 /// # Errors
-/// The errno of `getsockopt`; `EINVAL` where the kernel's answer is too short
-/// to hold the count.
+/// The errno of `getsockopt`; `EINVAL` if the kernel's answer is too short to
+/// hold the count.
 #[doc(alias = "SO_MEMINFO")]
 pub fn dropped_messages(socket: impl AsFd) -> nix::Result<u32> {
     let mut meminfo = [0_u32; VARS];
@@ -43,12 +43,12 @@ pub fn dropped_messages(socket: impl AsFd) -> nix::Result<u32> {
     Ok(meminfo[DROPS])
 }
 
-/// How many bytes a TCP connection has brought: its payload, and one for its
+/// How many bytes a TCP connection has received: its payload, and one for its
 /// end (`TCP_INFO`, `tcpi_bytes_received`, Linux 4.1).
 ///
 /// # Errors
-/// The errno of `getsockopt`: `EOPNOTSUPP` where it is no TCP socket; `EINVAL`
-/// where the kernel's answer is too short to hold the count.
+/// The errno of `getsockopt`: `EOPNOTSUPP` if it is no TCP socket; `EINVAL` if
+/// the kernel's answer is too short to hold the count.
 #[doc(alias = "TCP_INFO")]
 pub fn tcp_bytes_received(socket: impl AsFd) -> nix::Result<u64> {
     /// `offsetof(struct tcp_info, tcpi_bytes_received)` of

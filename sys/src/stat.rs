@@ -1,4 +1,4 @@
-//! Which device a path leads to, without asking a file server.
+//! Finds the device that a path leads to, without a request to a file server.
 
 use std::ffi::CString;
 use std::io;
@@ -17,12 +17,12 @@ pub enum DeviceKind {
     Character,
 }
 
-/// The kind, the major and the minor number of the device that `path` leads to, links
-/// followed; `None` where it is no device.
+/// The kind, the major and the minor number of the device that `path` leads to,
+/// through links; `None` if it is no device.
 ///
-/// `AT_STATX_DONT_SYNC` and `AT_NO_AUTOMOUNT`: a network or FUSE file system answers
-/// from what the kernel has of it, and nothing is mounted. The walk of the path up to
-/// its last component can still wait for a server.
+/// With `AT_STATX_DONT_SYNC` and `AT_NO_AUTOMOUNT`, a network or FUSE file system answers
+/// from the kernel's cache, and the call mounts nothing. The walk of the path up to its
+/// last component can still wait for a server.
 ///
 /// # Errors
 /// The errno of `statx` (Linux 4.11); `InvalidInput` for a path with a zero byte.

@@ -36,11 +36,12 @@ pub(crate) fn one_of_many_luns_is_attached_and_no_other_device_appears<M: Machin
     assert!(by_link, "{attachment:?}");
 }
 
-pub(crate) fn what_is_attached_already_comes_back_unchanged_and_proven_again<M: Machine>() {
+pub(crate) fn a_repeated_attach_returns_the_device_unchanged_and_proves_it_again<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let first = attach(&engine, &source);
-    // An event of the disk that udevd has the kernel send late would do for a barrier.
+    // If the kernel sent an event of the disk late, at udevd's request, it could act as a
+    // barrier.
     machine.settle();
     let again = attach(&engine, &source);
     assert!(!again.changed);
@@ -78,7 +79,7 @@ pub(crate) fn a_wrong_expectation_leaves_nothing_behind<M: Machine>() {
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 
-pub(crate) fn a_wrong_expectation_leaves_what_somebody_else_attached<M: Machine>() {
+pub(crate) fn an_attach_that_expects_another_unit_leaves_another_processs_device<M: Machine>() {
     let machine = M::with(1, 4);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 2));
     let before = attach(&engine, &source);
@@ -95,7 +96,7 @@ pub(crate) fn a_lun_that_is_not_there_is_not_found_within_a_second_and_leaves_no
     let machine = M::with(1, 4);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 9));
     let request = AttachRequest::new(source);
-    // The quickest of a few: a busy machine holds up one or the other.
+    // Take the fastest of a few tries: a busy machine delays one or the other.
     let mut quickest = Duration::MAX;
     for _ in 0..5 {
         let start = Instant::now();
@@ -147,10 +148,10 @@ pub(crate) fn a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behin
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 
-pub(crate) fn two_attaches_at_once_bring_one_device_and_both_get_it<M: Machine>() {
+pub(crate) fn two_concurrent_attaches_create_one_device_and_both_return_it<M: Machine>() {
     let machine = M::with(1, 3);
     let one = machine.engine();
-    // Of one process, and of two as far as the engines know.
+    // The two attaches are of one process, and of two processes as far as the engines know.
     for (lun, other) in [(1, one.clone()), (2, machine.engine())] {
         let source = unit(machine.hosts()[0], lun);
         let (first, second) = std::thread::scope(|scope| {
@@ -188,7 +189,7 @@ pub(crate) fn an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_o
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let stopped = machine.stop_udevd();
-    // Time for what comes before that, on a slow machine too.
+    // The limit leaves time for the earlier stages, also on a slow machine.
     let limit = Deadline::after(Duration::from_secs(10));
     let error = engine
         .attach(&AttachRequest::new(source.clone()), limit)
@@ -203,7 +204,7 @@ pub(crate) fn an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_o
     assert!(!attachment.links.is_empty());
 }
 
-pub(crate) fn an_attach_that_is_cancelled_while_it_waits_takes_down_what_it_brought<M: Machine>() {
+pub(crate) fn an_attach_that_is_cancelled_while_it_waits_removes_its_device<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let stopped = machine.stop_udevd();
@@ -224,10 +225,10 @@ pub(crate) fn an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_be
     assert!(attach(&engine, &source).changed);
 }
 
-/// The error of an attach that is cancelled as soon as it has begun with `stage`.
+/// The error of an attach that is cancelled as soon as it enters `stage`.
 fn cancelled_at(stage: Stage, engine: &Engine, source: &Source) -> Error {
     let cancel = Cancel::new();
-    // Far more than a cancelled attach may take.
+    // Much longer than a cancelled attach may take.
     let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
     let request = AttachRequest::new(source.clone()).observe(StageObserver::new(move |entered| {
         if entered == stage {

@@ -89,7 +89,7 @@ pub(crate) fn a_disk_is_detached_by_its_node_and_by_a_link_to_it<M: Machine>() {
     for path in [&by_node.node, &by_link.links[0]] {
         let named = DetachTarget::Device(path.clone());
         assert!(engine.detach(named.clone(), soon()).unwrap().changed);
-        // A path that leads nowhere proves nothing.
+        // An absent path proves nothing.
         let error = engine.detach(named.clone(), soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }

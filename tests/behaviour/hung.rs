@@ -1,4 +1,4 @@
-//! Kernel calls that do not come back: the caller does, and the rest goes on.
+//! Kernel calls that do not return: the caller returns, and everything else continues.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 
 use super::machine::{Machine, attach, detach, devices, soon, unit};
 
-/// What a caller gives.
+/// The deadline of a call.
 const LIMIT: Duration = Duration::from_secs(3);
-/// The caller's own work and a busy machine.
+/// The time for the caller's own work on a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(10);
 
 fn in_time(engine: &Engine, source: &Source) -> lunbd::Error {
@@ -44,7 +44,7 @@ pub(crate) fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_anot
     assert!(stuck[0].whole_host);
     machine.require_stack(&stuck[0]);
 
-    // At once, and it says why.
+    // The refusal comes at once, and names the reason.
     let start = Instant::now();
     let request = AttachRequest::new(unit(hung, 2));
     let error = engine.attach(&request, soon()).unwrap_err();
@@ -53,14 +53,14 @@ pub(crate) fn a_scan_that_hangs_quarantines_its_host_until_it_returns_while_anot
     assert!(error.to_string().contains("stage scan"), "{error}");
 
     assert!(attach(&engine, &elsewhere).changed);
-    // Or the other host has proven nothing.
+    // If the first call had returned, the other host would prove nothing.
     assert_eq!(engine.stuck_calls().len(), 1);
 
     machine.wait_until_given_up(&engine);
     assert!(attach(&engine, &unit(hung, 2)).changed);
     assert!(detach(&engine, &unit(hung, 2)).unwrap().changed);
-    // Whether the scan whose caller gave it up has found its unit after all is the
-    // kernel's to decide: 6.1 gives an INQUIRY up that was not answered in time.
+    // The kernel decides whether the scan found its unit after its caller gave up: 6.1 gives up
+    // an INQUIRY that was not answered in time.
     detach(&engine, &unit(hung, 1)).unwrap();
     detach(&engine, &elsewhere).unwrap();
     assert_eq!(devices(&*machine, &engine), [] as [&str; 0]);
@@ -71,14 +71,14 @@ pub(crate) fn a_flush_that_hangs_quarantines_its_device_and_not_the_others_of_it
 >() {
     let machine = M::with(1, 4);
     let (engine, host) = (machine.engine(), machine.hosts()[0]);
-    // The host's second device would wait for the first one's I/O: its tags come
-    // to be shared, and for that the kernel freezes the queues that there are
-    // (`block/blk-mq.c`, `blk_mq_add_queue_tag_set`). A third does not.
+    // The second device of a host would wait for the first one's I/O: they begin to share their
+    // tags, and for that the kernel freezes the existing queues (`block/blk-mq.c`,
+    // `blk_mq_add_queue_tag_set`). A third device does not wait.
     attach(&engine, &unit(host, 2));
     attach(&engine, &unit(host, 1));
     machine.settle();
 
-    // Time for what comes before the flush, too.
+    // The limit leaves time for the stages before the flush.
     let limit = 2 * LIMIT;
     let its = Arc::clone(&machine);
     let observer = StageObserver::new(move |stage| {

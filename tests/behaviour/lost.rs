@@ -1,4 +1,4 @@
-//! Devices that somebody else takes away or puts offline in the middle of a call.
+//! Devices that another process removes or puts offline in the middle of a call.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use super::machine::{
 
 const NONE: [&str; 0] = [];
 
-/// Half of what a call is given: none may come near it.
+/// Half of a call's deadline; no call may come near it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// All that an attach goes through, in its order.
+/// All stages of an attach, in order.
 const OF_ATTACH: [(Stage, usize); 8] = [
     (Stage::Resolve, 1),
     (Stage::Lock, 1),
@@ -40,8 +40,7 @@ const OF_DETACH: [(Stage, usize); 7] = [
     (Stage::Delete, 1),
 ];
 
-/// Acts once, as the call enters a stage for the nth time. The number says how often
-/// it has acted.
+/// Acts once, when the call enters a stage for the nth time. The number counts the acts.
 fn at(
     (stage, nth): (Stage, usize),
     act: impl Fn() + Send + Sync + 'static,
@@ -57,7 +56,7 @@ fn at(
     (acted, observer)
 }
 
-/// Whether it acted once. A stage that was never entered shows nothing.
+/// Whether it acted exactly once. A stage that was never entered shows nothing.
 fn once(acted: &AtomicUsize) -> bool {
     acted.load(Ordering::Relaxed) == 1
 }
@@ -90,7 +89,7 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_
             let (acted, observer) = at(stage, move || delete(&its, &other));
             let result = attach_with(&engine, &source, observer);
             let when = format!("there before: {there_before}, deleted at {stage:?}");
-            // What was there already is not scanned, unless it went in time.
+            // An existing device is not scanned, unless it went before the scan.
             let may_not_act = there_before && stage.0 == Stage::Scan;
             assert!(once(&acted) || may_not_act, "{when}");
             match result {
@@ -110,13 +109,13 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_
             assert_eq!(devices(&*machine, &engine), NONE, "{when}");
         }
     }
-    require_no_leases(&engine);
+    require_no_device_locks(&engine);
 }
 
-/// Nothing that was taken or written down for the devices is left.
-fn require_no_leases(engine: &Engine) {
-    let leases = engine.roots().run.join("lunbd");
-    assert_eq!(fs::read_dir(leases).unwrap().count(), 0);
+/// Panics if a lock file or a mark for the devices is left.
+fn require_no_device_locks(engine: &Engine) {
+    let locks = engine.roots().run.join("lunbd");
+    assert_eq!(fs::read_dir(locks).unwrap().count(), 0);
 }
 
 pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() {
@@ -144,8 +143,8 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
                     (detachment.receipt.unwrap(), flush, changed)
                 }
                 Err(failure) => {
-                    // The flush of a device that is gone may fail, and then no more
-                    // can be said.
+                    // The flush of a device that is gone may fail, and then nothing more is
+                    // known.
                     assert_eq!(failure.stage(), Some(Stage::Flush), "{when}: {failure}");
                     (*failure.receipt, None, true)
                 }
@@ -154,7 +153,7 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
                 receipt.paths.iter().all(|path| path.gone),
                 "{when}: {receipt:?}"
             );
-            // A flush is claimed where it was done, and only there.
+            // The receipt reports a flush exactly if it was done.
             let flushed = flush == Some(Flush::Done);
             assert_eq!(receipt.safe_to_unmap, flushed, "{when}: {receipt:?}");
             assert!(
@@ -163,7 +162,7 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
             );
             assert!(flushed || !receipt.notes.is_empty(), "{when}: {receipt:?}");
             if matches!(stage.0, Stage::Claim | Stage::Flush) {
-                // Whether the claim or the flush comes before the delete is chance.
+                // It depends on chance whether the claim or the flush comes before the delete.
                 assert!(
                     changed || (flush.is_none() && !receipt.safe_to_unmap),
                     "{when}"
@@ -174,7 +173,7 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
             }
         }
     }
-    require_no_leases(&engine);
+    require_no_device_locks(&engine);
 }
 
 pub(crate) fn a_device_put_offline_at_any_stage_of_its_attach_is_taken_away_again<M: Machine>() {
@@ -194,7 +193,7 @@ pub(crate) fn a_device_put_offline_at_any_stage_of_its_attach_is_taken_away_agai
     }
 }
 
-/// Deletes it and scans it again, so that another life of it is there.
+/// Deletes the device and scans it again, so that another instance of it exists.
 fn replace(engine: &Engine, source: &Source) {
     delete(engine, source);
     scan(engine, source);
@@ -211,7 +210,7 @@ pub(crate) fn a_device_replaced_at_any_stage_of_its_attach_is_not_taken_for_the_
         let result = attach_with(&engine, &source, observer);
         let when = format!("replaced at {stage:?}: {result:?}");
         assert!(once(&acted), "{when}");
-        // Somebody else's, whatever became of the attach.
+        // The new device belongs to another process, whatever the attach returned.
         let disk = disk_of(&engine, &source).expect("the next life stands");
         if let Ok(attachment) = result {
             let life = fs::read_to_string(disk.join("diskseq")).ok();
@@ -286,7 +285,7 @@ pub(crate) fn a_device_put_offline_at_any_stage_of_its_detach_is_never_said_to_b
                 assert_eq!(failure.stage(), Some(Stage::Flush), "{when}");
                 assert!(failure.to_string().contains("offline"), "{when}");
                 assert!(!failure.receipt.safe_to_unmap, "{when}");
-                // A flush that failed stops the delete.
+                // A failed flush stops the delete.
                 assert_eq!(devices(&*machine, &engine).len(), 1, "{when}");
                 detach(&engine, &source).unwrap();
             }

@@ -1,4 +1,4 @@
-//! What the suite asks of a machine, and what it does on each of them alike.
+//! The machine that the suite runs on, and the helpers that are the same on each machine.
 
 use std::any::Any;
 use std::fs;
@@ -14,96 +14,95 @@ use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Source};
 
 use super::minimum::Minimum;
 
-/// Kept until what it holds is to be let go.
+/// A held resource: dropping it releases the resource.
 pub(crate) type Held = Box<dyn Any + Send>;
 
-/// A machine with SCSI hosts. The first target of each presents disks of 16 MiB with
-/// names of their own.
+/// A machine with SCSI hosts. The first target of each host presents disks of 16 MiB with
+/// unique identities.
 pub(crate) trait Machine: Send + Sync + 'static {
-    /// A machine with so many hosts, each with the LUNs 0 to `luns - 1`.
+    /// A machine with this many hosts, each with the LUNs 0 to `luns - 1`.
     fn with(hosts: u32, luns: u32) -> Arc<Self>;
 
-    /// As one host with one LUN, which is a tape.
+    /// A machine with one host and one LUN, which is a tape.
     fn with_a_tape() -> Arc<Self>;
 
     /// A machine with two hosts that present the same units.
     fn with_two_paths() -> Arc<Self>;
 
-    /// Ends the test where this kernel cannot do what it is about.
+    /// Ends the test if this kernel cannot do what the test needs.
     fn skip(reason: &str) -> !;
 
     /// The numbers of its hosts, ascending.
     fn hosts(&self) -> Vec<u32>;
 
-    /// An engine on it that hears the kernel and udevd.
+    /// An engine on the machine that receives the events of the kernel and of udevd.
     fn engine(&self) -> Arc<Engine>;
 
-    /// A directory for a journal, which is not there yet.
+    /// The path of a journal's directory, which does not exist yet.
     fn journal(&self) -> PathBuf;
 
-    /// From now on the units of the last host are others.
+    /// From now on the last host presents other units.
     fn give_to_others(&self);
 
-    /// Has all units be 1 GiB, or 1 GiB larger than the last time; returns their size.
+    /// Grows all units to 1 GiB, or by 1 GiB each further time. Returns their size.
     fn grow(&self) -> u64;
 
     /// From now on no command is answered.
     fn hang(&self);
 
-    /// Commands are answered again. What hangs already stays lost.
+    /// Commands are answered again. The commands that hang stay lost.
     fn answer_again(&self);
 
     /// Waits until the kernel has given up the commands that were lost.
     fn wait_until_given_up(&self, engine: &Engine);
 
-    /// Panics unless the call is shown where it is in the kernel, as far as the machine
-    /// has one.
+    /// Panics unless the call shows its kernel stack, if the machine has one.
     fn require_stack(&self, call: &StuckCall);
 
-    /// From now on writes fail, or they do not.
+    /// Makes writes fail or succeed from now on.
     fn fail_writes(&self, fail: bool);
 
-    /// Writes to a disk, and leaves that in its page cache for as long as this is held.
-    /// Nobody has it open for writing then, and udevd handles nothing.
+    /// Writes to a disk, and keeps the data in its page cache while the result is held. No
+    /// process has the disk open for writing then, and udevd handles nothing.
     fn write(&self, node: &Path) -> Held;
 
-    /// Has this process open the disk for writing, not exclusively.
+    /// Opens the disk for writing in this process, not exclusively.
     fn open_to_write(&self, node: &Path) -> Held;
 
-    /// Mounts a file system of the disk's at `place`.
+    /// Mounts a file system of the disk at `place`.
     fn mount(&self, node: &Path, place: &'static str) -> Held;
 
-    /// Has this process open the disk, with `claim` exclusively.
+    /// Opens the disk in this process, exclusively with `claim`.
     fn open(&self, node: &Path, claim: bool) -> Held;
 
-    /// udevd handles nothing for as long as this is held.
+    /// udevd handles nothing while the result is held.
     fn stop_udevd(&self) -> Held;
 
-    /// Waits until the kernel and udevd are done with what was begun.
+    /// Waits until the kernel and udevd have finished all work.
     fn settle(&self);
 
-    /// The kernel's events while `act` runs, and until no more come.
+    /// The kernel's events while `act` runs, until no more come.
     fn kernel_events(&self, act: &mut dyn FnMut()) -> Vec<Seen>;
 
-    /// Which events this kernel sends at the least.
+    /// The minimum of events that this kernel sends.
     fn minimum(&self) -> &'static Minimum;
 }
 
-/// One event of the kernel's.
+/// One event of the kernel.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
-    /// The action, the subsystem, and the device type or nothing.
+    /// The action, the subsystem, and the device type or an empty string.
     pub(crate) kind: (String, String, String),
-    /// udevd has asked for it.
+    /// udevd requested the event.
     pub(crate) is_udevds: bool,
 }
 
-/// More than anything takes here that is not meant to time out.
+/// A deadline longer than any call here takes that is not meant to time out.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// A LUN of the target of a host.
+/// The source of a LUN of a host's target.
 pub(crate) fn unit(host: u32, lun: u64) -> Source {
     format!("scsi:{host}:0:0:{lun}").parse().unwrap()
 }
@@ -131,7 +130,7 @@ pub(crate) fn devices(machine: &impl Machine, engine: &Engine) -> Vec<String> {
     devices
 }
 
-/// Where a LUN's SCSI device is in sysfs.
+/// The sysfs directory of a LUN's SCSI device.
 pub(crate) fn device_dir(engine: &Engine, source: &Source) -> PathBuf {
     let Source::Scsi(hctl) = source else {
         panic!("{source}");
@@ -140,17 +139,17 @@ pub(crate) fn device_dir(engine: &Engine, source: &Source) -> PathBuf {
     bus.join(hctl.to_string())
 }
 
-/// Writes an attribute as somebody else would, and panics where that is refused.
+/// Writes an attribute as another process would; panics if the kernel refuses.
 pub(crate) fn write_attribute(engine: &Engine, path: &Path, text: &str) {
     let written = engine.roots().devices.write_attribute(path, text, &|| true);
     assert!(written.unwrap_or_else(|error| panic!("{}: {error}", path.display())));
 }
 
-/// Deletes a device by another's hand, if it is there, and returns when it is gone.
+/// Deletes a device as another process would, if it exists. Returns when it is gone.
 pub(crate) fn delete(engine: &Engine, source: &Source) {
     let device = device_dir(engine, source);
-    // The link of the bus goes before the disk does. Who brings the device back may be
-    // quicker than a look: that is another then.
+    // The link of the bus goes before the disk does. Another process may bring a new device to
+    // the same address between two looks, so compare the inodes.
     let dir = fs::canonicalize(&device).unwrap_or_else(|_| device.clone());
     let number = |path: &Path| fs::metadata(path).ok().map(|about| about.ino());
     let before = number(&device);
@@ -163,16 +162,16 @@ pub(crate) fn delete(engine: &Engine, source: &Source) {
     });
 }
 
-/// The directory of the disk of a LUN, where it has one.
+/// The directory of a LUN's disk, if it has one.
 pub(crate) fn disk_of(engine: &Engine, source: &Source) -> Option<PathBuf> {
     let block = fs::read_dir(device_dir(engine, source).join("block")).ok()?;
     let name = block.flatten().next()?.file_name();
-    // The disk's directory is there a moment before its link.
+    // The disk's directory exists a moment before its link.
     let link = engine.roots().sysfs.join("block").join(name);
     link.exists().then_some(link)
 }
 
-/// Has the kernel scan a LUN by another's hand, and returns when its disk is there.
+/// Makes the kernel scan a LUN, as another process would. Returns when its disk exists.
 pub(crate) fn scan(engine: &Engine, source: &Source) {
     let Source::Scsi(hctl) = source else {
         panic!("{source}");
@@ -184,7 +183,7 @@ pub(crate) fn scan(engine: &Engine, source: &Source) {
     wait_until("the disk", || disk_of(engine, source).is_some());
 }
 
-/// What the kernel shows for a disk, in bytes.
+/// The size that the kernel shows for a disk, in bytes.
 pub(crate) fn shown_size(engine: &Engine, node: &Path) -> u64 {
     let disk = engine.roots().sysfs.join("block");
     let size = disk.join(node.file_name().unwrap()).join("size");
@@ -192,7 +191,7 @@ pub(crate) fn shown_size(engine: &Engine, node: &Path) -> u64 {
     sectors.trim().parse::<u64>().unwrap() * 512
 }
 
-/// Looks again until it holds: for causes that nothing tells of.
+/// Looks again until the condition holds: for events that no notification reports.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     const LIMIT: Duration = Duration::from_mins(2);
     let start = Instant::now();

@@ -1,20 +1,18 @@
-//! The kernel's own minimum of uevents for one SCSI disk, measured with
-//! `scsi_debug` and `sd_mod` and `sg` loaded before.
+//! The kernel's own minimum of uevents for one SCSI disk, measured with `scsi_debug`, with
+//! `sd_mod` and `sg` loaded before.
 //!
-//! What is the same on every kernel measured: 9 for a disk, 1 more for the first LUN
-//! of a target, 8 for a delete, 1 more when the target goes with it. `sd` probes
-//! beside the scan, so the lists are sorted.
+//! Every measured kernel sends 9 events for a disk, 1 more for the first LUN of a target, 8 for
+//! a delete, and 1 more when the target goes with it. `sd` probes beside the scan, so the lists
+//! are sorted.
 //!
-//! - Up to 6.1 a running udevd raises one more `change` of the disk itself, by
-//!   writing to its `uevent` file (the event has `SYNTH_UUID=0`), if the disk is
-//!   there when its worker comes to the `scsi_device`'s `change`
-//!   (`60-block.rules`): mostly, and a quick udevd would be too early. From 6.12
-//!   on, and without udevd on any kernel, there is none.
-//! - One of the 9 is `scsi_device` `change` with
-//!   `SDEV_UA=POWER_ON_RESET_OCCURRED`: the target's news of its own reset, which
-//!   a target of another kind may not send. From 6.12 on it comes before the
-//!   device's `add`, with the DEVPATH `/H:C:T:L`, since the device has no
-//!   parent in sysfs yet.
+//! - Up to 6.1 a running udevd causes one more `change` of the disk itself, by a write to its
+//!   `uevent` file (the event has `SYNTH_UUID=0`), if the disk exists when its worker handles
+//!   the `scsi_device`'s `change` (`60-block.rules`). It mostly does; a fast udevd would be too
+//!   early. From 6.12 on, and without udevd on any kernel, there is none.
+//! - One of the 9 is `scsi_device` `change` with `SDEV_UA=POWER_ON_RESET_OCCURRED`: the
+//!   target's report of its own reset, which a target of another kind may not send. From 6.12
+//!   on it comes before the device's `add`, with the DEVPATH `/H:C:T:L`, because the device has
+//!   no parent in sysfs yet.
 #![allow(unreachable_pub, reason = "the lab has it too, and shows it")]
 
 /// (action, subsystem, devtype or `""`).
@@ -23,17 +21,17 @@ pub type Kind = (&'static str, &'static str, &'static str);
 /// One kernel's lists, each sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Minimum {
-    /// The first series for which this holds.
+    /// The first series with this minimum.
     pub since: (u32, u32),
-    /// A further LUN of a target that is there: the kernel's alone.
+    /// A further LUN of an existing target: the kernel's events alone.
     pub disk: &'static [Kind],
-    /// What a running udevd may make the kernel send besides.
+    /// The events that a running udevd may make the kernel send besides.
     pub udevd_adds: &'static [Kind],
-    /// `delete` of a LUN whose target keeps others.
+    /// `delete` of a LUN whose target keeps other LUNs.
     pub delete: &'static [Kind],
-    /// What the first LUN of a target adds.
+    /// The events that the first LUN of a target adds.
     pub target_added: &'static [Kind],
-    /// What `delete` of the last LUN of a target adds.
+    /// The events that `delete` of the last LUN of a target adds.
     pub target_removed: &'static [Kind],
 }
 
@@ -88,8 +86,8 @@ const SAME_ON_ALL: Minimum = Minimum {
 };
 
 impl Minimum {
-    /// That of a kernel. One between two that were measured goes by the older one, so
-    /// that a test says when it no longer holds.
+    /// The minimum of a kernel. A kernel between two measured ones uses the older one, so that
+    /// a test shows when it no longer holds.
     #[must_use]
     pub fn of(kernel: (u32, u32)) -> &'static Self {
         let mut measured = MEASURED.iter().rev();
@@ -98,13 +96,13 @@ impl Minimum {
             .unwrap_or_else(|| panic!("no minimum was measured for kernels as old as {kernel:?}"))
     }
 
-    /// The first LUN of a target.
+    /// All events of the first LUN of a target.
     #[must_use]
     pub fn first_lun(&self) -> Vec<Kind> {
         sorted(&[self.disk, self.target_added])
     }
 
-    /// `delete` of the last LUN of a target.
+    /// All events of `delete` of the last LUN of a target.
     #[must_use]
     pub fn delete_last_lun(&self) -> Vec<Kind> {
         sorted(&[self.delete, self.target_removed])

@@ -1,10 +1,9 @@
-//! What the engine does with SCSI volumes, as one suite for two machines.
+//! The engine's behaviour with SCSI volumes, as one suite for two machines.
 //!
-//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of
-//! `tests/fake_kernel`; `vm-tests/tests/guest/behaviours.rs` runs the same source on real
-//! kernels with `scsi_debug` and a real udevd. So the fake kernel is held to what the
-//! real ones do. A test here is true on both; what only one of them has belongs
-//! elsewhere.
+//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of `tests/fake_kernel`;
+//! `vm-tests/tests/guest/behaviours.rs` runs the same source on real kernels with `scsi_debug`
+//! and a real udevd. So the fake kernel must behave as the real ones do. A test here holds on
+//! both machines; a test that needs only one of them belongs elsewhere.
 
 pub(crate) mod attach;
 pub(crate) mod detach;
@@ -19,26 +18,26 @@ pub(crate) mod resize;
 pub(crate) mod uevents;
 pub(crate) mod volumes;
 
-/// Makes a `#[test]` of each behaviour, on the machine that is named. A behaviour
-/// that is not listed here is dead code, which the compiler refuses.
+/// Makes a `#[test]` of each behaviour on the named machine. A behaviour that is not listed
+/// here is dead code, which the compiler refuses.
 #[macro_export]
 macro_rules! behaviours {
     ($machine:ident) => {
         $crate::behaviours! { $machine:
             attach {
                 one_of_many_luns_is_attached_and_no_other_device_appears,
-                what_is_attached_already_comes_back_unchanged_and_proven_again,
+                a_repeated_attach_returns_the_device_unchanged_and_proves_it_again,
                 the_expected_unit_is_attached_by_any_of_its_names,
                 a_wrong_expectation_leaves_nothing_behind,
-                a_wrong_expectation_leaves_what_somebody_else_attached,
+                an_attach_that_expects_another_unit_leaves_another_processs_device,
                 a_lun_that_is_not_there_is_not_found_within_a_second_and_leaves_nothing,
                 a_host_that_is_not_there_is_named_with_those_that_are,
                 a_channel_beyond_the_hosts_limits_is_refused_by_the_kernel,
                 a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behind,
-                two_attaches_at_once_bring_one_device_and_both_get_it,
+                two_concurrent_attaches_create_one_device_and_both_return_it,
                 an_offline_device_is_not_handed_out_and_stays,
                 an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_on_with_its_device,
-                an_attach_that_is_cancelled_while_it_waits_takes_down_what_it_brought,
+                an_attach_that_is_cancelled_while_it_waits_removes_its_device,
                 an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_behind,
             }
             uevents {
@@ -76,8 +75,8 @@ macro_rules! behaviours {
             }
             resize {
                 a_unit_that_grew_is_seen_at_its_new_size_once_it_is_resized,
-                a_unit_that_has_not_grown_as_far_as_it_was_to_is_not_ready,
-                an_offline_path_is_not_resized_and_named,
+                a_resize_beyond_the_units_size_is_not_ready,
+                a_resize_names_an_offline_path_and_does_not_resize_it,
             }
             volumes {
                 a_volume_is_attached_found_by_a_recovery_and_detached_without_a_record,
@@ -95,7 +94,7 @@ macro_rules! behaviours {
             reconcile {
                 what_is_wanted_is_attached_what_is_lost_comes_back_and_the_rest_is_detached,
                 a_path_that_is_lost_and_comes_back_is_taken_in_again,
-                a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody,
+                the_reconciler_grows_a_unit_with_its_array_and_delays_no_other_volume_until_then,
             }
         }
     };

@@ -1,4 +1,4 @@
-//! A reconciler that keeps volumes as they are wanted.
+//! A reconciler that keeps volumes as an agent wants them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ fn request(source: &Source) -> AttachRequest {
     AttachRequest::new(source.clone())
 }
 
-/// A reconciler that runs while `test` does; all is detached when that is over.
+/// Runs a reconciler while `test` runs, and detaches everything afterwards.
 fn while_running<M: Machine>(
     machine: &M,
     options: Options,
     test: impl FnOnce(&Arc<Engine>, &Reconciler, &mut Events),
 ) {
-    /// Ends it also where the test panics.
+    /// Stops the reconciler also if the test panics.
     struct Stop<'a>(&'a Reconciler);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -66,7 +66,7 @@ pub(crate) fn what_is_wanted_is_attached_what_is_lost_comes_back_and_the_rest_is
 >() {
     let machine = M::with(1, 8);
     let host = machine.hosts()[0];
-    // Not wanted, and not the reconciler's.
+    // This device is neither wanted nor the reconciler's.
     let foreign = unit(host, 7);
     while_running(&*machine, Options::default(), |engine, reconciler, _| {
         attach(engine, &foreign);
@@ -116,7 +116,7 @@ pub(crate) fn a_path_that_is_lost_and_comes_back_is_taken_in_again<M: Machine>()
                 whole && devices(&*machine, engine).len() == 2
             };
             machine.settle();
-            // The second time in the middle of its coming back.
+            // The second deletion happens while the path comes back.
             for _ in 0..2 {
                 delete(engine, &sources[1]);
                 wait_until("the path to be back", || {
@@ -129,7 +129,7 @@ pub(crate) fn a_path_that_is_lost_and_comes_back_is_taken_in_again<M: Machine>()
             wait_until("both paths to be known", is_whole);
             let again = reconciler.wait_attached(&id("pvc-1"), soon()).unwrap();
             assert_eq!(again.node, there.node);
-            // The path that was handed out: what comes back is another device.
+            // Delete the path that the attach returned: another device comes back.
             machine.settle();
             delete(engine, &sources[0]);
             next(events, "change", |event| {
@@ -141,7 +141,9 @@ pub(crate) fn a_path_that_is_lost_and_comes_back_is_taken_in_again<M: Machine>()
     assert_eq!(devices(&*machine, &machine.engine()), [] as [&str; 0]);
 }
 
-pub(crate) fn a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_nobody<M: Machine>() {
+pub(crate) fn the_reconciler_grows_a_unit_with_its_array_and_delays_no_other_volume_until_then<
+    M: Machine,
+>() {
     const GIB: u64 = 1 << 30;
     let machine = M::with(1, 4);
     let host = machine.hosts()[0];
@@ -182,7 +184,7 @@ pub(crate) fn a_unit_that_the_array_grows_is_grown_and_until_then_it_holds_up_no
         assert_eq!(shown_size(engine, node), GIB);
         let is_growth = |event: &Event| matches!(event, Event::Resized { size: GIB, old_size, .. } if *old_size < GIB);
         next(events, "growth", is_growth);
-        // What is larger than it is wanted stays as it is.
+        // A device that is larger than wanted stays as it is.
         desired.set_min_size(&grows, Some(1)).unwrap();
         reconciler.set(desired);
         let there = reconciler.wait_attached(&grows, soon()).unwrap();

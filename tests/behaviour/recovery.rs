@@ -1,4 +1,4 @@
-//! Volumes that are not as the journal says, and what a recovery makes of them.
+//! Volumes that are not as the journal says, and the result of their recovery.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl<M: Machine> Node<M> {
         attached.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// What a recovery finds and does, by the engine that has the journal.
+    /// What a recovery by the engine of the journal finds and does.
     fn recover(&self) -> Recovered {
         let recovery = self.engine.recover(self.journal(), soon()).unwrap();
         let [recovered] = <[Recovered; 1]>::try_from(recovery.volumes).expect("one volume");
@@ -65,7 +65,7 @@ impl<M: Machine> Node<M> {
         assert_eq!(left, [] as [&str; 0]);
     }
 
-    /// The volume's record on the disk.
+    /// The path of the volume's record.
     fn record(&self) -> PathBuf {
         self.machine.journal().join("pvc-1.json")
     }
@@ -92,7 +92,7 @@ pub(crate) fn a_unit_that_is_another_device_now_is_changed_and_left_alone<M: Mac
         M::skip("one life of a disk cannot be told from the next before 5.15");
     }
     node.machine.settle();
-    // Somebody takes it away and brings it again, past the engine.
+    // Another process deletes the device and scans it again, without the engine.
     delete(&node.engine, &node.source);
     is(&node.recover(), Condition::Gone, "nothing");
     scan(&node.engine, &node.source);
@@ -136,7 +136,7 @@ pub(crate) fn a_resize_is_written_down_and_one_that_was_begun_is_finished<M: Mac
     assert_eq!(record["outcome"]["size"], bytes);
     assert!(record["intent"].is_null());
 
-    // As a process leaves it that is killed after its intent.
+    // A process that is killed after it wrote its intent leaves this record.
     record["intent"] = serde_json::json!({
         "operation": { "resize": { "at_least": null } }, "begun_at": "2026-11-21T03:00:00Z",
     });

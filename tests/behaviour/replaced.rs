@@ -20,7 +20,7 @@ pub(crate) fn a_device_of_another_unit_that_nobody_uses_is_replaced_and_its_link
     assert!(new.changed);
     let (was, is) = (old.identity().unwrap(), new.identity().unwrap());
     assert!(was.compare(is).is_different(), "{was} and {is}");
-    // Numbers of lives came with Linux 5.15.
+    // Disk sequence numbers exist since Linux 5.15.
     assert!(new.diskseq.is_none() || new.diskseq != old.diskseq);
     let by_id = |attachment: &Attachment| -> Vec<PathBuf> {
         let links = attachment.links.iter();
@@ -62,7 +62,7 @@ pub(crate) fn a_device_of_another_unit_that_is_mounted_is_refused_and_left<M: Ma
     assert!(text.contains("mounted on /tmp/lunbd-stale"), "{text}");
     assert_eq!(stands.len(), 1);
 
-    // Idle now: not a byte of the old unit's is written to the new one.
+    // The disk is idle now: nothing of the old unit is written to the new one.
     let detachment = detach(&engine, &source).unwrap();
     let flush = &detachment.flush;
     assert!(matches!(flush, Some(Flush::Replaced(_))), "{detachment:?}");

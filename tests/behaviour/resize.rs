@@ -1,4 +1,4 @@
-//! Units whose size changes at the array.
+//! Units whose size the array changes.
 
 use lunbd::ErrorKind;
 use lunbd::engine::ResizeRequest;
@@ -12,7 +12,7 @@ pub(crate) fn a_unit_that_grew_is_seen_at_its_new_size_once_it_is_resized<M: Mac
     let attachment = attach(&engine, &source);
     let bytes = machine.grow();
     assert_ne!(bytes, attachment.size);
-    // The kernel does not look by itself.
+    // The kernel does not read the size by itself.
     assert_eq!(shown_size(&engine, &attachment.node), attachment.size);
     let request = ResizeRequest::new(source).at_least(bytes);
     let resized = engine.resize(&request, soon()).unwrap();
@@ -25,7 +25,7 @@ pub(crate) fn a_unit_that_grew_is_seen_at_its_new_size_once_it_is_resized<M: Mac
     assert_eq!((again.old_size, again.size), (bytes, bytes));
 }
 
-pub(crate) fn a_unit_that_has_not_grown_as_far_as_it_was_to_is_not_ready<M: Machine>() {
+pub(crate) fn a_resize_beyond_the_units_size_is_not_ready<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let attachment = attach(&engine, &source);
@@ -36,7 +36,7 @@ pub(crate) fn a_unit_that_has_not_grown_as_far_as_it_was_to_is_not_ready<M: Mach
     assert_eq!(shown_size(&engine, &attachment.node), attachment.size);
 }
 
-pub(crate) fn an_offline_path_is_not_resized_and_named<M: Machine>() {
+pub(crate) fn a_resize_names_an_offline_path_and_does_not_resize_it<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let attachment = attach(&engine, &source);

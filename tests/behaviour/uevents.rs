@@ -1,9 +1,9 @@
-//! What the kernel announces of an attach and a detach.
+//! The kernel's events during an attach and a detach.
 
 use super::machine::{Machine, Seen, attach, detach, unit};
 use super::minimum::{Kind, Minimum};
 
-/// Pairs of which the first always comes before the second, where both come.
+/// Pairs of events: the first always comes before the second, if both come.
 const ORDER: &[(Kind, Kind)] = &[
     (
         ("add", "scsi", "scsi_target"),
@@ -60,8 +60,8 @@ pub(crate) fn an_attach_and_a_detach_cause_only_the_kernels_own_minimum_of_ueven
     );
 }
 
-/// Panics where anything else came but what udevd may add, and where two came in
-/// another order than they always do.
+/// Panics if any other event came, except those that udevd may add, or if two events came in
+/// another order than always.
 fn require(minimum: &Minimum, events: &[Seen], wanted: &[Kind]) {
     let kind = |seen: &Seen| {
         let (action, subsystem, devtype) = &seen.kind;

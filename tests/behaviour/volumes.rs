@@ -21,8 +21,8 @@ fn request(source: &Source) -> AttachRequest {
     AttachRequest::new(source.clone())
 }
 
-/// A recovery in another engine, as after a restart: the one volume's condition and
-/// what was done about it.
+/// Recovers in another engine, as after a restart. Returns the condition of the only volume and
+/// the action.
 fn recover<M: Machine>(machine: &M) -> Option<(Condition, Action)> {
     let engine = machine.engine();
     let mut recovery = engine.recover(&open(machine, &engine), soon()).unwrap();
@@ -67,13 +67,13 @@ pub(crate) fn a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_a
         .wwid()
         .unwrap()
         .clone();
-    // The same source.
+    // The source is the same.
     let again = engine.attach_volume(&journal, &id("pvc-2"), &request(&first), soon());
     let error = again.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
     assert!(error.to_string().contains("pvc-1"), "{error}");
-    // Another source, with the unit's name. Where another unit may have that too, the one
-    // that answers there is asked first.
+    // The source is another one, with the unit's name. If another unit may have the same name,
+    // the engine first asks the unit that answers there.
     let second = request(&unit(hosts[0], 2)).expect(name.clone());
     let again = engine.attach_volume(&journal, &id("pvc-2"), &second, soon());
     let error = again.unwrap_err();

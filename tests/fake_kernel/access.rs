@@ -1,4 +1,4 @@
-//! An engine's side of the socket.
+//! The engine's side of the socket.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader};
@@ -18,7 +18,7 @@ use nix::errno::Errno;
 
 use super::wire::{Heard, Reply, Request, SOCKET, ask, hear, say};
 
-/// The machine below this directory.
+/// The roots of the machine below this directory.
 pub(crate) fn roots(root: &Path) -> Roots {
     Roots {
         devices: Devices::Other(Arc::new(FakeAccess(root.to_owned()))),
@@ -26,7 +26,7 @@ pub(crate) fn roots(root: &Path) -> Roots {
     }
 }
 
-/// An engine on it, which hears its kernel and its udevd.
+/// An engine on the machine that receives the events of its kernel and its udevd.
 pub(crate) fn engine(root: &Path) -> Arc<Engine> {
     let options = HubOptions::default().fed(Mode::Udev);
     let engine = Arc::new(Engine::with_options(roots(root), &options).unwrap());
@@ -55,8 +55,8 @@ pub(crate) fn engine(root: &Path) -> Arc<Engine> {
 
 /// How an engine reaches the machine below this directory.
 ///
-/// A node is a file that says which life of which disk it leads to. A claim is a
-/// file lock on it, so the machine's own kernel takes it back when a process dies.
+/// A node is a file that names a disk and its instance. A claim is a file lock on the node, so
+/// the real kernel releases it when a process dies.
 #[derive(Debug)]
 pub(crate) struct FakeAccess(PathBuf);
 
@@ -69,7 +69,7 @@ impl FakeAccess {
     }
 }
 
-/// The number and the life in a node; `None` where it is none.
+/// The device number and the instance in a node; `None` if the file is not a node.
 fn read_node(file: &File) -> Option<(DevNo, u64)> {
     let mut text = [0; 64];
     let length = file.read_at(&mut text, 0).ok()?;

@@ -1,4 +1,4 @@
-//! What the array presents: logical units at addresses.
+//! The logical units that the array presents, by address.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// A LUN of the one target of a host.
+    /// A LUN of the only target of a host.
     pub(crate) fn of(host: u32, lun: u64) -> Self {
         Self {
             host,
@@ -63,16 +63,16 @@ pub(crate) struct Unit {
     pub(crate) bytes: u64,
     /// The peripheral device type: 0 is a disk.
     pub(crate) kind: u8,
-    /// Pages of the disk wait to be written to it.
+    /// The page cache has pages of the disk that wait to be written.
     pub(crate) is_dirty: bool,
-    /// A write fails.
+    /// Writes fail.
     pub(crate) fails_writes: bool,
     /// The number of the target port group of its port, and its ALUA access state.
     pub(crate) port_group: Option<(u16, u8)>,
 }
 
 impl Unit {
-    /// A disk of 8 MiB; each number is another unit.
+    /// A disk of 8 MiB; each number names another unit.
     pub(crate) fn disk(number: u64) -> Self {
         Self {
             naa: 0x5000_c500_0000_0000 | number,

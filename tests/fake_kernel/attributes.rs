@@ -1,4 +1,4 @@
-//! Writes to the attributes that do something.
+//! Writes to the attributes that have an effect.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,8 +10,8 @@ use super::array::Address;
 use super::{Kernel, replace};
 
 impl Kernel {
-    /// A write to an attribute that the caller has open as `inode`: after its
-    /// object's end it is refused, whatever has come under its name since.
+    /// Writes to an attribute that the caller has open as `inode`. After the end of its object
+    /// the write is refused, even if another object has its name since.
     pub(super) fn write_attribute(&self, path: &Path, inode: u64, text: &str) -> Result<(), Errno> {
         let path = path.canonicalize().map_err(|_| Errno::ENODEV)?;
         let stands = fs::metadata(&path).is_ok_and(|found| found.ino() == inode);
@@ -37,8 +37,8 @@ impl Kernel {
         }
     }
 
-    /// Reads the pages and the size again (`drivers/scsi/scsi_scan.c`,
-    /// `scsi_rescan_device`); nothing where the device does not run.
+    /// Reads the pages and the size again (`drivers/scsi/scsi_scan.c`, `scsi_rescan_device`).
+    /// Does nothing if the device does not run.
     fn rescan(&self, address: Address) -> Result<(), Errno> {
         let (mut state, _) = self.is_answered(self.state());
         state.acts.push(format!("rescan {address}"));
@@ -66,7 +66,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// `store_state_field`: the words that it takes, with their newline or without.
+    /// `store_state_field`: it accepts the words with or without a newline.
     fn set_state(&self, address: Address, text: &str) -> Result<(), Errno> {
         let word = text.trim_end_matches('\n');
         if !matches!(word, "running" | "offline") {
@@ -82,7 +82,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// An event that is asked for (`lib/kobject_uevent.c`, `kobject_synth_uevent`).
+    /// Sends a requested event (`lib/kobject_uevent.c`, `kobject_synth_uevent`).
     fn synthesize(&self, object: &Path, text: &str) -> Result<(), Errno> {
         let mut words = text.split_whitespace();
         let action = words.next().ok_or(Errno::EINVAL)?;

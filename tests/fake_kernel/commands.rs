@@ -1,4 +1,4 @@
-//! What a node answers: opens, flushes and SCSI commands.
+//! The answers of a node to opens, flushes and SCSI commands.
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ const INVALID_FIELD: u8 = 0x24;
 const INVALID_COMMAND: u8 = 0x20;
 
 impl Kernel {
-    /// The disk's address, by the number of its life.
+    /// The disk's address, by the number of its instance.
     fn disk_of_life(state: &State, life: u64) -> Result<Address, Errno> {
         let is_it = |device: &super::Device| device.disk.as_ref().is_some_and(|it| it.life == life);
         let mut devices = state.devices.iter();
@@ -72,8 +72,7 @@ impl Kernel {
         found.ok_or(Errno::ENXIO)
     }
 
-    /// An open of a node (`drivers/scsi/sd.c`, `sd_open`): an offline device takes
-    /// none.
+    /// Opens a node (`drivers/scsi/sd.c`, `sd_open`); an offline device refuses.
     pub(super) fn open(&self, life: u64) -> Result<(), Errno> {
         let state = self.state();
         let address = Self::disk_of_life(&state, life)?;
@@ -83,7 +82,7 @@ impl Kernel {
         }
     }
 
-    /// `fsync` of a node: dirty pages, and then SYNCHRONIZE CACHE.
+    /// `fsync` of a node: it writes dirty pages, and then sends SYNCHRONIZE CACHE.
     pub(super) fn sync(&self, life: u64) -> Result<(), Errno> {
         let state = self.state();
         let address = Self::disk_of_life(&state, life).map_err(|_| Errno::EIO)?;
@@ -120,7 +119,7 @@ impl Kernel {
             was_dirty && (unit.fails_writes || !unit.serves_io() || !runs)
         });
         if fails {
-            // A flush ends here, as an `fsync` does whose writes fail.
+            // The flush ends here, like an `fsync` whose writes fail.
             state.acts.push(format!("flush {address}"));
         }
         drop(state);
@@ -131,7 +130,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// A write to a node, which its page cache keeps.
+    /// Writes to a node; the data stays in the node's page cache.
     pub(crate) fn write_to(&self, node: &std::path::Path) {
         self.change(|state| {
             let is_it = |device: &super::Device| {
@@ -150,7 +149,7 @@ impl Kernel {
         Self::disk_of_life(&self.state(), life).map(drop)
     }
 
-    /// `SG_IO` of a command that reads.
+    /// `SG_IO` with a command that reads.
     pub(super) fn command(&self, life: u64, cdb: &[u8], length: usize) -> Result<Answer, Errno> {
         let state = self.state();
         let address = Self::disk_of_life(&state, life)?;
@@ -178,13 +177,13 @@ impl Kernel {
     }
 }
 
-/// What the target says.
+/// The target's answer.
 fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
     let at = |index: usize| cdb.get(index).copied().unwrap_or_default();
     let unit = state.units.get(&address);
     match (at(0), unit) {
         (REPORT_LUNS, _) => report_luns(state, address),
-        // A target answers for LUNs as well that it does not have.
+        // A target answers INQUIRY also for LUNs that it does not have.
         (INQUIRY, None) => Answer::good([vec![0x7f], vec![0; 35]].concat()),
         (_, None) => Answer::refused(LOGICAL_UNIT_NOT_SUPPORTED),
         (INQUIRY, Some(unit)) if at(1) & 1 == 0 => Answer::good(unit.standard_inquiry()),
@@ -211,7 +210,7 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
     }
 }
 
-/// The group of its own port, behind that of another, which is unavailable.
+/// The group of the unit's own port, after the group of another port, which is unavailable.
 fn report_port_groups(unit: &super::Unit) -> Answer {
     let Some((number, state)) = unit.port_group else {
         return Answer::refused(INVALID_COMMAND);
@@ -231,7 +230,7 @@ fn report_luns(state: &State, address: Address) -> Answer {
         .keys()
         .filter(of_target)
         .flat_map(|address| {
-            // The kernel's number has the first two bytes in its low ones.
+            // The kernel's LUN has the first two bytes in its low bits.
             let number = u16::try_from(address.lun).unwrap_or(u16::MAX);
             let [high, low] = number.to_be_bytes();
             [high, low, 0, 0, 0, 0, 0, 0]

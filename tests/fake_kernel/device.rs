@@ -7,7 +7,7 @@ use super::array::{Address, Unit};
 use super::disk::Disk;
 use super::{Kernel, link, write};
 
-/// What the kernel knows of it.
+/// The kernel's data about a device.
 #[derive(Debug, Clone)]
 pub(super) struct Device {
     pub(super) dir: PathBuf,
@@ -15,19 +15,18 @@ pub(super) struct Device {
     pub(super) was: Unit,
     pub(super) state: String,
     pub(super) disk: Option<Disk>,
-    /// Its driver has come to the end of its probe, or it needs none.
+    /// Its driver has finished its probe, or it needs no driver.
     pub(super) is_probed: bool,
     /// How many commands have failed.
     pub(super) errors: u64,
 }
 
-/// The classes of which a SCSI device has a device each, in the order of their
-/// events.
+/// The classes in which a SCSI device has one class device each, in the order of their events.
 const CLASSES: [&str; 3] = ["scsi_device", "scsi_generic", "bsg"];
 
 impl Kernel {
-    /// What a scan does when a unit answers (`drivers/scsi/scsi_scan.c`,
-    /// `scsi_add_lun`). The disk driver comes after it, on a thread of its own.
+    /// What a scan does when a unit answers (`drivers/scsi/scsi_scan.c`, `scsi_add_lun`). The
+    /// disk driver follows on a separate thread.
     pub(super) fn add_device(&self, address: Address) {
         let unit = self.state().units.get(&address).cloned();
         let Some(unit) = unit else {
@@ -53,7 +52,7 @@ impl Kernel {
         };
         self.change(|state| state.devices.insert(address, device));
         let devpath = self.devpath(&dir);
-        // From Linux 6.12 on it comes before the device has its parent.
+        // From Linux 6.12 on this event comes before the device has its parent.
         let reset = [("SDEV_UA", "POWER_ON_RESET_OCCURRED".to_owned())];
         self.announce(
             "change",
@@ -97,7 +96,7 @@ impl Kernel {
         format!("/{}", below.display())
     }
 
-    /// The events of the classes' devices, which go first.
+    /// Sends the removal events of the class devices, which come first.
     pub(super) fn remove_classes(&self, dir: &Path, address: Address) {
         let devpath = self.devpath(dir);
         for class in ["bsg", "scsi_generic", "scsi_device"] {
@@ -124,13 +123,13 @@ impl Kernel {
         });
     }
 
-    /// The addresses of the devices that the kernel has, in their order.
+    /// The addresses of the kernel's devices, in order.
     pub(crate) fn devices(&self) -> Vec<String> {
         let state = self.state();
         state.devices.keys().map(ToString::to_string).collect()
     }
 
-    /// The probe of a disk outlives the scan that found it.
+    /// Starts the probe of a disk, which outlives the scan that found it.
     fn start_probe(&self, address: Address) {
         let own = self.own.clone();
         std::thread::spawn(move || {

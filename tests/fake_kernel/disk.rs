@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use super::array::Address;
 use super::{Kernel, link, write};
 
-/// A disk as the kernel has it.
+/// A disk of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Disk {
     index: u32,
     pub(super) dir: PathBuf,
-    /// The serial number of its life.
+    /// The sequence number of this instance.
     pub(super) life: u64,
     pub(super) bytes: u64,
 }
@@ -21,8 +21,8 @@ impl Disk {
         name(self.index)
     }
 
-    /// The major and the minor number (`drivers/scsi/sd.c`, `sd_major`): 16 disks a
-    /// major, 16 minors a disk.
+    /// The major and the minor number (`drivers/scsi/sd.c`, `sd_major`): 16 disks per major, 16
+    /// minors per disk.
     pub(super) fn number(&self) -> (u32, u32) {
         let majors = [8, 65, 66, 67, 68, 69, 70, 71];
         let major = majors[usize::try_from(self.index / 16).unwrap() % majors.len()];
@@ -34,7 +34,7 @@ impl Disk {
         format!("{major}:{minor}")
     }
 
-    /// What its events say of it.
+    /// The properties of the disk's events.
     pub(super) fn properties(&self) -> Vec<(&'static str, String)> {
         let (major, minor) = self.number();
         vec![
@@ -61,7 +61,7 @@ fn name(mut index: u32) -> String {
 }
 
 impl Kernel {
-    /// The probe of a disk (`sd_probe`), which comes after the scan that found it.
+    /// Probes a disk (`sd_probe`), after the scan that found it.
     pub(super) fn add_disk(&self, address: Address) {
         let mut state = self.state();
         let taken: Vec<u32> = state
@@ -104,7 +104,7 @@ impl Kernel {
         });
     }
 
-    /// The directory, the links to it, and then the node.
+    /// Creates the directory, the links to it, and then the node.
     fn lay_out_disk(&self, scsi: &Path, disk: &Disk) {
         let Disk { dir, .. } = disk;
         let (name, devno) = (disk.name(), disk.devno());

@@ -1,9 +1,9 @@
-//! A kernel with SCSI hosts and a udevd, which answer the engine from a directory.
+//! A fake kernel with SCSI hosts and a fake udevd, which serve the engine from a directory.
 //!
-//! [`FakeKernel`] serves one machine below a temporary directory. It runs in the
-//! test's own process, and engines reach it through a socket in that directory. So a
-//! process with an engine can be killed, and the kernel goes on, as a real one does.
-//! The files below the directory are what sysfs, devtmpfs and udev would show.
+//! [`FakeKernel`] serves one machine below a temporary directory. It runs in the test's own
+//! process, and engines reach it through a socket in that directory. So a process with an
+//! engine can be killed while the kernel continues, as a real kernel does. The files below the
+//! directory are what sysfs, devtmpfs and udev would show.
 //!
 //! The suite in `tests/behaviour` runs on this kernel.
 
@@ -40,42 +40,42 @@ pub(crate) struct FakeKernel {
     server: server::Server,
 }
 
-/// What the threads of the kernel share.
+/// The state that the kernel's threads share.
 pub(crate) struct Kernel {
-    /// For its own threads.
+    /// For the kernel's own threads.
     own: Weak<Kernel>,
     root: PathBuf,
     state: Mutex<State>,
-    /// Something in the state has changed.
+    /// Signals a change of the state.
     changed: Condvar,
     uevents: Uevents,
 }
 
-/// The array behind the hosts, and what the kernel knows of it.
+/// The array behind the hosts, and the kernel's knowledge of it.
 #[derive(Default)]
 pub(crate) struct State {
-    /// What the array presents now.
+    /// The units that the array presents now.
     pub(crate) units: BTreeMap<Address, Unit>,
-    /// What the kernel has scanned and not deleted.
+    /// The devices that the kernel has scanned and not deleted.
     devices: BTreeMap<Address, Device>,
-    /// Commands are not answered from now on.
+    /// From now on commands get no answer.
     pub(crate) swallows: bool,
-    /// The commands that were lost, until the kernel gives them up.
+    /// The lost commands, until the kernel gives them up.
     pub(crate) swallowed: BTreeSet<u64>,
     commands: u64,
-    /// A scan or a delete holds these hosts.
+    /// Hosts that a scan or a delete holds.
     busy: BTreeSet<u32>,
     lives: u64,
-    /// What was done, in its order: `scan 0: 0 0 7`, `flush 0:0:0:7`.
+    /// The acts so far, in order: `scan 0: 0 0 7`, `flush 0:0:0:7`.
     acts: Vec<String>,
     process_table: process_table::ProcessTable,
     udevd_is_stopped: bool,
-    /// How many events udevd has in hand.
+    /// How many events udevd is handling.
     udevd_has: usize,
 }
 
 impl FakeKernel {
-    /// A machine with these hosts; each has one target, which presents nothing yet.
+    /// A machine with this many hosts. Each host has one target, which presents no unit yet.
     pub(crate) fn with_hosts(hosts: u32) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.unwrap();
@@ -99,12 +99,12 @@ impl FakeKernel {
         }
     }
 
-    /// Where the machine is.
+    /// The machine's directory.
     pub(crate) fn root(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The kernel itself, for tests that change the array or look at it.
+    /// The kernel, for tests that change or inspect the array.
     pub(crate) fn kernel(&self) -> &Arc<Kernel> {
         &self.kernel
     }
@@ -138,7 +138,7 @@ impl Kernel {
         done
     }
 
-    /// Waits for as long as `holds` does.
+    /// Waits while `holds` is true.
     fn wait_while<'a>(
         &self,
         state: MutexGuard<'a, State>,
@@ -148,8 +148,8 @@ impl Kernel {
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A command to a device: it returns at once, or when the kernel has given up an
-    /// answer. Whether it was answered.
+    /// Sends a command to a device. It returns at once, or when the kernel has given up on an
+    /// answer. Also returns whether the command was answered.
     fn is_answered<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -166,7 +166,7 @@ impl Kernel {
         )
     }
 
-    /// Waits until the kernel's own threads and udevd are done.
+    /// Waits until the kernel's own threads and udevd have finished.
     pub(crate) fn settle(&self) {
         drop(self.wait_while(self.state(), |state| {
             let probes = state.devices.values().any(|device| !device.is_probed);
@@ -174,13 +174,13 @@ impl Kernel {
         }));
     }
 
-    /// What was done so far, in its order.
+    /// The acts so far, in order.
     pub(crate) fn acts(&self) -> Vec<String> {
         self.state().acts.clone()
     }
 }
 
-/// Writes a file and what leads to it.
+/// Writes a file, and creates its directories.
 fn write(path: &Path, text: impl AsRef<[u8]>) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     if path.exists() {
@@ -190,7 +190,7 @@ fn write(path: &Path, text: impl AsRef<[u8]>) {
     }
 }
 
-/// Puts a file into its place, so that no reader sees half of it.
+/// Replaces a file atomically, so that no reader sees half of it.
 fn replace(path: &Path, text: impl AsRef<[u8]>) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -202,7 +202,7 @@ fn link(link: &Path, to: &Path) {
     symlink(relative(link, to), link).unwrap();
 }
 
-/// As sysfs writes its links: the way up and then the way down.
+/// A relative link target as sysfs writes it: the way up and then the way down.
 fn relative(link: &Path, to: &Path) -> PathBuf {
     let from: Vec<_> = link.parent().unwrap().components().collect();
     let to: Vec<_> = to.components().collect();
@@ -212,7 +212,7 @@ fn relative(link: &Path, to: &Path) -> PathBuf {
     path
 }
 
-/// What every machine has.
+/// Creates the directories that every machine has.
 fn lay_out(root: &Path) {
     for folder in [
         "sys/class/scsi_host",
@@ -237,7 +237,7 @@ fn lay_out(root: &Path) {
     ] {
         write(&root.join(file), text);
     }
-    // Each read of it brings another.
+    // Each read of it must return a new value.
     let random = root.join("proc/sys/kernel/random");
     fs::create_dir_all(&random).unwrap();
     for file in ["uuid", "boot_id"] {

@@ -1,4 +1,4 @@
-//! Who uses a disk: mounts, and processes that have it open, as `/proc` shows them.
+//! The users of a disk: mounts, and processes that have it open, as `/proc` shows them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,16 +8,16 @@ use std::path::Path;
 
 use super::{Kernel, write};
 
-/// What `/proc` says.
+/// The contents of `/proc`.
 #[derive(Debug, Default)]
 pub(super) struct ProcessTable {
-    /// Where a disk is mounted, by its number.
+    /// The mount point of each disk, by its number.
     mounts: BTreeMap<String, String>,
     descriptors: u32,
 }
 
 impl Kernel {
-    /// Enters a mount; its file system's claim is the caller's to take.
+    /// Enters a mount; the caller must take the claim of its file system.
     pub(crate) fn enter_mount(&self, devno: &str, place: &str) {
         self.change(|state| {
             let mounts = &mut state.process_table.mounts;
@@ -26,7 +26,7 @@ impl Kernel {
         });
     }
 
-    /// Takes it away again.
+    /// Removes the mount again.
     pub(crate) fn leave_mount(&self, devno: &str) {
         self.change(|state| {
             let mounts = &mut state.process_table.mounts;
@@ -43,8 +43,8 @@ impl Kernel {
         super::replace(&self.path("proc/self/mountinfo"), &text);
     }
 
-    /// Shows that this process has `node` open, and whether for writing. Returns its
-    /// descriptor's number.
+    /// Shows that this process has `node` open, for writing or not. Returns the number of the
+    /// descriptor.
     pub(crate) fn enter_opener(&self, node: &Path, writes: bool) -> u32 {
         let number = self.change(|state| {
             state.process_table.descriptors += 1;
@@ -61,7 +61,7 @@ impl Kernel {
         number
     }
 
-    /// Shows it no more.
+    /// Removes the opener again.
     pub(crate) fn leave_opener(&self, number: u32) {
         let process = self.path(&format!("proc/{}", std::process::id()));
         fs::remove_file(process.join(format!("fd/{number}"))).unwrap();

@@ -9,10 +9,10 @@ use super::array::Address;
 use super::disk::Disk;
 
 impl Kernel {
-    /// A write to `delete` (`drivers/scsi/scsi_sysfs.c`, `__scsi_remove_device`): the
+    /// Handles a write to `delete` (`drivers/scsi/scsi_sysfs.c`, `__scsi_remove_device`). The
     /// device is gone from sysfs when it returns.
     pub(super) fn delete(&self, address: Address) -> Result<(), Errno> {
-        // The host is free, and the probe of the disk has come to its end.
+        // Wait until the host is free and the probe of the disk has ended.
         let mut state = self.wait_while(self.state(), |state| {
             let device = state.devices.get(&address);
             state.busy.contains(&address.host) || device.is_some_and(|device| !device.is_probed)
@@ -61,10 +61,10 @@ impl Kernel {
         Ok(())
     }
 
-    /// `sd_remove`: the disk, and then the driver's own device.
+    /// `sd_remove`: removes the disk, and then the driver's own device.
     fn remove_disk(&self, address: Address, disk: &Disk) {
         let (name, devno) = (disk.name(), disk.devno());
-        // SYNCHRONIZE CACHE (`sd_shutdown`).
+        // Send SYNCHRONIZE CACHE (`sd_shutdown`).
         drop(self.is_answered(self.state()));
         let scsi = disk.dir.parent().and_then(|block| block.parent()).unwrap();
         let devpath = self.devpath(scsi);

@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use super::array::Address;
 use super::{Kernel, link, write};
 
-/// What a host can address, as the kernel's drivers say it of themselves.
+/// The address range of a host, as the kernel's drivers declare it.
 const MAX_CHANNEL: u64 = 1;
 const MAX_TARGET: u64 = 16;
 
-/// A host with its class device and its place on the bus.
+/// Creates a host with its class device and its place on the bus.
 pub(super) fn lay_out_host(root: &Path, host: u32) {
     let sys = root.join("sys");
     let device = sys.join(format!("devices/pseudo_0/adapter{host}/host{host}"));
@@ -28,8 +28,8 @@ pub(super) fn lay_out_host(root: &Path, host: u32) {
 }
 
 impl Kernel {
-    /// A write to a host's `scan`, of three words (`drivers/scsi/scsi_sysfs.c`,
-    /// `scsi_scan`). It returns when what was found is in sysfs.
+    /// Handles a write of three words to a host's `scan` (`drivers/scsi/scsi_sysfs.c`,
+    /// `scsi_scan`). It returns when everything that was found is in sysfs.
     pub(super) fn scan(&self, host: u32, line: &str) -> Result<(), Errno> {
         let mut state = self.state();
         state.acts.push(format!("scan {host}: {}", line.trim()));
@@ -42,10 +42,10 @@ impl Kernel {
         if beyond(channel, MAX_CHANNEL) || beyond(target, MAX_TARGET) {
             return Err(Errno::EINVAL);
         }
-        // The host's mutex (`scan_mutex`).
+        // Take the host's mutex (`scan_mutex`).
         state = self.wait_while(state, |state| state.busy.contains(&host));
         state.busy.insert(host);
-        // The kernel asks again what was not answered.
+        // The kernel repeats a command that was not answered.
         (state, _) = self.is_answered(state);
         let is_scanned = |address: &&Address| {
             let matches = |wanted: Option<u64>, found| wanted.is_none_or(|wanted| wanted == found);
@@ -57,7 +57,7 @@ impl Kernel {
         let found: Vec<Address> = state.units.keys().filter(is_scanned).copied().collect();
         drop(state);
         for address in found {
-            // One that is there is not examined again.
+            // An existing device is not examined again.
             if !self.state().devices.contains_key(&address) {
                 self.add_device(address);
             }
@@ -67,7 +67,7 @@ impl Kernel {
     }
 }
 
-/// `None` is the kernel's wild card.
+/// Parses a word; `None` is the kernel's wild card.
 fn word(word: &str) -> Result<Option<u64>, Errno> {
     if word == "-" {
         return Ok(None);

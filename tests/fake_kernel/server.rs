@@ -1,5 +1,5 @@
-//! The kernel's side of the socket: each call on a thread of its own, as each
-//! process has.
+//! The kernel's side of the socket. Each call runs on a separate thread, like the calls of a
+//! process.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,7 +30,7 @@ impl Server {
                 }
                 let kernel = Arc::clone(&kernel);
                 thread::spawn(move || {
-                    // A process that was killed does not hear its answer.
+                    // A killed process does not read its answer.
                     let _nobody_hears = serve(&kernel, stream);
                 });
             }

@@ -1,5 +1,5 @@
-//! udevd: it hears of each disk, keeps a record and links of it, and says when that
-//! is done.
+//! The fake udevd: it receives the events of each disk, keeps a record and links, and reports
+//! when it has finished.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use super::uevents::Uevent;
 use super::{Kernel, replace};
 
-/// Handles all events in their order, until the kernel has ended.
+/// Handles all events in order, until the kernel ends.
 pub(super) fn run(kernel: &Weak<Kernel>, events: &Receiver<Uevent>) {
     for event in events {
         let Some(kernel) = kernel.upgrade() else {
@@ -22,7 +22,7 @@ pub(super) fn run(kernel: &Weak<Kernel>, events: &Receiver<Uevent>) {
             "block" => Some(kernel.handle(&event)),
             _ => None,
         };
-        // It tells of block devices alone to those who listen for these.
+        // It reports only block devices to its listeners.
         if let Some(links) = links {
             let mut told = event;
             told.of_udev = true;
@@ -39,7 +39,7 @@ pub(super) fn run(kernel: &Weak<Kernel>, events: &Receiver<Uevent>) {
 }
 
 impl Kernel {
-    /// What the rules do with one disk's event. The links that it has then.
+    /// Does what the rules do for one disk's event. Returns the disk's links after it.
     fn handle(&self, event: &Uevent) -> Vec<PathBuf> {
         let of = |key: &str| {
             let mut more = event.more.iter();
@@ -54,7 +54,7 @@ impl Kernel {
             Self::drop_links(&before, &node);
             return before;
         }
-        // A worker that comes late to a disk which has gone makes nothing of it.
+        // A worker that comes late to a removed disk changes nothing.
         let Some(links) = self.names_of(&of("DISKSEQ")) else {
             return before;
         };
@@ -87,8 +87,8 @@ impl Kernel {
         links.map(|link| self.path("dev").join(link)).collect()
     }
 
-    /// The links that the rules give to the disk of this life, by what it says of
-    /// itself now (`60-persistent-storage.rules`).
+    /// The links that the rules give to this instance of the disk, from its present data
+    /// (`60-persistent-storage.rules`).
     fn names_of(&self, life: &str) -> Option<Vec<String>> {
         let state = self.state();
         let is_it = |disk: &super::disk::Disk| disk.life.to_string() == life;
@@ -105,7 +105,7 @@ impl Kernel {
         Some(links)
     }
 
-    /// Takes away the links that lead to `node`; another disk of that name keeps it.
+    /// Removes the links that lead to `node`. A link to another disk stays.
     fn drop_links(links: &[PathBuf], node: &Path) {
         for link in links {
             let leads_here = fs::read_link(link).is_ok_and(|to| to.file_name() == node.file_name());
@@ -115,13 +115,13 @@ impl Kernel {
         }
     }
 
-    /// Has udevd handle nothing more until it goes on.
+    /// Stops udevd's handling, or lets it continue.
     pub(crate) fn stop_udevd(&self, stopped: bool) {
         self.change(|state| state.udevd_is_stopped = stopped);
     }
 }
 
-/// Has a link lead to a node, in one step.
+/// Points a link at a node, atomically.
 fn point(link: &Path, node: &Path) {
     fs::create_dir_all(link.parent().unwrap()).unwrap();
     let new = link.with_extension("new");

@@ -1,4 +1,4 @@
-//! The events that the kernel sends, and those who listen to them.
+//! The kernel's events, and their listeners.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,23 +8,22 @@ use std::thread;
 
 use super::Kernel;
 
-/// One message, as a listener gets it.
+/// One message, as a listener receives it.
 #[derive(Debug, Clone)]
 pub(crate) struct Uevent {
-    /// udevd sends it when its rules have run, not the kernel.
+    /// udevd sends it after its rules ran, not the kernel.
     pub(crate) of_udev: bool,
     pub(crate) action: String,
     pub(crate) devpath: String,
     pub(crate) subsystem: String,
     pub(crate) devtype: String,
     pub(crate) seqnum: u64,
-    /// All pairs but the above: `MAJOR`, `SYNTH_UUID`.
+    /// All other pairs: `MAJOR`, `SYNTH_UUID`.
     pub(crate) more: Vec<(String, String)>,
 }
 
 impl Uevent {
-    /// As it is on the wire: `ACTION@DEVPATH`, and then pairs, each with a NUL
-    /// behind it.
+    /// The wire format: `ACTION@DEVPATH`, and then pairs, each with a NUL after it.
     pub(crate) fn datagram(&self) -> String {
         let Self {
             action,
@@ -48,7 +47,7 @@ impl Uevent {
     }
 }
 
-/// The kernel's socket, and udevd behind it.
+/// The kernel's socket, and the udevd that listens to it.
 pub(super) struct Uevents {
     number: AtomicU64,
     listeners: Mutex<Vec<Sender<Uevent>>>,
@@ -86,7 +85,7 @@ impl Uevents {
 }
 
 impl Kernel {
-    /// Sends an event of the kernel's. `kind` is its subsystem and its device type.
+    /// Sends a kernel event. `kind` is its subsystem and its device type.
     pub(super) fn announce(
         &self,
         action: &str,
@@ -115,7 +114,7 @@ impl Kernel {
         self.uevents.broadcast(event);
     }
 
-    /// The events from now on.
+    /// Receives all events from now on.
     pub(crate) fn listen(&self) -> Receiver<Uevent> {
         self.uevents.listen()
     }

@@ -1,4 +1,4 @@
-//! What an engine's process asks of the kernel, one line each way.
+//! The requests of an engine's process to the kernel; request and reply are one line each.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::Answer;
 
-/// Where the kernel listens, below the machine's directory.
+/// The kernel's socket, below the machine's directory.
 pub(super) const SOCKET: &str = "kernel";
 
-/// Each is a system call.
+/// Each request is a system call.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     Write {
@@ -37,7 +37,8 @@ pub(super) enum Request {
         cdb: Vec<u8>,
         length: usize,
     },
-    /// The events from now on: a line first that it listens, then each event.
+    /// Asks for the events from now on. The first line confirms it, and each further line is an
+    /// event.
     Listen,
 }
 
@@ -49,7 +50,7 @@ pub(super) enum Reply {
     Refused(i32),
 }
 
-/// A uevent for a process: udev's, or else the kernel's.
+/// A uevent for a process, of udev or of the kernel.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Heard {
     pub(super) of_udev: bool,
@@ -70,7 +71,7 @@ pub(super) fn hear<T: DeserializeOwned>(reader: &mut BufReader<UnixStream>) -> i
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Asks once.
+/// Sends one request and returns its reply.
 pub(super) fn ask(root: &Path, request: &Request) -> io::Result<Reply> {
     let mut stream = UnixStream::connect(root.join(SOCKET))?;
     say(&mut stream, request)?;

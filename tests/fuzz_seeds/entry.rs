@@ -1,6 +1,5 @@
-//! What is fuzzed: each function takes any bytes and must not panic. It returns
-//! whether the bytes were understood. The fuzz targets and the test of the seeds call
-//! the same ones.
+//! The fuzzed functions: each takes any bytes and must not panic. It returns whether it
+//! understood the bytes. The fuzz targets and the test of the seeds call the same functions.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -23,9 +22,9 @@ use lunbd::reconcile::Desired;
 use lunbd::uevent::Message;
 use lunbd::{Deadline, ErrorKind, Roots, Source};
 use lunbd_sys::dm::read_targets;
-use lunbd_sys::iscsi::{answer, messages, news};
+use lunbd_sys::iscsi::{answer, event, messages};
 
-/// A server that says these bytes and then closes.
+/// A server that sends these bytes and then closes.
 struct Canned<'a>(&'a [u8]);
 
 impl Read for Canned<'_> {
@@ -44,7 +43,7 @@ impl Write for Canned<'_> {
     }
 }
 
-/// All that a server says in a handshake, and what is made of it.
+/// Everything that a server sends in a handshake, and its interpretation.
 pub(crate) fn handshake(bytes: &[u8]) -> bool {
     let deadline = Deadline::after(Duration::from_secs(60));
     let listed = handshake::list(&mut Canned(bytes), deadline);
@@ -72,7 +71,7 @@ pub(crate) fn handshake(bytes: &[u8]) -> bool {
     understood
 }
 
-/// One PDU of an iSCSI target's.
+/// One PDU of an iSCSI target.
 pub(crate) fn iscsi_pdu(bytes: &[u8]) -> bool {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
         return false;
@@ -92,7 +91,7 @@ pub(crate) fn iscsi_pdu(bytes: &[u8]) -> bool {
     }
 }
 
-/// Keys and values, and the binary ones of CHAP among them.
+/// Keys and values, including the binary ones of CHAP.
 pub(crate) fn iscsi_text(bytes: &[u8]) -> bool {
     let mut understood = false;
     for pair in pairs(bytes) {
@@ -112,9 +111,8 @@ pub(crate) fn iscsi_text(bytes: &[u8]) -> bool {
     understood
 }
 
-/// All that an iSCSI target says while it is asked for targets. After the first
-/// byte, which says whether with CHAP and how; the answers' ISIDs are set right,
-/// which are random.
+/// Everything that an iSCSI target sends during discovery. The first byte says whether and how
+/// CHAP is used. The ISIDs in the answers are random, so they are corrected.
 pub(crate) fn iscsi_discovery(bytes: &[u8]) -> bool {
     let Some((kind, bytes)) = bytes.split_first() else {
         return false;
@@ -153,8 +151,8 @@ pub(crate) fn iscsi_discovery(bytes: &[u8]) -> bool {
     }
 }
 
-/// A target that says these bytes and then closes, with the ISID of the request
-/// in each header of a login response.
+/// A target that sends these bytes and then closes. Each header of a login response gets the
+/// ISID of the request.
 struct Echoing<'a> {
     said: &'a [u8],
     isid: [u8; 6],
@@ -193,7 +191,7 @@ pub(crate) fn uevent(bytes: &[u8]) -> bool {
     true
 }
 
-/// An NBD URI, by itself and as a source.
+/// An NBD URI, alone and as a source.
 pub(crate) fn nbd_uri(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return false;
@@ -208,7 +206,7 @@ pub(crate) fn nbd_uri(bytes: &[u8]) -> bool {
     true
 }
 
-/// Every other name that is parsed, each of which must print what it parses.
+/// Every other name that is parsed; each must print what it parses.
 pub(crate) fn id(bytes: &[u8]) -> bool {
     fn roundtrip<T>(text: &str) -> bool
     where
@@ -274,12 +272,12 @@ pub(crate) fn netlink_decode(bytes: &[u8]) -> bool {
     true
 }
 
-/// A datagram of the kernel's iSCSI.
+/// A datagram of the kernel's iSCSI netlink.
 pub(crate) fn iscsi_netlink(bytes: &[u8]) -> bool {
     let (mut length, mut understood) = (0, false);
     for message in messages(bytes) {
         length += message.len();
-        understood |= answer(message).is_some() || news(message).is_some();
+        understood |= answer(message).is_some() || event(message).is_some();
     }
     assert!(length <= bytes.len());
     understood
@@ -290,7 +288,7 @@ pub(crate) fn dm_answer(bytes: &[u8]) -> bool {
     let Ok(targets) = read_targets(bytes) else {
         return false;
     };
-    // Each begins behind the one before it.
+    // Each target begins after the one before it.
     assert!(targets.len() <= bytes.len());
     for target in &targets {
         assert!(target.kind.chars().count() <= 16);
@@ -299,7 +297,7 @@ pub(crate) fn dm_answer(bytes: &[u8]) -> bool {
     !targets.is_empty()
 }
 
-/// A file whose content changes with each input, in memory where that is possible.
+/// A file whose content changes with each input, in memory if possible.
 fn with_file<T>(bytes: &[u8], name: &str, use_it: impl FnOnce(&Path) -> T) -> T {
     thread_local! {
         static FOLDER: tempfile::TempDir =
@@ -313,7 +311,7 @@ fn with_file<T>(bytes: &[u8], name: &str, use_it: impl FnOnce(&Path) -> T) -> T 
     })
 }
 
-/// What `/proc` lists of mounts, and of swap areas.
+/// The mounts and swap areas that `/proc` lists.
 pub(crate) fn mounts(bytes: &[u8]) -> bool {
     let lines = bytes.split(|byte| *byte == b'\n').count();
     let deadline = Deadline::after(Duration::from_secs(60));
@@ -347,7 +345,7 @@ pub(crate) fn chap_file(bytes: &[u8]) -> bool {
     })
 }
 
-/// The file of the volumes that are wanted.
+/// The file of the wanted volumes.
 #[cfg(feature = "cli")]
 pub(crate) fn desired_file(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else {

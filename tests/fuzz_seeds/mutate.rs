@@ -1,7 +1,7 @@
-//! Runs a fuzz target over its seeds, over each beginning of a seed, and over changed
-//! seeds for as long as `LUNBD_FUZZ_SECONDS` says (2 where it is not set).
+//! Runs a fuzz target over its seeds, over each prefix of a seed, and over changed seeds for
+//! `LUNBD_FUZZ_SECONDS` (2 if it is not set).
 //!
-//! No feedback of the coverage guides it: `tests/fuzz/run` does that, with libFuzzer.
+//! No coverage feedback guides it: `tests/fuzz/run` does that, with libFuzzer.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-/// A longer input shows no more, and is slower.
+/// A longer input finds no more, and is slower.
 const LONGEST: usize = 4096;
 
-/// Numbers at which lengths and counts go wrong.
+/// Numbers at which lengths and counts tend to be wrong.
 const EDGES: [u64; 10] = [
     0,
     1,
@@ -26,8 +26,8 @@ const EDGES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Panics where the target does, and says then which bytes it was given; and where it
-/// understands none of its seeds.
+/// Panics if the target does, and then prints its input. Also panics if the target understands
+/// none of its seeds.
 pub(crate) fn run(target: &str, entry: fn(&[u8]) -> bool) {
     let seeds = seeds_of(target);
     assert!(!seeds.is_empty(), "{target} has no seeds");
@@ -72,13 +72,13 @@ fn seeds_of(target: &str) -> Vec<Vec<u8>> {
         .unwrap()
         .map(|seed| seed.unwrap().path())
         .collect();
-    // The same number makes the same inputs on each machine.
+    // Sorted, so that a seed of the generator makes the same inputs on each machine.
     seeds.sort();
     seeds.iter().map(|seed| fs::read(seed).unwrap()).collect()
 }
 
 fn give(target: &str, entry: fn(&[u8]) -> bool, input: &[u8]) -> bool {
-    /// No parser takes as long on the slowest machine.
+    /// No parser takes this long, even on the slowest machine.
     const LIMIT: Duration = Duration::from_secs(10);
     let began = Instant::now();
     let shown = Shown { target, input };
@@ -89,7 +89,7 @@ fn give(target: &str, entry: fn(&[u8]) -> bool, input: &[u8]) -> bool {
     understood
 }
 
-/// Prints the input where the thread panics.
+/// Prints the input if the thread panics.
 struct Shown<'a> {
     target: &'a str,
     input: &'a [u8],
@@ -107,7 +107,7 @@ impl Drop for Shown<'_> {
     }
 }
 
-/// One change: of a bit, of bytes, of a number, or of the order.
+/// Makes one change: to a bit, to bytes, to a number, or to the order.
 fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut Rng) {
     if input.is_empty() {
         input.push(rng.u8(..));
@@ -135,14 +135,14 @@ fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut Rng) {
             input.extend(&other[from..]);
         }
         _ => {
-            // The same byte elsewhere, as a delimiter twice.
+            // Insert the same byte elsewhere, such as a second delimiter.
             let byte = input[rng.usize(..input.len())];
             input.insert(at, byte);
         }
     }
 }
 
-/// An edge, or a little more or less, in 1, 2, 4 or 8 bytes of either order.
+/// Writes an edge, or a little more or less, in 1, 2, 4 or 8 bytes of either byte order.
 fn put_number(input: &mut [u8], at: usize, rng: &mut Rng) {
     let edge = EDGES[rng.usize(..EDGES.len())];
     let number = edge.wrapping_add(rng.u64(..5)).wrapping_sub(2);

@@ -1,6 +1,6 @@
-//! An iSCSI target that says what its script wants, right or wrong: written
-//! from the protocol and not with the engine's own constants, on plain sockets
-//! and without a privilege.
+//! An iSCSI target that sends what its script says, right or wrong. It is written from the
+//! protocol and not with the engine's own constants, and runs on plain sockets without
+//! privileges.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use lunbd::id::Portal;
 
-/// How long a client is waited for before the target gives up, so that a test
-/// that fails does not hang.
+/// How long the target waits for a client before it gives up, so that a failed test does not
+/// hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Flags of a login: T, CSG and NSG.
@@ -28,17 +28,17 @@ pub(crate) const CONTINUE: u8 = 0x40;
 pub(crate) const FINAL: u8 = 0x80;
 pub(crate) const NO_TAG: u32 = 0xffff_ffff;
 
-/// What is done with one connection.
+/// The script of one connection.
 pub(crate) type Script = Box<dyn FnOnce(&mut Talk) -> io::Result<()> + Send>;
 
-/// A listening target, which plays one script per connection, in their order.
+/// A listening target, which plays one script per connection, in order.
 #[derive(Debug)]
 pub(crate) struct Target {
     portal: Portal,
     sessions: JoinHandle<io::Result<()>>,
 }
 
-/// A place to listen, known before the scripts that name it are written.
+/// A listening address that is known before the scripts that name it are written.
 #[derive(Debug)]
 pub(crate) struct Place(TcpListener);
 
@@ -73,7 +73,7 @@ impl Place {
 }
 
 impl Target {
-    /// For one connection.
+    /// A target for one connection.
     pub(crate) fn one(script: impl FnOnce(&mut Talk) -> io::Result<()> + Send + 'static) -> Self {
         Place::new().play(vec![Box::new(script)])
     }
@@ -82,8 +82,8 @@ impl Target {
         &self.portal
     }
 
-    /// Waits until all scripts are played; panics where a client did not do
-    /// what a script expects.
+    /// Waits until all scripts have played. Panics if a client did not do what a script
+    /// expects.
     pub(crate) fn finish(self) {
         if let Err(error) = self.sessions.join().unwrap() {
             panic!("the target did not see what it expected: {error}");
@@ -129,7 +129,7 @@ impl Talk {
         found.map(str::to_owned)
     }
 
-    /// A header that answers the last request.
+    /// A header of a reply to the last request.
     pub(crate) fn answer(&self, opcode: u8, flags: u8) -> [u8; 48] {
         let mut header = [0; 48];
         (header[0], header[1]) = (opcode, flags);
@@ -160,7 +160,7 @@ impl Talk {
         self.send(header, data)
     }
 
-    /// The whole login as it should be, and the question for targets.
+    /// Plays a correct login, up to the request for targets.
     pub(crate) fn until_question(&mut self) -> io::Result<()> {
         self.until_operational()?;
         self.login(TO_FULL, "HeaderDigest=None\0DataDigest=None\0")?;
@@ -168,7 +168,7 @@ impl Talk {
         self.must(self.data == b"SendTargets=All\0", "SendTargets")
     }
 
-    /// The security stage, and the first operational request.
+    /// Plays the security stage, up to the first operational request.
     pub(crate) fn until_operational(&mut self) -> io::Result<()> {
         self.take(0x43)?;
         self.must(self.header[1] == TO_OPERATIONAL, "the wish to go on")?;
@@ -177,7 +177,7 @@ impl Talk {
         self.must(self.header[1] == TO_FULL, "the wish to be done")
     }
 
-    /// Up to the answer to our challenge.
+    /// Plays the login up to the answer to our challenge.
     pub(crate) fn until_proof(&mut self, challenge: &str) -> io::Result<()> {
         self.take(0x43)?;
         self.must(self.header[1] == STAY_IN_SECURITY, "no wish to go on")?;
@@ -195,7 +195,7 @@ impl Talk {
         self.expect_close()
     }
 
-    /// The client must close, and send nothing before.
+    /// Expects that the client closes and sends nothing before.
     pub(crate) fn expect_close(&mut self) -> io::Result<()> {
         match self.stream.read(&mut [0; 64]) {
             Ok(0) => Ok(()),
@@ -205,7 +205,7 @@ impl Talk {
         }
     }
 
-    /// Says nothing more until the client closes, whatever it sends.
+    /// Sends nothing more until the client closes, whatever the client sends.
     pub(crate) fn hang(&mut self) {
         while self.stream.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
     }

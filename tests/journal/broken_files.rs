@@ -1,5 +1,5 @@
-//! Files that are no records: cut, flipped, foreign, newer. None is trusted, none is
-//! lost.
+//! Files that are not valid records: cut, flipped, foreign, newer. The journal trusts none and
+//! loses none.
 
 use std::fs;
 
@@ -29,8 +29,8 @@ fn a_record_cut_at_any_byte_or_with_any_bit_flipped_is_none() {
     assert_eq!(Record::parse(&longer).unwrap_err().kind, FaultKind::Torn);
 }
 
-/// A record, a disk at the address that it names, and another volume, which is
-/// sound and stands elsewhere.
+/// A record, a disk at the address that it names, and another volume, which is valid and
+/// attached elsewhere.
 struct Broken {
     node: Node,
     bytes: Vec<u8>,
@@ -42,13 +42,13 @@ impl Broken {
         let node = Node::with(&[sound]);
         node.disk_named();
         let bytes = sealed(record);
-        // Whole it is one.
+        // The complete file is a record.
         Record::parse(&bytes).unwrap();
         Self { node, bytes }
     }
 
-    /// Its file holds this: no volume comes of it and nothing is done by it, the
-    /// other volume is known as ever, and what the file held is kept.
+    /// With this content the file makes no volume and causes no act. The other volume is known
+    /// as before, and the content is kept.
     #[track_caller]
     fn is_no_record(&self, bytes: &[u8], what: &str) -> FaultKind {
         let node = &self.node;
@@ -85,7 +85,7 @@ impl Broken {
     }
 }
 
-/// What each of them would have a recovery do with the disk; and one of NBD.
+/// Records for each of which a recovery would act on the disk, and one of NBD.
 fn records() -> [Value; 4] {
     let detach = json!({ "detach": { "abandon_unwritten": true } });
     let mut nbd = attached("pvc-1", "nbd://192.0.2.1/a", NAME);
@@ -124,7 +124,7 @@ fn a_file_with_every_byte_flipped_is_set_aside_and_no_volume_comes_of_it() {
     for record in records() {
         let broken = Broken::of(&record);
         for place in 0..broken.bytes.len() {
-            // All bits of it, and one.
+            // Flip all bits of the byte, and one bit.
             for flip in [0xff, 1 << (place % 8)] {
                 let mut bytes = broken.bytes.clone();
                 bytes[place] ^= flip;

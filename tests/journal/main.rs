@@ -1,5 +1,5 @@
-//! The journal on a machine that is a directory: what is refused, what is set
-//! aside, what is never trusted.
+//! The journal on a machine that is a directory: what it refuses, what it sets aside, and what
+//! it never trusts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -81,7 +81,7 @@ const PLACE: &str = "LUNBD_TEST_HOLDS_JOURNAL";
 
 /// The other process of the next test.
 #[test]
-fn another_process() {
+fn holds_the_journal_for_the_next_test() {
     let Some(place) = std::env::var_os(PLACE) else {
         return;
     };
@@ -97,7 +97,11 @@ fn another_process() {
 fn two_processes_on_one_journal_and_the_second_is_told_who_holds_it_until_it_dies() {
     let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
     let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "another_process", "--nocapture"])
+        .args([
+            "--exact",
+            "holds_the_journal_for_the_next_test",
+            "--nocapture",
+        ])
         .env(PLACE, node.machine.path(""))
         .stdout(Stdio::piped())
         .spawn()
@@ -205,7 +209,7 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
     let of = |place: usize| &recovery.volumes[place];
     assert_eq!(of(0).condition, Condition::Gone, "{recovery:?}");
     assert!(matches!(of(0).action, Action::Undone), "{recovery:?}");
-    // A session that is down brings its devices again.
+    // A session that is down brings its devices back later.
     assert_eq!(of(1).condition, Condition::Gone, "{recovery:?}");
     assert!(matches!(of(1).action, Action::Nothing), "{recovery:?}");
     assert_eq!(of(2).condition, Condition::Gone, "{recovery:?}");
@@ -228,7 +232,7 @@ fn recovery_undoes_finishes_and_keeps_as_its_rules_say_and_touches_nothing_forei
 }
 
 #[test]
-fn a_begun_attach_leaves_another_unit_alone_and_what_does_not_say_which_it_is_refuses() {
+fn an_unfinished_attach_leaves_another_unit_alone_and_refuses_one_without_an_identity() {
     let mut late = begun("late", ATTACHED, &json!("attach"));
     late["spec"]["expect"] = json!(OTHER_NAME);
     let how = DetachVolume::default();

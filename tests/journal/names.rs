@@ -1,4 +1,4 @@
-//! Names that were made to confuse.
+//! Volume names that are made to confuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use lunbd::id::VolumeId;
 
 use crate::node::{ATTACHED, NAME, Node, attached, id, scsi, sealed, soon};
 
-/// Ids made to confuse, no two of which are one.
+/// Ids that are made to confuse; no two are the same.
 fn confusing_names() -> Vec<String> {
     let long = "x".repeat(252);
     let names = [
@@ -24,7 +24,7 @@ fn confusing_names() -> Vec<String> {
         "36001405a1b2c3d4e5f60718293a4b5c6",
         "/dev/disk/by-id/../../sdb",
         "nbd0",
-        // Ways out, and files that a journal has.
+        // Paths that lead out of the directory, and names of the journal's own files.
         ".",
         "..",
         "../journal.lock",
@@ -47,7 +47,7 @@ fn confusing_names() -> Vec<String> {
         "*",
         "$(reboot)",
         "-rf",
-        // Case and normalisation.
+        // Differences in case and in normalisation.
         "PVC",
         "pvc",
         "\u{e9}",
@@ -56,7 +56,7 @@ fn confusing_names() -> Vec<String> {
         "\u{212b}",
         "\u{ff0e}\u{ff0e}",
         "\u{1f980}",
-        // Those that differ past where a file's name is cut off.
+        // Names that differ only after the place where a file name is cut off.
         &"naa.5000c500a1b2c3d4".repeat(4)[..68],
         &"0".repeat(68),
         &format!("{long}1"),
@@ -86,7 +86,7 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
         found
     };
     let journal = node.open();
-    // The lease on the address stays, and is the engine's.
+    // The lock file of the address stays; it belongs to the engine.
     node.attach(&journal, "first", &scsi(ATTACHED));
     let before = everything();
     let names = confusing_names();
@@ -103,8 +103,8 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
         assert_eq!(error.stage(), Some(Stage::Scan), "{name:?}: {error}");
         let seen = std::mem::take(&mut *seen.lock().unwrap());
         let run = node.machine.path("run/lunbd");
-        let is_lease = |path: &&PathBuf| path.parent() == Some(&*run);
-        let new: Vec<&PathBuf> = seen.difference(&before).filter(|p| !is_lease(p)).collect();
+        let is_lock = |path: &&PathBuf| path.parent() == Some(&*run);
+        let new: Vec<&PathBuf> = seen.difference(&before).filter(|p| !is_lock(p)).collect();
         let [file] = new.as_slice() else {
             panic!("{name:?}: {new:?}");
         };
@@ -124,7 +124,7 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
     }
     assert_eq!(files.len(), names.len());
 
-    // All beside each other, each under its own name.
+    // All records exist at once, each under its own name.
     drop(journal);
     for (lun, (file, name)) in files.iter().enumerate() {
         let source = format!("scsi:0:0:0:{}", 100 + lun);
@@ -139,7 +139,7 @@ fn ids_made_to_confuse_are_names_alone_and_none_leaves_the_journals_directory() 
         .map(|record| record.volume.to_string())
         .collect();
     assert_eq!(known, names.iter().cloned().collect());
-    // Each is taken down alone.
+    // Each volume is detached separately.
     for name in &names {
         let how = DetachVolume::default();
         let left = journal.records().len() - 1;
@@ -169,7 +169,7 @@ fn what_is_no_name_is_refused_before_there_is_a_file() {
     ] {
         let error = text.parse::<VolumeId>().unwrap_err();
         assert!(error.to_string().contains("1 to 253 bytes"), "{error}");
-        // A record that has it is none of this version.
+        // A record with such an id does not belong to this version.
         let record = sealed(&attached(text, ATTACHED, NAME));
         assert_eq!(Record::parse(&record).unwrap_err().kind, FaultKind::Newer);
     }

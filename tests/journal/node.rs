@@ -24,7 +24,7 @@ pub(crate) fn id(text: &str) -> VolumeId {
     text.parse().unwrap()
 }
 
-/// A record as it is on the disk, of a SCSI unit that is attached.
+/// The record of an attached SCSI unit, as it is on the disk.
 pub(crate) fn attached(volume: &str, source: &str, name: &str) -> Value {
     json!({
         "volume": volume,
@@ -40,7 +40,7 @@ pub(crate) fn attached(volume: &str, source: &str, name: &str) -> Value {
     })
 }
 
-/// The same, with something under way and nothing read back yet.
+/// The same, with an unfinished operation and without an outcome.
 pub(crate) fn begun(volume: &str, source: &str, operation: &Value) -> Value {
     let mut record = attached(volume, source, NAME);
     record["intent"] = json!({ "operation": operation, "begun_at": "2026-11-21T03:00:00Z" });
@@ -52,7 +52,7 @@ pub(crate) fn sealed(record: &Value) -> Vec<u8> {
     Record::seal(&serde_json::to_vec_pretty(record).unwrap())
 }
 
-/// A machine with the directory of a journal that somebody has used.
+/// A machine with the directory of a journal that was used before.
 pub(crate) struct Node {
     pub(crate) machine: Machine,
     pub(crate) engine: Engine,
@@ -91,7 +91,7 @@ impl Node {
         names
     }
 
-    /// The unit of [`NAME`] at [`ATTACHED`].
+    /// Creates the unit [`NAME`] at [`ATTACHED`].
     pub(crate) fn disk_named(&self) {
         self.machine.disk("0:0:0:1", "sdb");
         let device = "sys/devices/fake/0:0:0:1";
@@ -103,9 +103,8 @@ impl Node {
         }
     }
 
-    /// Opens the journal. One that was just closed is held for a moment by the child
-    /// that another test starts: until it is another program it has all that is
-    /// open here.
+    /// Opens the journal. A child that another test starts holds a journal that was just closed
+    /// for a moment: until its exec it has every file that is open here.
     pub(crate) fn open(&self) -> Journal {
         self.try_open().unwrap()
     }

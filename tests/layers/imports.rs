@@ -1,9 +1,8 @@
-//! Which module of a crate imports from which, by its sources.
+//! Which module of a crate imports from which, read from its sources.
 //!
-//! An import counts for the module that defines the name: a name that a module only
-//! re-exports is followed to its definition. So a parent that re-exports its children does
-//! not depend on them, unless its own code uses the names. Code under `cfg(test)` does
-//! not count.
+//! An import counts for the module that defines the name: a name that a module only re-exports
+//! is followed to its definition. So a parent that re-exports its children does not depend on
+//! them, unless its own code uses the names. Code under `cfg(test)` does not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -11,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use crate::tokens::{Token, tokens};
 
-/// The names of a module from the crate's root on.
+/// The path of a module from the crate's root.
 pub(crate) type Name = Vec<String>;
 
-/// The modules of a crate and what each imports.
+/// The modules of a crate, and the imports of each.
 pub(crate) struct Imports {
     edges: BTreeMap<Name, BTreeMap<Name, usize>>,
     paths: BTreeMap<Name, Vec<(Name, usize)>>,
 }
 
 impl Imports {
-    /// Of the crate with `root` (`lib.rs` or `main.rs`) and the files below its folder.
+    /// Reads the crate with `root` (`lib.rs` or `main.rs`) and the files below its folder.
     pub(crate) fn read(root: &Path) -> Self {
         let folder = root.parent().unwrap();
         let mut files = Vec::new();
@@ -61,8 +60,8 @@ impl Imports {
         self.edges.keys()
     }
 
-    /// Each path that a module uses, as it is written, from the root of the crate, and
-    /// its line.
+    /// Each path that a module uses, as it is written, from the root of the crate, with its
+    /// line.
     pub(crate) fn paths(&self) -> impl Iterator<Item = (&Name, &Name, usize)> {
         let paths = self.paths.iter();
         paths.flat_map(|(name, used)| used.iter().map(move |(path, line)| (name, path, *line)))
@@ -126,7 +125,7 @@ impl Imports {
 /// The module that defines what `path` names.
 fn definer(modules: &BTreeMap<Name, Module>, path: &[String]) -> Name {
     let mut path = path.to_vec();
-    // A chain of re-exports is shorter than this.
+    // No chain of re-exports is this long.
     for _ in 0..8 {
         let at = (0..=path.len())
             .rev()
@@ -149,7 +148,7 @@ struct Module {
     imported: BTreeMap<String, Name>,
     /// Each path that the code uses, and its line.
     used: Vec<(Name, usize)>,
-    /// Names that are re-exported, with the path and the line: used if the code has them.
+    /// Re-exported names, with the path and the line. They count as used if the code uses them.
     exported: BTreeMap<String, (Name, usize)>,
 }
 
@@ -257,12 +256,12 @@ impl Module {
         if is_exported && path.starts_with(&self.name) {
             self.exported.insert(name, (path, line));
         } else if name == "*" || !modules.contains(&path) {
-            // A module counts by the paths that begin with its name.
+            // A module counts as used by each path that begins with its name.
             self.used.push((path, line));
         }
     }
 
-    /// The path from the crate's root, unless it is another crate's.
+    /// The path from the crate's root; `None` for a path of another crate.
     fn absolute(&self, within: &[String], path: &[String]) -> Option<Name> {
         let mut base = [self.name.as_slice(), within].concat();
         let mut rest = path;
@@ -283,7 +282,7 @@ impl Module {
                 rest = &rest[1..];
             }
         }
-        // What an inline module has is its file's.
+        // The contents of an inline module count for its file.
         if base.len() > self.name.len() && base.starts_with(&self.name) && !within.is_empty() {
             base.truncate(self.name.len());
         }
@@ -291,7 +290,7 @@ impl Module {
     }
 }
 
-/// Each leaf of a `use` tree: its path, and the name that it has here.
+/// Each leaf of a `use` tree: its path, and its name here.
 fn leaves(tree: &[(Token, usize)]) -> Vec<(Vec<String>, String)> {
     let mut prefix = Vec::new();
     let mut at = 0;
@@ -347,7 +346,7 @@ fn position(tokens: &[(Token, usize)], from: usize, what: char) -> usize {
     from + found.unwrap()
 }
 
-/// Where the brace at `open` is closed.
+/// The place of the brace that closes the one at `open`.
 fn closing(tokens: &[(Token, usize)], open: usize) -> usize {
     let mut depth = 0;
     let mut rest = tokens[open..].iter();
@@ -374,7 +373,7 @@ fn is_public(before: &[(Token, usize)]) -> bool {
     end > 0 && before[end - 1].0.word() == Some("pub")
 }
 
-/// Whether `#[cfg(test)]` and what else an item has before it ends here.
+/// Whether the text before an item ends with `#[cfg(test)]` and other attributes.
 fn is_of_tests(before: &[(Token, usize)]) -> bool {
     let start = before
         .iter()

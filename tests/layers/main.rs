@@ -1,6 +1,5 @@
-//! Each module of `src/` is in one layer: it uses its own layer's folder and the layers
-//! below, never one above, and two domains never use each other. No module imports from
-//! one that imports from it.
+//! Each module of `src/` is in one layer. It may use its own top module and the layers below,
+//! and nothing above. Two domains never use each other. No imports form a cycle.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 mod imports;
@@ -11,7 +10,7 @@ use std::path::Path;
 
 use imports::{Imports, Name};
 
-/// Each top module of `src/` and its layer, the lowest first.
+/// Each top module of `src/` and its layer, lowest first.
 const MODULES: &[(&str, Layer)] = &[
     ("crash", Layer::Values),
     ("error", Layer::Values),
@@ -132,7 +131,7 @@ fn a_use_of_a_higher_layer_or_of_another_domain_is_found() {
     assert_eq!(fault("scsi", "scsi"), None);
 }
 
-/// The imports of a crate of these modules.
+/// The imports of a crate with these modules.
 fn of(modules: &[(&str, &str)]) -> Imports {
     let name = |path: &str| -> Name {
         path.split("::")

@@ -1,12 +1,12 @@
 //! The words of a Rust source, without its comments.
 
-/// As much of a token as the imports of a module are read from.
+/// The parts of a token that the imports of a module are read from.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Word(String),
     /// `::`
     Separator,
-    /// A string literal's content: an attribute may have a path there.
+    /// The content of a string literal: an attribute may have a path there.
     Text(String),
     Other(char),
 }
@@ -33,7 +33,7 @@ pub(crate) fn tokens(source: &str) -> Vec<(Token, usize)> {
     found
 }
 
-/// The token that `rest` begins with, if any, and the length of what it takes.
+/// The first token of `rest`, if any, and its length.
 fn next(rest: &str, first: char) -> (Option<Token>, usize) {
     if rest.starts_with("//") {
         return (None, rest.find('\n').unwrap_or(rest.len()));
@@ -50,7 +50,7 @@ fn next(rest: &str, first: char) -> (Option<Token>, usize) {
             let text = rest[1..length - 1].to_owned();
             (Some(Token::Text(text)), length)
         }
-        // A character, unless it is a lifetime.
+        // A character literal, unless it is a lifetime.
         '\'' if rest[1..].starts_with('\\') => (None, quoted(rest, '\'')),
         '\'' => {
             let mut after = rest[1..].char_indices().skip(1);
@@ -67,7 +67,7 @@ fn next(rest: &str, first: char) -> (Option<Token>, usize) {
     }
 }
 
-/// The length of the raw string literal that `rest` begins with.
+/// The length of a raw string literal at the start of `rest`.
 fn raw_text(rest: &str) -> Option<usize> {
     let after = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
     let marks = after.len() - after.trim_start_matches('#').len();
@@ -77,7 +77,7 @@ fn raw_text(rest: &str) -> Option<usize> {
     Some(rest.len() - content.len() + length)
 }
 
-/// The length of the literal that `rest` begins with, up to the quote that ends it.
+/// The length of a literal at the start of `rest`, including its closing quote.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut is_escaped = false;
     for (at, c) in rest.char_indices().skip(1) {

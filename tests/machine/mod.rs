@@ -1,7 +1,7 @@
-//! A machine in a temporary directory: what the engine reads and writes below
-//! its `Roots`, with nobody behind it.
+//! A machine in a temporary directory: the files that the engine reads and writes below its
+//! `Roots`, without a kernel behind them.
 
-// Not every test with a machine has a SAN.
+// Not every test with a machine uses a SAN.
 #[allow(dead_code)]
 pub(crate) mod san;
 
@@ -18,7 +18,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        // In memory where that is possible: a machine may be 16,000 files.
+        // In memory if possible: a machine may have 16,000 files.
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let machine = Self {
             directory: directory.unwrap(),
@@ -60,7 +60,7 @@ impl Machine {
         self.write(&format!("{host}/state"), "running\n");
     }
 
-    /// A disk as the kernel shows one, without the node.
+    /// A disk as the kernel shows it, without the node.
     pub(crate) fn disk(&self, hctl: &str, name: &str) {
         let device = format!("sys/devices/fake/{hctl}");
         for (file, text) in [

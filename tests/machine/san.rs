@@ -1,5 +1,5 @@
-//! SCSI disks behind iSCSI sessions, multipath maps and mounts, laid out in a
-//! [`Machine`] as the kernel does: a session is a host.
+//! SCSI disks behind iSCSI sessions, multipath maps and mounts, laid out in a [`Machine`] as
+//! the kernel does it: each session is a host.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ pub(crate) struct San {
     mountinfo: String,
 }
 
-/// `sda`, `sdz`, `sdaa`: as `drivers/scsi/sd.c` counts.
+/// `sda`, `sdz`, `sdaa`, as `drivers/scsi/sd.c` counts.
 fn sd_name(mut index: u32) -> String {
     let mut letters = Vec::new();
     loop {
@@ -29,8 +29,7 @@ fn sd_name(mut index: u32) -> String {
     format!("sd{letters}")
 }
 
-/// A page 83h like LIO's: NAA, T10, and the port's number, which is no name of
-/// the unit.
+/// A page 83h like LIO's: NAA, T10, and the number of the port, which does not name the unit.
 fn page_83(unit: u32) -> Vec<u8> {
     let mut naa = vec![1, 3, 0, 16, 0x60, 0x01, 0x40, 0x51];
     naa.extend([0; 8]);
@@ -68,7 +67,7 @@ impl San {
         symlink(to, self.machine.path(link)).unwrap();
     }
 
-    /// The session of the number that its host has.
+    /// A session with the same number as its host.
     pub(crate) fn session(&self, host: u32) {
         let dir = format!("devices/platform/host{host}/session{host}");
         let class = format!("{dir}/iscsi_session/session{host}");
@@ -94,8 +93,8 @@ impl San {
         format!("devices/platform/host{host}/session{host}/target{host}:0:0/{host}:0:0:{lun}")
     }
 
-    /// A disk of 1 MiB that says it is this unit, where it says anything. Its
-    /// kernel name.
+    /// A disk of 1 MiB that reports to be this unit, if it reports any. Returns its kernel
+    /// name.
     pub(crate) fn disk(&mut self, host: u32, lun: u32, unit: Option<u32>) -> String {
         let index = self.disks;
         self.disks += 1;
@@ -155,7 +154,7 @@ impl San {
         name
     }
 
-    /// A device of device-mapper on these disks. Its number.
+    /// A device-mapper device on these disks. Returns its number.
     pub(crate) fn stack(&mut self, uuid: &str, name: &str, below: &[&str]) -> String {
         let number = self.maps;
         self.maps += 1;
@@ -202,14 +201,13 @@ impl San {
         self.mountinfo.push_str(&line);
     }
 
-    /// To be called when all is mounted.
+    /// Call this after all mounts.
     pub(crate) fn write_mounts(&self) {
         self.machine.write("proc/self/mountinfo", &self.mountinfo);
     }
 
-    /// 10,000 disks in 5,000 units of two paths, over 100 sessions: every tenth
-    /// unit has a map, every twentieth is mounted, every hundredth has a path
-    /// that is offline.
+    /// 10,000 disks in 5,000 units of two paths, over 100 sessions. Every tenth unit has a map,
+    /// every twentieth is mounted, and every hundredth has an offline path.
     pub(crate) fn of_ten_thousand() -> Self {
         let mut san = Self::new();
         for host in 0..100 {

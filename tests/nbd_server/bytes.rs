@@ -1,5 +1,5 @@
-//! What a server says, in bytes, written from the protocol and not with the
-//! engine's own constants.
+//! The bytes that a server sends, written from the protocol and not with the engine's own
+//! constants.
 
 pub(crate) const OPT_EXPORT_NAME: u32 = 1;
 pub(crate) const OPT_ABORT: u32 = 2;
@@ -19,8 +19,7 @@ pub(crate) const ERR_SHUTDOWN: u32 = 0x8000_0007;
 /// A writable export that can flush.
 pub(crate) const FLAGS: u16 = 0b101;
 
-/// The first bytes of a server that speaks fixed newstyle and offers to leave
-/// out the zeroes.
+/// The first bytes of a server that speaks fixed newstyle and offers to omit the zeroes.
 pub(crate) fn greeting() -> Vec<u8> {
     greeting_with(3)
 }
@@ -29,7 +28,7 @@ pub(crate) fn greeting_with(flags: u16) -> Vec<u8> {
     [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat()
 }
 
-/// What a client answers to the greeting.
+/// The client's answer to the greeting.
 pub(crate) fn client_flags(flags: u32) -> Vec<u8> {
     flags.to_be_bytes().to_vec()
 }
@@ -70,12 +69,12 @@ pub(crate) fn listed(name: &str, description: &str) -> Vec<u8> {
     .concat()
 }
 
-/// All that a good server answers to `OPT_GO`.
+/// The whole answer of a correct server to `OPT_GO`.
 pub(crate) fn go(size: u64, flags: u16) -> Vec<u8> {
     described(OPT_GO, size, flags)
 }
 
-/// All that a good server answers to `OPT_GO` or `OPT_INFO`.
+/// The whole answer of a correct server to `OPT_GO` or `OPT_INFO`.
 pub(crate) fn described(option: u32, size: u64, flags: u16) -> Vec<u8> {
     [
         reply(option, REP_INFO, &info_export(size, flags)),

@@ -1,5 +1,5 @@
-//! An NBD server that does what its script says, right or wrong, on plain
-//! sockets and without a privilege.
+//! An NBD server that does what its script says, right or wrong, on plain sockets without
+//! privileges.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -19,24 +19,24 @@ use std::time::Duration;
 use lunbd::id::NbdUri;
 use tempfile::TempDir;
 
-/// How long a client is waited for before the server gives up, so that a test
-/// that fails does not hang.
+/// How long the server waits for a client before it gives up, so that a failed test does not
+/// hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One thing that the server does. After the last it closes the connection.
+/// One step of the server. After the last step it closes the connection.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// Sends this at once.
+    /// Sends these bytes at once.
     Send(Vec<u8>),
-    /// Sends one byte of this per interval, until the client goes away.
+    /// Sends one byte of these per interval, until the client disconnects.
     Dribble(Vec<u8>, Duration),
-    /// The client must send exactly this next.
+    /// The client must send exactly these bytes next.
     Expect(Vec<u8>),
-    /// The client must send an option of this code next, with any data.
+    /// The client must send an option with this code next, with any data.
     ExpectOption(u32),
     /// The client must close, and send nothing before.
     ExpectClose,
-    /// Says nothing more until the client closes, whatever it sends.
+    /// Sends nothing more until the client closes, whatever the client sends.
     Hang,
 }
 
@@ -68,13 +68,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// On TCP, for one connection.
+    /// Listens on TCP, for one connection.
     pub(crate) fn tcp(script: Vec<Step>) -> Self {
         Self::tcp_sessions(vec![script])
     }
 
-    /// On TCP, for as many connections as there are scripts, one after the
-    /// other.
+    /// Listens on TCP, for as many connections as there are scripts, one after another.
     pub(crate) fn tcp_sessions(scripts: Vec<Vec<Step>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -88,7 +87,7 @@ impl Server {
         Self::start(address, None, Box::new(accept), scripts)
     }
 
-    /// On a Unix socket, for one connection.
+    /// Listens on a Unix socket, for one connection.
     pub(crate) fn unix(script: Vec<Step>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
@@ -135,8 +134,8 @@ impl Server {
         .unwrap()
     }
 
-    /// Waits until all scripts are played; panics where a client did not do
-    /// what a script expects.
+    /// Waits until all scripts have played. Panics if a client did not do what a script
+    /// expects.
     pub(crate) fn finish(self) {
         let result = self.sessions.join().unwrap();
         assert_eq!(result, Ok(()), "the server did not see what it expected");

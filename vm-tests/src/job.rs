@@ -1,43 +1,42 @@
-//! What the host asks of the guest, and what the guest says back.
+//! The host's job for the guest, and the guest's reports.
 //!
-//! A job travels as `/job.json` in the initramfs; reports come back one JSON
-//! object a line over the guest's second serial port. Both ends are built from
-//! this file, so the format needs no version.
+//! A job travels as `/job.json` in the initramfs. Reports come back over the guest's second
+//! serial port, one JSON object per line. Both ends are built from this file, so the format
+//! needs no version.
 
 use serde::{Deserialize, Serialize};
 
-/// The kernel parameter by which a program knows that it is in the guest; its
-/// value is the kernel's series.
+/// The kernel parameter by which a program knows that it runs in the guest; its value is the
+/// kernel's series.
 pub const GUEST_MARK: &str = "lunbd_vm";
 
-/// The kernel parameter that says by which seed chance is to go.
+/// The kernel parameter with the seed of random choices.
 pub const SEED_MARK: &str = "lunbd_seed";
-/// The kernel parameter that has a sweep take every step, and not a part.
+/// The kernel parameter that makes a sweep take every step instead of a part.
 pub const WHOLE_SWEEPS: &str = "lunbd_whole_sweeps";
 /// The program of all VM tests, in the guest.
 pub const TESTS_PROGRAM: &str = "/tests/guest";
-/// Where the guest's own files live; nothing of a test's belongs there.
+/// The directory of the guest's own files; tests must not use it.
 pub const STATE_DIR: &str = "/run/lunbd-vm";
-/// A test writes here why it skips, then leaves with [`SKIP_STATUS`].
+/// A test writes here why it skips, then exits with [`SKIP_STATUS`].
 pub const SKIP_FILE: &str = "/run/lunbd-vm/skip";
-/// A line of a test's output that begins so is shown also where it passes.
+/// A line of a test's output with this prefix is shown also if the test passes.
 pub const TOLD: &str = "told: ";
-/// The exit status of a test that skips, as automake and TAP harnesses have it.
+/// The exit status of a test that skips, the same as in automake and TAP harnesses.
 pub const SKIP_STATUS: i32 = 77;
-/// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes the seconds here.
+/// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes its limit here, in seconds.
 pub const LIMIT_FILE: &str = "/run/lunbd-vm/limit";
-/// How long one test may take unless it says otherwise.
+/// How long one test may take unless it asks for more.
 ///
-/// Nothing that passes comes near it on a machine with two free cores: it ends
-/// what hangs, and a machine may be several times slower.
+/// No passing test comes near this on a machine with two free cores. The limit ends tests that
+/// hang, and a machine may be several times slower.
 pub const DEFAULT_LIMIT_SECS: u64 = 600;
 /// The story leaves its figures here.
 pub const RESULT_FILE: &str = "/run/lunbd-vm/result.json";
-/// One boot may not last longer than this, whatever its tests ask for.
+/// The limit for one boot, whatever its tests ask for.
 ///
-/// All tests of a kernel that have no boot of their own share one, of a third of
-/// an hour on two free cores. A guest that says nothing any more is ended long
-/// before.
+/// All tests of a kernel that have no boot of their own share one, of a third of an hour on two
+/// free cores. The lab ends a silent guest long before.
 pub const BOOT_LIMIT_SECS: u64 = 3 * 60 * 60;
 
 /// What one boot is for.
@@ -49,7 +48,7 @@ pub struct Job {
     pub tests: Vec<TestCase>,
     /// A program whose output goes to the user live, instead of tests.
     pub story: Option<Vec<String>>,
-    /// A test may leave the guest changed because nothing runs after it.
+    /// A test may leave the guest changed, because nothing runs after it.
     pub own_boot: bool,
 }
 
@@ -63,7 +62,7 @@ pub struct TestCase {
 }
 
 impl TestCase {
-    /// `file::name`, which libtest, filters and the list of expected skips go by.
+    /// The id `file::name`, which libtest, filters and the list of expected skips use.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}::{}", self.file, self.name)
@@ -73,15 +72,15 @@ impl TestCase {
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// The process left with 0 and the guest was as before.
+    /// The process exited with 0 and the guest was as before.
     Passed,
-    /// The process failed, or left something behind; says which.
+    /// The process failed, or left something behind; the text says which.
     Failed(String),
     /// The test said why it cannot run here.
     Skipped(String),
     /// Killed at its time limit.
     TimedOut,
-    /// The kernel died under it.
+    /// The kernel died during the test.
     GuestPanicked,
 }
 
@@ -89,13 +88,13 @@ pub enum Outcome {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub enum Report {
-    /// Modules are loaded, udevd answers, the first test comes next.
+    /// Modules are loaded, udevd answers, and the first test comes next.
     Booted {
         /// `uname -r`.
         release: String,
         /// Kernel time at this point.
         uptime_ms: u64,
-        /// What of the kernel's log [`alarms`](crate::kernel_log::alarms) found.
+        /// The lines of the kernel's log that [`alarms`](crate::kernel_log::alarms) found.
         alarms: Vec<String>,
     },
     /// A test process was started, or was granted more time.
@@ -113,38 +112,37 @@ pub enum Report {
         outcome: Outcome,
         /// Wall-clock time of the process.
         millis: u64,
-        /// What it printed, the end of it when it was much. Of a test that passed,
-        /// the lines that begin with [`TOLD`].
+        /// Its output, or the end of a long one. For a passed test, the lines that begin with
+        /// [`TOLD`].
         output: String,
-        /// What the kernel logged meanwhile, unless all was well: a serial line is
-        /// slow.
+        /// The kernel's log of that time. Empty if all was well, because a serial line is slow.
         kernel_log: String,
-        /// What of it [`alarms`](crate::kernel_log::alarms) found.
+        /// The lines of it that [`alarms`](crate::kernel_log::alarms) found.
         alarms: Vec<String>,
     },
     /// The story printed this.
     Story {
-        /// With its line ends.
+        /// The text with its line ends.
         text: String,
     },
-    /// The story's figures, as it wrote them, and its exit status.
+    /// The figures that the story wrote, and its exit status.
     StoryEnded {
-        /// The content of [`RESULT_FILE`], if it wrote one.
+        /// The content of [`RESULT_FILE`], if the story wrote one.
         result: Option<serde_json::Value>,
         /// 0 for success.
         status: i32,
     },
-    /// pid 1 cannot go on.
+    /// pid 1 cannot continue.
     Broken {
         /// What went wrong.
         why: String,
     },
-    /// Nothing more comes: the guest powers off.
+    /// No more reports come: the guest powers off.
     Done,
 }
 
 impl Report {
-    /// Reads one line, which may carry the serial port's own line end.
+    /// Parses one line, which may have the serial port's own line end.
     #[must_use]
     pub fn parse_line(line: &str) -> Option<Self> {
         serde_json::from_str(line.trim()).ok()

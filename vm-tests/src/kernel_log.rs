@@ -1,14 +1,13 @@
-//! What a kernel's log must not say.
+//! The messages that a kernel's log must not have.
 
-/// A line with one of these tells of a defect: of the kernel's, or of what was asked
-/// of it.
+/// A line with one of these reports a defect of the kernel, or of what was asked of it.
 const SIGNS: &[&str] = &[
     "WARNING: ",
     "BUG: ",
-    // SLUB's, which has its cache's name behind it.
+    // SLUB's message, which continues with the cache's name.
     "BUG kmalloc",
     "Objects remaining in ",
-    // RCU's.
+    // RCU's message.
     "detected stall",
     "kernel BUG at ",
     "Oops: ",
@@ -16,20 +15,20 @@ const SIGNS: &[&str] = &[
     "general protection fault",
     // A hung task.
     "blocked for more than",
-    // lockdep, where a kernel calls it no warning.
+    // lockdep's message, where a kernel does not call it a warning.
     "INFO: possible ",
-    // sysfs: a name that is there twice.
+    // sysfs: a name that exists twice.
     "cannot create duplicate",
     "UBSAN: ",
     "KASAN: ",
-    // NBD: two receivers read one connection, or a reply came over another one than
-    // the request went out on.
+    // NBD: two receivers read one connection, or a reply came over another connection than its
+    // request.
     "Unexpected reply from different sock",
     "Wrong magic (",
 ];
 
-/// The lines of a log that tell of a defect. A warning's own text, which stands between
-/// the line that opens its report and the line with its place, comes before that place.
+/// The lines of a log that report a defect. A warning's own text is between the line that opens
+/// its report and the line with its place. The text comes before the place in the result.
 pub fn alarms(log: &str) -> impl Iterator<Item = String> {
     let mut text: Option<Vec<&str>> = None;
     log.lines().filter_map(move |line| {
@@ -46,7 +45,7 @@ pub fn alarms(log: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// What the kernel writes before the text and the place of a warning.
+/// The line that the kernel writes before the text and the place of a warning.
 const REPORT_BEGINS: &str = "------------[ cut here ]------------";
 
 #[cfg(test)]

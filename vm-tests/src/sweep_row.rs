@@ -1,4 +1,4 @@
-//! One row of `results/sweeps.md`: what one whole sweep did on one kernel.
+//! One row of `results/sweeps.md`: the result of one whole sweep on one kernel.
 //!
 //! The sweep prints it, and `sweep-table` puts it into the table.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::TOLD;
 
-/// A line of a run's output with a row in it begins so, after [`TOLD`].
+/// The prefix, after [`TOLD`], of an output line with a row.
 const MARK: &str = "sweep ";
 
 const HEAD: &str = "\
@@ -25,10 +25,10 @@ seed. Each row is from a run that took every point and passed. These commands wr
 |---|---|---|---|--:|---|---|
 ";
 
-/// What one whole sweep did on one kernel.
+/// The result of one whole sweep on one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepRow {
-    /// What was swept: `kills, SCSI`.
+    /// The name of the sweep: `kills, SCSI`.
     pub sweep: String,
     /// The kernel's release.
     pub kernel: String,
@@ -36,7 +36,7 @@ pub struct SweepRow {
     pub done: String,
     /// `40 of the 40 points of journal, scsi`.
     pub points: String,
-    /// How long it took.
+    /// The duration of the sweep.
     pub seconds: u64,
     /// The name of the test function.
     pub test: String,
@@ -45,7 +45,7 @@ pub struct SweepRow {
 }
 
 impl SweepRow {
-    /// The line that carries it out of the guest, without [`TOLD`].
+    /// The line that carries the row out of the guest, without [`TOLD`].
     ///
     /// # Panics
     /// Never: a row is strings and a number.
@@ -54,7 +54,7 @@ impl SweepRow {
         format!("{MARK}{}", serde_json::to_string(self).expect("strings"))
     }
 
-    /// The row that a line of a run's output carries.
+    /// Parses the row of a line of a run's output.
     #[must_use]
     pub fn of_line(line: &str) -> Option<Self> {
         let line = line.trim();
@@ -62,7 +62,7 @@ impl SweepRow {
         serde_json::from_str(told.strip_prefix(MARK)?).ok()
     }
 
-    /// The row of a line of the table.
+    /// Parses a row of the table.
     fn of_table(line: &str) -> Option<Self> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", sweep, kernel, done, points, seconds, test, date, ""] = cells[..] else {
@@ -102,8 +102,8 @@ impl fmt::Display for SweepRow {
     }
 }
 
-/// The table with the rows that the output of a run carries in place of the older
-/// ones of the same sweeps on the same kernels.
+/// The table in which the rows of a run's output replace the older rows of the same sweeps on
+/// the same kernels.
 #[must_use]
 pub fn updated(table: &str, output: &str) -> String {
     let old = table.lines().filter_map(SweepRow::of_table);

@@ -18,7 +18,7 @@ use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
 use crate::{arguments, desired_file, exit, recover, table, threads};
 
-/// A plan: of what is to be done, or of what is left, and why.
+/// A report: the plan, or the steps and failures that are left.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report<'a> {
@@ -39,9 +39,10 @@ struct Failed<'a> {
 /// The exit code of `--dry-run --exit-code`.
 const SOMETHING_TO_DO: u8 = 2;
 
-/// Exits as the first volume says that is not as it is wanted.
+/// Exits with the code of the first failed volume; with 1 where steps are left without a
+/// failure.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
-    // Before the first read, so that no change is missed.
+    // The watch starts before the first read, so that no change is missed.
     let changes = what.watch.then(|| FileWatch::of(&what.file)).transpose()?;
     let desired = desired_file::read(&what.file)?;
     let deadline = Deadline::after(what.timeout);
@@ -71,11 +72,11 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     reconciler.set(desired.clone());
     let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
     if let Some(changes) = changes {
-        let deaf = follow(&reconciler, what, changes, desired, json)?;
+        let watch_error = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
-        // It ends by itself only where the file cannot be followed any more.
-        return deaf.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
+        // The run ends by itself only where the file can no longer be followed.
+        return watch_error.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
     let (left, errors) = (reconciler.plan(), reconciler.errors());
@@ -89,14 +90,15 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     })
 }
 
-/// A file that could not be read, or held against what stands, is read again after this.
+/// The pause before the file is read again after it could not be read or compared with
+/// the attached volumes.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The error that was told last. One that stays is told once.
+/// The last reported error. A repeated error is reported once.
 #[derive(Default)]
-struct Told(Option<String>);
+struct LastError(Option<String>);
 
-impl Told {
+impl LastError {
     fn is_new(&mut self, error: &Error) -> bool {
         let text = Some(format!("{error:#}"));
         let is_new = self.0 != text;
@@ -105,7 +107,7 @@ impl Told {
     }
 }
 
-/// What became of a change of the file.
+/// The result of a change of the file.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum FileEvent<'a> {
@@ -123,9 +125,11 @@ struct Timed<'a> {
 }
 
 impl FileEvent<'_> {
-    /// Among the events on standard output for a program, and beside them for people.
-    fn tell(self, json: bool) {
-        // Where nobody reads it, the printer of the events notices it.
+    /// Writes it among the events on standard output for `--json`, and on standard error
+    /// otherwise.
+    fn print(self, json: bool) {
+        // A failed write is ignored: the thread that prints the events notices that the
+        // reader is gone.
         let _told = BARS.suspend(|| match self {
             event if json => {
                 let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
@@ -143,9 +147,9 @@ impl FileEvent<'_> {
     }
 }
 
-/// Sets what the file says whenever the file changes. A file that is broken, or that
-/// would detach too many volumes, changes nothing. Where the file cannot be followed any
-/// more the reconciler is stopped, and the error is sent.
+/// Takes in the file whenever it changes. A file that is broken, or that would detach too
+/// many volumes, changes nothing. Where the file can no longer be followed, it stops the
+/// reconciler and sends the error.
 fn follow(
     reconciler: &Arc<Reconciler>,
     what: &arguments::Apply,
@@ -155,9 +159,9 @@ fn follow(
 ) -> Result<Receiver<Error>> {
     let reconciler = Arc::downgrade(reconciler);
     let (file, limit) = (what.file.clone(), what.allow_detach);
-    let (ended, deaf) = mpsc::channel();
+    let (ended, watch_error) = mpsc::channel();
     threads::start("lunbd-follow", move || {
-        let (mut again_after, mut told) = (None, Told::default());
+        let (mut again_after, mut last_error) = (None, LastError::default());
         loop {
             let followed = changes.wait(again_after.take());
             let Some(reconciler) = reconciler.upgrade() else {
@@ -168,15 +172,15 @@ fn follow(
                 reconciler.stop();
                 return;
             }
-            match take_in(&reconciler, &file, &wanted, limit) {
-                Ok(None) => told = Told::default(),
+            match apply_change(&reconciler, &file, &wanted, limit) {
+                Ok(None) => last_error = LastError::default(),
                 Ok(Some(now)) => {
-                    (wanted, told) = (now, Told::default());
-                    FileEvent::TakenIn.tell(json);
+                    (wanted, last_error) = (now, LastError::default());
+                    FileEvent::TakenIn.print(json);
                 }
                 Err(error) => {
-                    if told.is_new(&error) {
-                        FileEvent::Refused { error: &error }.tell(json);
+                    if last_error.is_new(&error) {
+                        FileEvent::Refused { error: &error }.print(json);
                     }
                     let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
                     if !is_the_files.contains(&error.kind()) {
@@ -186,11 +190,11 @@ fn follow(
             }
         }
     })?;
-    Ok(deaf)
+    Ok(watch_error)
 }
 
-/// Sets what the file says, unless it says what is wanted already.
-fn take_in(
+/// Sets the volumes of the file, unless they are wanted already.
+fn apply_change(
     reconciler: &Reconciler,
     file: &Path,
     wanted: &Desired,
@@ -250,7 +254,8 @@ fn show_left(
     without_step.try_for_each(|(volume, error)| writeln!(out, "{volume}: failed: {error:#}"))
 }
 
-/// A table for people, a line a step for programs; what failed with its error.
+/// Writes a table on a terminal, else one line for each step; a failed step comes with
+/// its error.
 fn write_steps(
     out: &mut dyn Write,
     plan: &Plan,
@@ -291,7 +296,7 @@ fn write_steps(
     lines.try_for_each(|(line, kind)| writeln!(out, "{}", in_colour(line, kind, colours)))
 }
 
-/// A detach in red.
+/// Colours a detach red.
 fn in_colour(line: &str, kind: Option<StepKind>, colours: bool) -> String {
     match kind {
         Some(StepKind::Detach) if colours => format!("\x1b[31m{line}\x1b[0m"),
@@ -306,7 +311,7 @@ mod tests {
     #[test]
     fn an_error_that_stays_is_told_once() {
         let error = |text| Error::new(ErrorKind::Io, text);
-        let mut told = Told::default();
+        let mut told = LastError::default();
         let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
         assert_eq!(is_new, [true, false, true, true]);
     }

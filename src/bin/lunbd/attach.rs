@@ -16,7 +16,7 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<ExitCode> {
     let mut sources = what.sources.into_iter();
-    // clap has seen to it that there is one.
+    // clap guarantees at least one source.
     let Some(source) = sources.next() else {
         return Err(Error::new(ErrorKind::InvalidInput, "no source"));
     };

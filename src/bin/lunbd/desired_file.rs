@@ -1,4 +1,4 @@
-//! The file that says what is wanted.
+//! The file of wanted volumes.
 
 use std::fs;
 use std::io;
@@ -8,8 +8,8 @@ use lunbd::reconcile::Desired;
 use lunbd::{Error, ErrorKind, Result};
 
 /// # Errors
-/// `NotFound`; `InvalidInput`, naming the line and the key; `NotPermitted` and `Io`, which
-/// a later read need not meet.
+/// `NotFound`; `InvalidInput`, naming the line and the key; `NotPermitted` and `Io`, where
+/// a later read may succeed.
 pub(crate) fn read(path: &Path) -> Result<Desired> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_read_that_fails_is_no_fault_of_what_the_file_says() {
-        // No process has anything at its address 0, and the kernel answers EIO.
+        // No process has memory mapped at address 0, so the kernel answers EIO.
         assert_eq!(kind("/proc/self/mem"), ErrorKind::Io);
         assert_eq!(kind("/"), ErrorKind::InvalidInput);
         assert_eq!(kind("/proc/self/exe"), ErrorKind::InvalidInput);

@@ -1,17 +1,18 @@
-//! How many volumes one change of the file may detach.
+//! The limit on how many volumes one change of the file may detach.
 
 use std::str::FromStr;
 
 use lunbd::reconcile::{Desired, Plan, Step, StepKind};
 use lunbd::{Error, ErrorKind, Result};
 
-/// With fewer volumes than these each of them may be detached at once.
+/// With fewer volumes than this, all may be detached at once.
 const FEW: usize = 4;
 
-/// How many volumes a plan may detach: half of them, where nothing else is said.
+/// How many volumes a plan may detach; without a limit from the caller it is half of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachLimit {
-    /// So many.
+    /// This many volumes.
     Count(usize),
     /// Every volume.
     All,
@@ -29,8 +30,8 @@ impl FromStr for DetachLimit {
     }
 }
 
-/// Refuses a plan that detaches more of the `known` volumes than it may. Those whose
-/// detach was begun before are not among them.
+/// Refuses a plan that detaches more of the `known` volumes than `limit` allows. Volumes
+/// whose detach was begun before do not count.
 ///
 /// # Errors
 /// `InvalidInput`, naming the volumes.

@@ -101,7 +101,7 @@ fn write_exports(
     }
     let mut rows = vec![["EXPORT", "SIZE", "BYTES", "FLAGS"].map(str::to_owned)];
     for listed in exports {
-        // It may hold control characters.
+        // The name may contain control characters.
         let name = format!("{:?}", listed.name);
         rows.push(match (&listed.export, &listed.error) {
             (Some(export), _) => {

@@ -17,7 +17,7 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// Exits with 8 where something is missing that attach or detach needs.
+/// Exits with 8 where something is missing that an attach or a detach needs.
 pub(crate) fn run(engine: &Engine, json: bool) -> ExitCode {
     const LIMIT: Duration = Duration::from_secs(10);
     let checks = engine.preflight(Deadline::after(LIMIT));

@@ -26,20 +26,20 @@ fn code(kind: ErrorKind) -> u8 {
     }
 }
 
-/// The exit code for a failure that is told on standard output.
+/// The exit code for a failure that was reported on standard output.
 pub(crate) fn of(kind: ErrorKind) -> ExitCode {
     ExitCode::from(code(kind))
 }
 
-/// Says what failed.
+/// Reports an error on standard error.
 pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
     say(error.kind(), error, json)
 }
 
-/// Says what failed, as [`failure`].
+/// Reports an error of any type, as [`failure`] does.
 pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
     let mut stderr = io::stderr().lock();
-    // Where standard error is closed there is nobody to tell.
+    // Where standard error is closed, the report has no reader.
     let _ = if json {
         write_json(&mut stderr, error)
     } else {
@@ -48,7 +48,7 @@ pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: boo
     of(kind)
 }
 
-/// Help and version are no failures; everything else says what was expected.
+/// Prints clap's message. Help and version are no failures; any other message is.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os().any(|argument| argument == "--json");
     if wants_json && error.use_stderr() {
@@ -61,14 +61,13 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
-/// One JSON object and a newline.
+/// Writes one JSON object and a newline.
 pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }
 
-/// Prints on standard output. A reader that went away is no failure of what
-/// was done.
+/// Prints on standard output. A reader that went away is no failure of the command.
 pub(crate) fn print(text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     match text(&mut io::stdout().lock()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

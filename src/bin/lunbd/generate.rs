@@ -1,5 +1,5 @@
-//! `lunbd completions` and `lunbd man`: made of the definitions that the
-//! command itself parses by.
+//! `lunbd completions` and `lunbd man`, generated from the definitions that the command
+//! itself parses.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

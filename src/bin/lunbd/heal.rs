@@ -77,7 +77,8 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     })
 }
 
-/// How a volume is attached, as the journal has it, also while an agent holds it.
+/// The attach options that the journal recorded for a volume, readable also while an
+/// agent holds the journal.
 fn spec_of(
     engine: &Engine,
     what: &arguments::Heal,
@@ -115,14 +116,15 @@ fn watch(engine: Engine, options: SessionRecoveryOptions, json: bool) -> Result<
             let ended = ended.clone();
             threads::start("lunbd-keep", move || ended.send(keep(keeper, json)))?;
         }
-        // In a network namespace of its own NBD alone is healed.
+        // In a network namespace of its own, only NBD devices are healed.
         Err(error) if error.kind() == ErrorKind::NotSupported => {
             exit::failure(&error, json);
         }
         Err(error) => return Err(error),
     }
     threads::start("lunbd-heal", move || ended.send(heal(&engine, json)))?;
-    // Neither ends of its own accord; with the one the other ends.
+    // Neither thread ends without an error or a closed reader; the command ends with the
+    // first one.
     let died = || Error::new(ErrorKind::Io, "a thread died");
     first.recv().unwrap_or_else(|_| Err(died()))
 }
@@ -149,7 +151,7 @@ fn keep(mut keeper: SessionRecovery, json: bool) -> Result<ExitCode> {
     }
 }
 
-/// One line.
+/// Prints one line.
 fn tell<T: Serialize>(
     news: &T,
     in_words: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,

@@ -1,5 +1,4 @@
-//! SIGINT and SIGTERM: the call that is under way is cancelled, and what it brought is
-//! undone.
+//! SIGINT and SIGTERM cancel the call that is under way, which then rolls back.
 
 use std::fs;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,11 +7,12 @@ use std::thread;
 use lunbd::{Cancel, Error, ErrorKind, Result};
 use nix::sys::signal::{SigSet, Signal};
 
-/// The first signal that came; 0 for none.
+/// The first signal that was received; 0 for none.
 static CAME: AtomicU8 = AtomicU8::new(0);
 
-/// From now on the signals use what is returned. A second one ends the process at once.
-/// Threads that run already are not covered: this comes before the engine's start.
+/// Makes the signals cancel the returned `Cancel`, from now on. A second signal ends the
+/// process at once. Threads that run already are not covered, so this call comes before
+/// the engine's start.
 pub(crate) fn cancels() -> Result<Cancel> {
     let cancel = Cancel::new();
     let cancelled = cancel.clone();
@@ -29,7 +29,7 @@ pub(crate) fn cancels() -> Result<Cancel> {
     signals.thread_block().map_err(|errno| failed(&errno))?;
     let wait = move || {
         while let Ok(signal) = signals.wait() {
-            // No signal has a number above 64.
+            // No signal number is above 64.
             let number = u8::try_from(signal as i32).unwrap_or(u8::MAX);
             if CAME.swap(number, Ordering::Relaxed) != 0 {
                 std::process::exit(i32::from(code_of(number)));
@@ -42,7 +42,7 @@ pub(crate) fn cancels() -> Result<Cancel> {
     Ok(cancel)
 }
 
-/// The exit code of a call that failed after a signal, as a shell has it.
+/// The exit code of a call that failed after a signal, by the convention of shells.
 pub(crate) fn exit_code() -> Option<u8> {
     match CAME.load(Ordering::Relaxed) {
         0 => None,
@@ -54,7 +54,8 @@ fn code_of(number: u8) -> u8 {
     number.saturating_add(128)
 }
 
-/// As `nohup` and a shell's background jobs have it: it would not have ended us.
+/// Whether the process ignores the signal, as after `nohup` and in a shell's background
+/// jobs.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -19,10 +19,10 @@ const HEADING: [&str; 8] = [
     "SOURCE", "DEVICE", "SIZE", "USED", "STATE", "PATHS", "HELD BY", "NAME",
 ];
 
-/// How long the mounted file systems may take to say how full they are.
+/// How long the mounted file systems may take to report their usage.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// A unit, and how full it is.
+/// A unit, and the usage of its file systems.
 #[derive(Serialize)]
 pub(crate) struct Listed {
     #[serde(flatten)]
@@ -38,7 +38,7 @@ impl Listed {
         }
     }
 
-    /// Of each file system, in the order of their devices' numbers.
+    /// The usage of each file system, in the order of their device numbers.
     pub(crate) fn used(&self) -> String {
         let shares: Vec<String> = self
             .file_systems
@@ -90,7 +90,7 @@ fn write(out: &mut dyn Write, list: &List) -> io::Result<()> {
     table::write(out, &rows)
 }
 
-/// A line for the unit, and one for each path where that tells more.
+/// A row for the unit, and one for each path where there are several paths or a map.
 fn rows_of(listed: &Listed) -> Vec<Row> {
     match &listed.unit.kind {
         UnitKind::Scsi(scsi) => {
@@ -165,7 +165,7 @@ fn nbd_row(listed: &Listed, nbd: &NbdUnit) -> Row {
     ]
 }
 
-/// The backend id, unless the source says it already, and the names of the content.
+/// The backend id, unless the source is shown, and the names of the content.
 fn nbd_name(nbd: &NbdUnit) -> String {
     let id = nbd.backend.iter().filter(|_| nbd.source.is_none()).cloned();
     let content = nbd.content.iter().flatten().map(ToString::to_string);
@@ -173,7 +173,7 @@ fn nbd_name(nbd: &NbdUnit) -> String {
     or_dash((!names.is_empty()).then(|| names.join(", ")))
 }
 
-/// As df counts it: of what those without privilege can have.
+/// The percentage that df shows: of the space available to unprivileged users.
 fn share(usage: &Usage) -> String {
     let (used, all) = (
         usage.used_bytes,
@@ -188,7 +188,7 @@ fn share(usage: &Usage) -> String {
     }
 }
 
-/// The state that all have, or how many run.
+/// The state that all paths share, or how many of them run.
 fn summary(paths: &[InventoryPath]) -> String {
     match paths.first().map(state) {
         Some(first) if paths.iter().all(|path| state(path) == first) => first.to_owned(),
@@ -205,7 +205,7 @@ fn state(path: &InventoryPath) -> &str {
         .map_or("unreadable", |state| state.as_str())
 }
 
-/// Where it is mounted says more than the devices between.
+/// Mount points come first, since they say more than the devices between.
 pub(crate) fn held_by(unit: &InventoryUnit) -> String {
     let mut names: Vec<String> = unit
         .mounts
@@ -214,7 +214,7 @@ pub(crate) fn held_by(unit: &InventoryUnit) -> String {
         .chain(unit.swaps.iter().map(|_| "swap".to_owned()))
         .chain(unit.holders.iter().cloned())
         .collect();
-    // One mount may be seen in many namespaces.
+    // One mount may be visible in several namespaces.
     let mut seen = std::collections::BTreeSet::new();
     names.retain(|name| seen.insert(name.clone()));
     or_dash((!names.is_empty()).then(|| names.join(",")))

@@ -1,4 +1,4 @@
-//! What the library traces, on standard error.
+//! The library's traces, on standard error.
 
 use std::io::{self, Write, stderr};
 
@@ -10,12 +10,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::progress::BARS;
 
-/// The variable that says what is shown, as `-v` does.
+/// The variable that selects the shown events, as `-v` does.
 const VARIABLE: &str = "LUNBD_LOG";
 
-/// Shows the library's events from now on. `verbose` counts `-v`; `stays` says that the
-/// command runs until it is interrupted, and so shows warnings in any case. `LUNBD_LOG`
-/// goes before `-v`: a level (`info`), or levels of modules (`warn,lunbd::nbd=debug`).
+/// Shows the library's events from now on. `verbose` counts `-v`. `stays` means that the
+/// command runs until it is interrupted, so it shows warnings by default. `LUNBD_LOG`
+/// takes precedence over `-v`: a level (`info`), or levels of modules
+/// (`warn,lunbd::nbd=debug`).
 pub(crate) fn show(verbose: u8, stays: bool, json: bool) -> Result<()> {
     let wanted = std::env::var(VARIABLE).unwrap_or_default();
     let shown = if wanted.is_empty() {
@@ -43,12 +44,12 @@ pub(crate) fn show(verbose: u8, stays: bool, json: bool) -> Result<()> {
         lines.boxed()
     };
     let registry = tracing_subscriber::registry().with(lines.with_filter(shown));
-    // Nobody else sets one in this process.
+    // Nothing else in this process sets a subscriber.
     let _the_only_one = registry.try_init();
     Ok(())
 }
 
-/// Standard error, with the progress lines out of the way meanwhile.
+/// Standard error, with the progress lines hidden during a write.
 struct BesideBars;
 
 impl Write for BesideBars {

@@ -1,4 +1,4 @@
-//! The stage that a call is in, on a terminal; nothing in a pipe.
+//! The current stage of a call, shown on a terminal only.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::LazyLock;
@@ -13,16 +13,18 @@ use crate::threads;
 
 const TURN: Duration = Duration::from_millis(100);
 
-/// All that moves on standard error; other lines are written while it is suspended.
+/// The progress lines on standard error; other lines are written while they are
+/// suspended.
 pub(crate) static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// A line on standard error that is gone when it is dropped. There is none where
-/// standard error is no terminal: a hidden bar would have a thread all the same.
+/// A line on standard error that disappears when it is dropped. There is none where
+/// standard error is no terminal, since a hidden bar would still have a thread.
 pub(crate) struct Progress(Option<Bar>);
 
 struct Bar {
     bar: ProgressBar,
-    /// Dropped to end the ticking. indicatif's own thread panics where it cannot start.
+    /// Dropping the sender ends the ticking. This thread replaces indicatif's own, which
+    /// panics where it cannot start.
     ticking: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
@@ -43,7 +45,7 @@ impl Progress {
                 own.tick();
             }
         };
-        // Without one the line moves with the stages alone.
+        // Without the thread the line changes only with the stages.
         let ticking = threads::start("lunbd-tick", tick).ok();
         let ticking = ticking.map(|thread| (ended, thread));
         Self(Some(Bar { bar, ticking }))

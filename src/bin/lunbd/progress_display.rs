@@ -1,5 +1,5 @@
-//! What is done with many volumes at once: lines that move on a terminal, and what
-//! has happened as plain lines.
+//! The progress of many volumes at once: moving lines on a terminal, and the events as
+//! plain lines.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
@@ -16,18 +16,18 @@ use lunbd::{Deadline, Result};
 use crate::progress::BARS;
 use crate::{exit, threads};
 
-/// Tells of a reconciler from its making until the reconciler is gone.
+/// Shows a reconciler's events and progress until the reconciler is gone.
 pub(crate) struct ProgressDisplay {
     printer: JoinHandle<()>,
-    /// Dropped to end the drawing.
+    /// Dropping the sender ends the drawing.
     drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
 impl ProgressDisplay {
-    /// `once`: nothing is tried again.
+    /// Starts the display. With `once`, failed steps are not retried.
     ///
     /// # Errors
-    /// `Io` where no thread that prints can be started.
+    /// `Io` where the printing thread cannot be started.
     pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Result<Self> {
         let events = reconciler.subscribe();
         let printer = {
@@ -36,20 +36,19 @@ impl ProgressDisplay {
                 print_all(events, &weak, (once, json));
             })?
         };
-        // Progress is for people; a pipe gets the lines alone.
+        // Progress lines are for a terminal; a pipe gets only the events.
         let drawing = io::stderr().is_terminal().then(|| {
             let (ended, end) = mpsc::sync_channel(0);
             let weak = Arc::downgrade(reconciler);
             let started = threads::start("lunbd-draw", move || draw(&weak, &end));
-            // Nothing but the drawing needs it.
+            // Only the drawing needs this thread.
             started.ok().map(|thread| (ended, thread))
         });
         let drawing = drawing.flatten();
         Ok(Self { printer, drawing })
     }
 
-    /// Ends the drawing, lets go of the reconciler and prints what is left to
-    /// print of it.
+    /// Ends the drawing, drops the reconciler and prints the remaining events.
     pub(crate) fn end(self, reconciler: Arc<Reconciler>) {
         if let Some((ended, drawing)) = self.drawing {
             drop(ended);
@@ -64,7 +63,7 @@ impl ProgressDisplay {
 fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool)) {
     while let Some(event) = events.next(Deadline::after(Duration::MAX)) {
         if let Err(error) = BARS.suspend(|| print(&event, how)) {
-            // Nobody reads it: the steps under way come to their end.
+            // The reader is gone: the reconciler stops after the steps under way.
             if let Some(reconciler) = reconciler.upgrade() {
                 reconciler.stop();
             }
@@ -78,17 +77,17 @@ fn print(event: &SequencedEvent, (once, json): (bool, bool)) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match &event.event {
         _ if json => exit::write_json(&mut out, event)?,
-        // Its error comes with what is left.
+        // The error is printed with the remaining steps.
         Event::Failed { volume, step, .. } if once => writeln!(out, "{volume}: {step} failed")?,
         _ => writeln!(out, "{event}")?,
     }
     out.flush()
 }
 
-/// Draws what is at work, until the other end of `end` is dropped.
+/// Draws the running steps until the other end of `end` is dropped.
 fn draw(reconciler: &Weak<Reconciler>, end: &mpsc::Receiver<()>) {
     const TURN: Duration = Duration::from_millis(100);
-    /// More would scroll.
+    /// More lines would scroll.
     const MOST: usize = 10;
     let total = BARS.add(ProgressBar::new(0));
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos} of {len} steps {elapsed}") {

@@ -34,7 +34,7 @@ pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Resul
     Ok(show(&resized, json))
 }
 
-/// clap refuses a command line that names neither a target nor a volume.
+/// This cannot happen: clap refuses a command line without a target and a volume.
 fn nothing() -> Error {
     Error::new(ErrorKind::InvalidInput, "nothing to resize")
 }

@@ -18,16 +18,16 @@ const HEADING: [&str; 7] = [
     "VOLUME", "STATE", "DEVICE", "SIZE", "USED", "HELD BY", "SOURCE",
 ];
 
-/// How long the journal may take.
+/// How long reading the journal may take.
 const TO_READ: Duration = Duration::from_secs(30);
-/// How long the mounted file systems may take to say how full they are.
+/// How long the mounted file systems may take to report their usage.
 const LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Serialize)]
 struct Status {
     journal: PathBuf,
     volumes: Vec<Volume>,
-    /// What the agent that runs has tried and failed at.
+    /// The failed steps of the running agent.
     failing: Vec<Waiting>,
     /// Files of the journal that are no records.
     problems: Vec<Problem>,
@@ -37,7 +37,7 @@ struct Status {
 struct Waiting {
     #[serde(flatten)]
     what: Failing,
-    /// `None` where it is not tried again before something changes.
+    /// `None` where the step waits for a change.
     next_try_seconds: Option<f64>,
 }
 
@@ -56,7 +56,7 @@ impl Waiting {
 struct Volume {
     #[serde(flatten)]
     found: VolumeStatus,
-    /// What it is, where the device that was handed out is there.
+    /// The unit of the attached device, where that is there.
     device: Option<Listed>,
 }
 
@@ -66,11 +66,12 @@ impl Volume {
     }
 }
 
-/// The exit code where a volume is not attached, does not serve, or fails, or may be behind
-/// a file that is no record. README.md and `--help` list it.
+/// The exit code where a volume is not attached, does not serve I/O or fails, or the
+/// journal has a file that is no record. README.md and `--help` list it.
 const NOT_WHOLE: u8 = 9;
 
-/// Says how the volumes of a journal stand; [`NOT_WHOLE`] where one is not as wanted.
+/// Prints the state of the volumes of a journal; exits with [`NOT_WHOLE`] where one is not
+/// as wanted.
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
     let place = place.unwrap_or_else(|| recover::place(engine));

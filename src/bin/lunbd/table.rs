@@ -1,8 +1,8 @@
-//! Rows of cells, for people.
+//! Tables of text.
 
 use std::io::{self, Write};
 
-/// Writes each row on a line, all cells of a column equally wide.
+/// Writes each row on a line, with all cells of a column equally wide.
 pub(crate) fn write<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
     let widths = rows.iter().fold([0; N], |mut widths, row| {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -21,7 +21,7 @@ enum Line<'a> {
         subsystem: &'a str,
         devtype: Option<&'a str>,
         devpath: &'a str,
-        /// What the target of a SCSI device has reported.
+        /// The unit attention that the target of a SCSI device reported.
         #[serde(skip_serializing_if = "Option::is_none")]
         sdev_ua: Option<&'a UnitAttention>,
         links: &'a [String],
@@ -48,7 +48,7 @@ pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
             Mode::Udev => "kernel and udev events",
             _ => "kernel events (no udev here)",
         };
-        // Only a note; what is asked for goes to standard output.
+        // This is only a note; the events go to standard output.
         let _ = writeln!(io::stderr(), "{told}, until interrupted");
     }
     loop {

@@ -1,4 +1,4 @@
-//! Waiting for a file to change.
+//! Waits for a file to change.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -14,50 +14,51 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// A change counts once no other has followed for this long: a file that is copied in
-/// parts, and a directory that is replaced, are several changes.
+/// A change counts once no other has followed it for this long: a file that is copied in
+/// parts, or a directory that is replaced, causes several changes.
 const REST: Duration = Duration::from_millis(200);
-/// A change counts after this long all the same.
+/// A change counts after this long even where others keep following.
 const LONGEST_REST: Duration = Duration::from_secs(5);
-/// The kernel's own limit (`MAXSYMLINKS`).
+/// The kernel's own limit of links in a path (`MAXSYMLINKS`).
 const MOST_LINKS: usize = 40;
 
 /// One name in one directory.
 type Place = (PathBuf, OsString);
 
-/// A file, followed by each name of its path: any of them may become a link to another
-/// directory, or a directory that takes the place of the one before, as the volumes of
-/// an orchestrator do.
+/// A watch on a file and on each name of its path: any of them may become a link to
+/// another directory, or be replaced by another directory, as in an orchestrator's
+/// volumes.
 pub(crate) struct FileWatch {
     inotify: Inotify,
     path: PathBuf,
     watched: BTreeMap<WatchDescriptor, Directory>,
-    /// The file itself: in another mount of it a writer goes by another directory.
+    /// The watch on the file itself: a writer may use another directory, in another mount
+    /// of the file system.
     file: Option<WatchDescriptor>,
 }
 
-/// What an event says of the file.
+/// What an event means for the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Effect {
     None,
-    /// It is another one.
+    /// The file has changed.
     Changed,
-    /// Somebody writes to it, and has yet to close it.
+    /// A process writes to the file and has not closed it yet.
     Written,
 }
 
-/// A directory that is followed, and the names in it that lead to the file.
+/// A watched directory, and the names in it that lead to the file.
 struct Directory {
     path: PathBuf,
     names: BTreeSet<OsString>,
 }
 
 impl FileWatch {
-    /// The watch reports every change from here on.
+    /// Starts a watch, which reports every change from now on.
     ///
     /// # Errors
     /// `InvalidInput` where the path names no file; `NotPermitted` where its directory
-    /// cannot be read; `Io` where this user may follow no more directories.
+    /// cannot be read; `Io` where this user may watch no more directories.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         if path.file_name().is_none() {
             let message = format!("{} is no file", path.display());
@@ -77,10 +78,10 @@ impl FileWatch {
     }
 
     /// Waits until the file may have changed and its writer has closed it, or until
-    /// `again_after` is over.
+    /// `again_after` has passed.
     ///
     /// # Errors
-    /// `Io` where the file cannot be followed any more.
+    /// `Io` where the file can no longer be watched.
     pub(crate) fn wait(&mut self, again_after: Option<Duration>) -> Result<()> {
         let mut changed: Option<Instant> = None;
         let mut is_open = false;
@@ -108,7 +109,7 @@ impl FileWatch {
         }
     }
 
-    /// Whether there is something to read before the time is over.
+    /// Whether an event arrives within the limit.
     fn poll(&self, limit: Option<Duration>) -> Result<bool> {
         let timeout = match limit {
             None => PollTimeout::NONE,
@@ -141,7 +142,7 @@ impl FileWatch {
         let directory = self.watched.get(&event.wd);
         let Some(name) = &event.name else {
             return match directory {
-                // No event tells when it is mounted again.
+                // No event announces a later mount.
                 Some(directory) if is(AddWatchFlags::IN_UNMOUNT) => {
                     let error = io::Error::other("its file system was unmounted");
                     Err(failed(&directory.path, &error))
@@ -157,14 +158,15 @@ impl FileWatch {
         let Some(directory) = directory.filter(|it| it.names.contains(name)) else {
             return Ok(Effect::None);
         };
-        // A new file changes again when its writer closes it. A new link is whole.
+        // A new file reports another change when its writer closes it. A new link is
+        // complete at once.
         let is_new_file =
             is(AddWatchFlags::IN_CREATE) && is_being_written(&directory.path.join(name));
         Ok(if is_new_file { Effect::None } else { written })
     }
 
-    /// Follows the directories in which the names of the path are now: from the root
-    /// on, so that a directory that is replaced meanwhile has an event above it.
+    /// Watches the directories in which the names of the path are now, from the root on:
+    /// replacing a directory meanwhile causes an event in the one above it.
     fn follow_places(&mut self) -> Result<()> {
         loop {
             let places = places_of(&self.path);
@@ -172,9 +174,9 @@ impl FileWatch {
             for (path, name) in &places {
                 let descriptor = match self.inotify.add_watch(path, events()) {
                     Ok(descriptor) => descriptor,
-                    // The directory above it reports when it comes.
+                    // The directory above it reports its creation.
                     Err(Errno::ENOENT | Errno::ENOTDIR) => continue,
-                    // One that this user cannot read is hardly one that changes.
+                    // A directory that this user cannot read is unlikely to change.
                     Err(Errno::EACCES) if Some(path.as_path()) != self.path.parent() => continue,
                     Err(errno) => return Err(failed(path, &errno.into())),
                 };
@@ -197,7 +199,7 @@ impl FileWatch {
 
     fn follow_file(&mut self) {
         let events = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MODIFY;
-        // Where it cannot be followed by itself, its directory reports its changes.
+        // Where the file cannot be watched itself, its directory reports the changes.
         let file = self.inotify.add_watch(&self.path, events).ok();
         if let Some(old) = self.file.filter(|_| self.file != file) {
             let _gone_with_the_file = self.inotify.rm_watch(old);
@@ -212,16 +214,17 @@ fn events() -> AddWatchFlags {
         | AddWatchFlags::IN_MOVED_TO
         | AddWatchFlags::IN_CREATE
         | AddWatchFlags::IN_ONLYDIR
-        // nix does not name it: nothing of a file that was removed or replaced.
+        // nix has no name for this flag, which excludes events of a file that was removed
+        // or replaced.
         | AddWatchFlags::from_bits_retain(nix::libc::IN_EXCL_UNLINK)
 }
 
-/// Whether it is a file with one name, which its writer has yet to close.
+/// Whether it is a file with one link, which its writer has yet to close.
 fn is_being_written(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.nlink() == 1)
 }
 
-/// Each name that leads to the file, with its directory, through all links.
+/// Each name on the way to the file, with its directory, through all links.
 fn places_of(path: &Path) -> Vec<Place> {
     let mut places = Vec::new();
     let mut links = 0;

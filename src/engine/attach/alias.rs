@@ -1,4 +1,4 @@
-//! One unit at two LUNs of one target: which of its devices is the one.
+//! One unit at two LUNs of one target: which of its devices the attach uses.
 
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
@@ -8,29 +8,29 @@ use crate::id::{DiskSeq, Lun};
 use crate::scsi::{Comparison, ScsiDevice, Strength};
 
 impl ProbedPath {
-    /// The same unit at another LUN of the same target, where its disk was there
-    /// before this one. Before Linux 5.15 nothing tells that of two that were both
-    /// there before us, and then the lower LUN is taken.
+    /// The same unit at another LUN of the same target, if its disk is older. Disks have
+    /// no sequence number before Linux 5.15: of two disks that are older than this attach,
+    /// the lower LUN counts as the older.
     pub(super) fn earlier_alias(&self, engine: &Engine) -> Result<Option<ScsiDevice>> {
         let Some(name) = self.identity.wwid() else {
             return Ok(None);
         };
-        // One that this attach brought gives way to any: another attach may have
-        // handed that one out, though its number is the higher (the kernel gives
-        // it before it shows the disk).
+        // A device of this attach gives way to any other: another attach may have returned
+        // the other one, even where its number is higher (the kernel assigns it before it
+        // shows the disk).
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
         let mut earlier = None;
         let device = &self.device;
         let mut units = engine.units();
-        let siblings = units.siblings_that_may_be(engine.roots(), device, name);
+        let siblings = units.sibling_candidates(engine.roots(), device, name);
         drop(units);
         for other in siblings? {
-            match self.is_alias_since(&other) {
+            match self.alias_age(&other) {
                 Ok(Some(age)) if age < first => {
                     first = age;
                     earlier = Some(other);
                 }
-                // Another unit's, which goes away while we look.
+                // The read of another unit's device may fail once that is gone.
                 Err(error) if other.is_there() => return Err(error),
                 _ => {}
             }
@@ -38,16 +38,16 @@ impl ProbedPath {
         Ok(earlier)
     }
 
-    fn is_alias_since(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
-        // Without a disk it is younger; its own attach will look here.
+    fn alias_age(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
+        // A device without a disk is younger; its own attach checks for aliases.
         let Some(disk) = other.disk()? else {
             return Ok(None);
         };
         let (ours, theirs) = (self.device.hctl().lun, other.hctl().lun);
         let same = match other.cached_identity()?.compare(&self.identity) {
             Comparison::Same(Strength::Strong) => true,
-            // Two units of one target may have the same names that are not unique, and not
-            // the same number.
+            // Two units of one target may share names that are not unique, but not a LUN
+            // number.
             Comparison::Same(Strength::Weak) => are_addresses_of_one_number(ours, theirs),
             _ => false,
         };
@@ -65,11 +65,10 @@ mod tests {
     use crate::kernel::Roots;
     use crate::transport::RouteKind;
 
-    /// A name that is unique, and one that is not.
     const UNIQUE: [u8; 8] = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
     const LOCAL: [u8; 8] = [0x30, 0, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4];
 
-    /// A device with a disk of a unit of this target.
+    /// Creates a device of this target, with a disk, for the unit `naa`.
     fn device(target: &Path, naa: [u8; 8], lun: &str, disk: &str, diskseq: u64) {
         let dir = target.join(lun);
         let block = dir.join("block").join(disk);
@@ -80,7 +79,7 @@ mod tests {
         fs::write(block.join("diskseq"), format!("{diskseq}\n")).unwrap();
     }
 
-    /// The earlier alias of one of these devices, which have the same name.
+    /// Returns the earlier alias of the device at `lun`; all `devices` have the same name.
     fn alias(naa: [u8; 8], devices: &[&str], lun: &str, changed: bool) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -114,12 +113,12 @@ mod tests {
     fn what_an_attach_has_brought_gives_way_to_another_lun_of_the_unit_whatever_their_numbers() {
         let both = ["2:0:0:1", "2:0:0:16385"];
         let alias = |lun, changed| alias(UNIQUE, &both, lun, changed);
-        // Both stood: the one that came first is the one.
+        // Neither disk is new: the older one is used.
         assert_eq!(alias("2:0:0:1", false), None);
         assert_eq!(alias("2:0:0:16385", false).as_deref(), Some("2:0:0:1"));
         assert_eq!(alias("2:0:0:16385", true).as_deref(), Some("2:0:0:1"));
-        // Its number is the lower, and the other may have been handed out before it
-        // was to be seen.
+        // LUN 1 has the lower number, but another attach may have returned the other disk
+        // before this one was visible.
         assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
     }
 

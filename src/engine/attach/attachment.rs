@@ -1,4 +1,4 @@
-//! What an attach answers.
+//! The result of an attach.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::scsi::{AccessState, Identity};
 use crate::transport::{RouteKind, RouteUnavailable};
 use crate::uevent::Settled;
 
-/// An attached device. Everything here was read back.
+/// An attached device. Every value was read back from the system.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -20,29 +20,29 @@ pub struct Attachment {
     pub source: Source,
     /// The device node.
     pub node: PathBuf,
-    /// Its number.
+    /// The device number of the node.
     pub devno: DevNo,
-    /// Its life's serial number (Linux 5.15). An NBD disk keeps it from one
+    /// The kernel's sequence number of the disk (Linux 5.15). An NBD disk keeps it from one
     /// connection to the next.
     pub diskseq: Option<DiskSeq>,
-    /// What is behind it.
+    /// The unit behind the device.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub unit: Unit,
     /// Its size in bytes.
     pub size: u64,
     /// Whether the kernel refuses writes.
     pub read_only: bool,
-    /// The links of udev that lead to it.
+    /// The udev links that lead to the device.
     pub links: Vec<PathBuf>,
-    /// How it was proven that it had settled.
+    /// How it was proven that udev had settled.
     pub settled: Settled,
-    /// Where the time went.
+    /// The time that each stage took.
     pub phases: Vec<Phase>,
-    /// Whether this call brought it; `false` where it was attached already.
+    /// Whether this call brought the device; `false` where it was attached already.
     pub changed: bool,
 }
 
-/// What is behind an attached device.
+/// The unit behind an attached device.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
@@ -54,26 +54,25 @@ pub enum Unit {
         identity: Identity,
         /// Its paths, in the order of the sources; at least one.
         paths: Vec<UnitPath>,
-        /// The paths that were asked for and are not there.
+        /// The requested paths that are not there.
         missing: Vec<MissingPath>,
         /// The name of the multipath map, where the attached device is one.
         map: Option<String>,
-        /// Why there is no map, where one was wanted: several paths were named and
-        /// [`Multipath::Off`](crate::engine::Multipath::Off) was not asked for.
+        /// Why there is no map, where several paths were named without
+        /// [`Multipath::Off`](crate::engine::Multipath::Off).
         no_map: Option<String>,
     },
     /// An export of an NBD server.
     Nbd {
         /// The index of the device.
         index: NbdIndex,
-        /// The backend id that the kernel keeps with it; `None` before Linux
-        /// 5.14.
+        /// The backend id that the kernel stores with the device; `None` before Linux 5.14.
         backend: Option<BackendId>,
         /// How many connections carry its I/O.
         connections: usize,
-        /// What names its content, read from the server: of a partition table, an
-        /// encrypted volume, an LVM physical volume or a file system. Empty where it is
-        /// blank or holds what is not known here; `None` where the server answered the
+        /// The names of its content, read from the server: of a partition table, an
+        /// encrypted volume, an LVM physical volume or a file system. Empty where the device
+        /// is blank or its content has no known format; `None` where the server answered the
         /// read with an error.
         content: Option<Vec<ContentName>>,
     },
@@ -84,33 +83,33 @@ pub enum Unit {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnitPath {
-    /// How it is reached.
+    /// The route to the unit.
     pub via: RouteKind,
-    /// Its address.
+    /// Its SCSI address.
     pub hctl: Hctl,
     /// The disk's node.
     pub node: PathBuf,
-    /// The disk's number.
+    /// The disk's device number.
     pub devno: DevNo,
-    /// The disk's life (Linux 5.15).
+    /// The disk's sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// In which ALUA access state the target serves the unit over it; `None` where the unit
-    /// says nothing of that, and where it was not asked, since there is a map.
+    /// The ALUA access state of the unit over this path. `None` where the unit does not
+    /// report it, and where there is a map, since the unit is not asked then.
     pub access_state: Option<AccessState>,
-    /// Of the settings that [`AttachRequest::log_in`](crate::AttachRequest::log_in) chooses,
-    /// those that its session or the disk does not have, whoever made the session; none of a
-    /// path without a session.
+    /// The settings of [`AttachRequest::log_in`](crate::AttachRequest::log_in) that the
+    /// session or the disk does not have, no matter which program logged in. Empty without a
+    /// session.
     pub unmet_settings: Vec<UnmetSetting>,
-    /// Whether this call brought it.
+    /// Whether this call brought the path.
     pub changed: bool,
 }
 
-/// A path that was asked for and is not there.
+/// A requested path that is not there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct MissingPath {
-    /// How it would be reached.
+    /// The route that the path would take.
     pub via: RouteKind,
     /// Why it is missing.
     pub why: String,
@@ -135,13 +134,13 @@ impl fmt::Display for MissingPath {
 }
 
 impl Attachment {
-    /// The SCSI address of the first path, where it is a SCSI disk.
+    /// The SCSI address of the first path of a SCSI disk.
     #[must_use]
     pub fn hctl(&self) -> Option<Hctl> {
         self.paths().first().map(|path| path.hctl)
     }
 
-    /// The paths, where it is a SCSI disk; none where it is not.
+    /// The paths of a SCSI disk; empty for any other device.
     #[must_use]
     pub fn paths(&self) -> &[UnitPath] {
         match &self.unit {
@@ -150,7 +149,7 @@ impl Attachment {
         }
     }
 
-    /// The names that the unit gave itself, where it is a SCSI disk.
+    /// The names that the unit of a SCSI disk reported.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         match &self.unit {
@@ -159,7 +158,7 @@ impl Attachment {
         }
     }
 
-    /// The names of the content, where it is an NBD device and they could be read.
+    /// The names of the content of an NBD device, where they could be read.
     #[must_use]
     pub fn content(&self) -> Option<&[ContentName]> {
         match &self.unit {
@@ -168,7 +167,7 @@ impl Attachment {
         }
     }
 
-    /// The index, where it is an NBD device.
+    /// The index of an NBD device.
     #[must_use]
     pub fn nbd_index(&self) -> Option<NbdIndex> {
         match &self.unit {

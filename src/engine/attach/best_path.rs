@@ -1,4 +1,4 @@
-//! Which path of a unit is handed out where no multipath map is.
+//! Which path of a unit an attach returns where there is no multipath map.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, AccessState, ScsiDevice};
 
 impl Engine {
-    /// The ALUA access state of a path, as the unit says it now, after any transition:
-    /// meanwhile the path serves no I/O, and udev and the disk driver would wait for it.
-    /// `None` where the unit does not say it.
+    /// The ALUA access state that the unit reports for a path, read after any transition:
+    /// during a transition the path serves no I/O, so udev and the disk driver would wait
+    /// for it. `None` where the unit does not report it.
     ///
     /// # Errors
-    /// As of [`scsi::read_access_state`]; `TimedOut` at stage `identify` where the
-    /// transition has not ended.
+    /// Those of [`scsi::read_access_state`]; `TimedOut` at stage `identify` where the
+    /// transition does not end.
     pub(super) fn lasting_access_state(
         &self,
         device: &ScsiDevice,
@@ -33,7 +33,7 @@ impl Engine {
                 scsi::read_access_state(self.roots(), &self.scheduler, device, disk, deadline)?;
             match state {
                 Some(AccessState::Transitioning) => was_in_transition = true,
-                // No answer is not the end of a transition.
+                // A missing answer does not show that the transition has ended.
                 None if was_in_transition => {}
                 state => return Ok(state),
             }
@@ -47,8 +47,8 @@ impl Engine {
         }
     }
 
-    /// Asks over each path in which ALUA access state it is. Where none serves I/O, those in
-    /// transition are waited for; one of several has half of what is left of the time.
+    /// Reads the ALUA access state of each path. Where no path serves I/O, waits for the
+    /// paths in transition; one of several has half of the remaining time.
     pub(super) fn read_access_states(
         &self,
         unit: &mut PathSet,
@@ -58,7 +58,7 @@ impl Engine {
     ) -> Result<()> {
         timer.enter(Stage::Identify);
         let (roots, scheduler) = (self.roots(), &self.scheduler);
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let (device, disk) = (&path.device, &path.disk);
             path.access_state = scsi::read_access_state(roots, scheduler, device, disk, deadline)?;
             Ok(())
@@ -67,7 +67,7 @@ impl Engine {
             return Ok(());
         }
         let alone = unit.paths.len() == 1;
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let limit = if alone { deadline } else { deadline.half() };
             path.access_state = self.lasting_access_state(&path.device, &path.disk, limit)?;
             Ok(())
@@ -75,8 +75,9 @@ impl Engine {
     }
 
     /// # Errors
-    /// `NotReady`, naming the state of each path, where none serves I/O: neither in its ALUA
-    /// access state nor where it is read. `scsi_debug` says standby and serves.
+    /// `NotReady`, naming the state of each path, where no path serves I/O by its ALUA
+    /// access state and a read fails as well (`scsi_debug` reports standby and serves
+    /// I/O).
     pub(super) fn require_one_that_serves_io(
         &self,
         unit: &PathSet,
@@ -94,7 +95,7 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.scheduler.on_device(
+        let read = self.scheduler.run_on_device(
             best.device.hctl(),
             Stage::Identify,
             &what,
@@ -116,15 +117,15 @@ impl Engine {
 }
 
 impl ProbedPath {
-    /// One that says nothing of its state is taken for one that does.
+    /// A path that reports no state counts as one that serves I/O.
     fn serves_io(&self) -> bool {
         self.access_state.is_none_or(AccessState::serves_io)
     }
 }
 
 impl PathSet {
-    /// The path that serves I/O best: the first of those in the same ALUA access state. One
-    /// that says nothing of its state is taken for one that serves I/O.
+    /// The path that serves I/O best; the first one among paths in the same ALUA access
+    /// state. A path that reports no state counts as active/non-optimized.
     pub(in crate::engine) fn best(&self) -> Result<&ProbedPath> {
         let state =
             |path: &&ProbedPath| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);

@@ -15,48 +15,49 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::{Proof, Watch};
 
-/// What finds the map of a unit: got ready while udev is at work on the paths.
+/// Finds the map of a unit. It is prepared while udev handles the paths.
 pub(super) struct MapWaiter {
-    /// Every map is a virtual device: one watch sees the one that comes.
+    /// Sees every new map, since each map is a virtual device.
     watch: Watch,
     daemon: Option<Daemon>,
     wanted: MapPolicy,
 }
 
-/// Whether multipathd is to make a map that it does not make by itself.
+/// Whether multipathd is told to make a map that it does not make by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MapPolicy {
     /// The attach fails without one.
     Required,
-    /// Several paths were named, so the caller counts on one.
+    /// Several paths were named, so the caller expects a map.
     Preferred,
-    /// One path alone is as good without.
+    /// A single path needs no map.
     No,
 }
 
-/// What came of it.
+/// The outcome of the search for a map.
 #[derive(Debug, Default)]
 pub(super) struct UnitMap {
     pub(in crate::engine) map: Option<(Map, Proof)>,
-    /// Why there is no map that was wanted.
+    /// Why there is no map where one was wanted.
     pub(in crate::engine) why_none: Option<String>,
-    /// The paths that are not in the map, since multipathd refused them.
+    /// The refused paths that are not in the map, by the name of the disk.
     refused: BTreeMap<String, Error>,
 }
 
 impl UnitMap {
     /// # Errors
-    /// Why this path is not in the map: `Refused`.
+    /// `Refused`, with the reason, where multipathd refused this path.
     pub(super) fn require_in_map(&mut self, path: &ProbedPath) -> Result<()> {
         self.refused.remove(path.disk.name()).map_or(Ok(()), Err)
     }
 }
 
 impl Engine {
-    /// `None` where no map is wanted. `named` is how many paths the attach names.
+    /// Returns `None` where the request turns multipath off. `named` is the number of
+    /// paths in the attach.
     ///
     /// # Errors
-    /// `NotPermitted` or `Io` where it cannot be seen whether multipathd runs.
+    /// `NotPermitted` or `Io` where it is unknown whether multipathd runs.
     pub(super) fn map_waiter(
         &self,
         request: &AttachRequest,
@@ -75,21 +76,19 @@ impl Engine {
         }))
     }
 
-    /// The settled map of these paths, which udev has handled, where there is to
-    /// be one.
+    /// Waits for the map of these paths, which udev has handled, and for udev to handle
+    /// the map. Returns no map where none is required.
     ///
-    /// multipathd is told of each path, which it may have learnt from udev
-    /// already; its answer comes when it has made the map or decided not to. Where it
-    /// decided not to and a map is wanted, it is told to make the map, unless a path is
-    /// in use.
+    /// The call tells multipathd of each path, even one known from udev: multipathd
+    /// answers when it has made the map or decided not to. Where it decided not to and a
+    /// map is wanted, the call tells it to make the map, unless a path is in use.
     ///
     /// # Errors
     /// `NotSupported` where a map is required and there is no multipathd; `Unreachable`
-    /// where multipathd went away twice;
-    /// `Refused` where a map is required and multipathd makes none of these paths, or
-    /// one of them is in use;
-    /// `IdentityMismatch` where a path is in the map of another unit, or the map holds a path
-    /// of one; `TimedOut` at stage `map`.
+    /// where multipathd closed the connection twice; `Refused` where a map is required and
+    /// multipathd makes none of these paths, or one of them is in use; `IdentityMismatch`
+    /// where a path is in the map of another unit, or the map holds a path to one;
+    /// `TimedOut` at stage `map`.
     pub(super) fn wait_for_map(
         &self,
         map_waiter: MapWaiter,
@@ -109,9 +108,9 @@ impl Engine {
         let mut answers = Answers::default();
         if let Some(there) = &daemon {
             kind_of_none = ErrorKind::Refused;
-            match told_again(|| Answers::about(there, paths, deadline)) {
+            match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
                 Ok(said) => answers = said,
-                // A map that is there needs no daemon.
+                // A map that is there already needs no daemon.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
                     kind_of_none = error.kind();
                     why_none = error.to_string();
@@ -131,8 +130,8 @@ impl Engine {
                             told = true;
                             let refusal = match self.users_of_paths(paths, &answers, deadline)? {
                                 None => {
-                                    match told_again(|| {
-                                        answers.have_map_made(daemon, paths, deadline)
+                                    match retry_once_if_restarted(|| {
+                                        answers.request_map(daemon, paths, deadline)
                                     }) {
                                         Err(error) if error.kind() == ErrorKind::Unreachable => {
                                             kind_of_none = error.kind();
@@ -144,7 +143,8 @@ impl Engine {
                                 users => users,
                             };
                             why_none = refusal.unwrap_or(why_none);
-                            // What stands now decides, whatever it answered.
+                            // The next turn looks at the map itself, whatever multipathd
+                            // answered.
                             continue;
                         }
                         _ => {}
@@ -157,15 +157,15 @@ impl Engine {
                         ..UnitMap::default()
                     });
                 }
-                MapSearch::None | MapSearch::StageTimings(_) if watch.next(deadline).is_some() => {}
-                MapSearch::StageTimings(map) => {
+                MapSearch::None | MapSearch::Partial(_) if watch.next(deadline).is_some() => {}
+                MapSearch::Partial(map) => {
                     return Err(timed_out(&format!("it holds {map}"), deadline));
                 }
                 MapSearch::None => return Err(timed_out("there is no map", deadline)),
             }
         };
-        self.refuse_strangers_below(&map, paths, identity, deadline)?;
-        // By a barrier: the event that made the map may lie before the watch.
+        self.refuse_other_units_below(&map, paths, identity, deadline)?;
+        // Uses a barrier, since the event that made the map may precede the watch.
         let mode = self.hub().mode();
         let dir = map.disk().dir();
         let proof = crate::uevent::settle_again(&mut watch, mode, self.roots(), dir, deadline)?;
@@ -177,9 +177,9 @@ impl Engine {
     }
 
     /// Why no map may be made over these paths, where one of them is in use. The disk and
-    /// the map have caches of their own: what is written to the one is not seen in the
-    /// other. device-mapper refuses a disk that is mounted, and takes one that a process
-    /// has open for writing.
+    /// the map have separate caches: data written to one is not visible through the other.
+    /// device-mapper refuses a mounted disk, but accepts one that a process has open for
+    /// writing.
     fn users_of_paths(
         &self,
         paths: &[ProbedPath],
@@ -202,8 +202,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// The map over these paths. The map need not hold those that multipathd refused. A
-    /// refused path that the map holds all the same is refused no more.
+    /// The map over these paths. It need not hold the paths that multipathd refused. A
+    /// refused path that the map holds nevertheless is taken out of `refused`.
     fn map_of_paths(
         paths: &[ProbedPath],
         refused: &mut BTreeMap<String, Error>,
@@ -217,7 +217,7 @@ impl Engine {
                 continue;
             };
             refused.remove(path.disk.name());
-            // A setting of multipathd's may spell the unit's name in a way of its own.
+            // A setting of multipathd may spell the unit's name differently.
             let other_name = map.wwid().is_some_and(|wwid| {
                 !identity.is(&wwid) && Identity::of([wwid]).compare(identity).is_different()
             });
@@ -238,7 +238,7 @@ impl Engine {
             Some(map) if outside => {
                 let held = map.paths()?;
                 let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
-                MapSearch::StageTimings(format!("only {}", held.join(", ")))
+                MapSearch::Partial(format!("only {}", held.join(", ")))
             }
             Some(map) => MapSearch::Whole(map),
             None => MapSearch::None,
@@ -252,7 +252,7 @@ impl Engine {
     ///
     /// # Errors
     /// `IdentityMismatch`, naming the disk.
-    fn refuse_strangers_below(
+    fn refuse_other_units_below(
         &self,
         map: &Map,
         paths: &[ProbedPath],
@@ -295,12 +295,11 @@ impl Engine {
     }
 }
 
-/// What `tell` says, or says the second time where multipathd went away at the first:
-/// systemd keeps the socket of a multipathd that restarts, and the next connection waits
-/// for the new one.
-fn told_again<T>(mut tell: impl FnMut() -> Result<T>) -> Result<T> {
-    tell().or_else(|error| match error.kind() {
-        ErrorKind::Unreachable => tell(),
+/// Calls `tell`, and again where multipathd closed the connection: systemd keeps the
+/// socket of a multipathd that restarts, so the next connection waits for the new process.
+fn retry_once_if_restarted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    call().or_else(|error| match error.kind() {
+        ErrorKind::Unreachable => call(),
         _ => Err(error),
     })
 }
@@ -311,10 +310,10 @@ fn no_map(kind: ErrorKind, why: &str) -> Error {
 }
 
 enum MapSearch {
-    /// Every path that multipathd has not refused is in it.
+    /// The map holds every path that multipathd has not refused.
     Whole(Map),
-    /// Some are; the text says which.
-    StageTimings(String),
+    /// The map holds only some of the paths; the text names them.
+    Partial(String),
     None,
 }
 

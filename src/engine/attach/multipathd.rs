@@ -1,4 +1,4 @@
-//! What multipathd is told about the paths of one unit, and what it answers.
+//! The commands to multipathd about the paths of one unit, and its answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,20 @@ use crate::engine::attach::scsi_path::ProbedPath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Answer, Daemon};
 
-/// The answers about the paths of one unit.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Answers {
-    /// The paths that it takes into no map, by the name of the disk.
+    /// The paths that multipathd puts into no map, by the name of the disk.
     pub(in crate::engine) refused: BTreeMap<String, Error>,
-    /// It makes the map, and waits for udev.
+    /// multipathd makes the map, and waits for udev.
     pub(in crate::engine) delayed: bool,
 }
 
 impl Answers {
-    /// Tells it of each path.
+    /// Tells multipathd of each path.
     ///
     /// # Errors
-    /// Those of [`Daemon::add_path`] that are not about one path.
-    pub(in crate::engine) fn about(
+    /// Those of [`Daemon::add_path`] that concern more than one path.
+    pub(in crate::engine) fn add_paths(
         daemon: &Daemon,
         paths: &[ProbedPath],
         deadline: Deadline,
@@ -30,7 +29,7 @@ impl Answers {
         for path in paths {
             let name = path.disk.name();
             match daemon.add_path(name, deadline) {
-                Ok(Answer::NotWanted) => {
+                Ok(Answer::Excluded) => {
                     let message = format!("multipathd's configuration excludes {name}");
                     answers.refuse(name, Error::new(ErrorKind::Refused, message));
                 }
@@ -47,12 +46,12 @@ impl Answers {
         self.refused.insert(name.to_owned(), error.at(Stage::Map));
     }
 
-    /// Has it make the map of those paths that it takes, which it has left without one.
-    /// Returns why it makes none, where it says so.
+    /// Tells multipathd to make the map of the paths that it accepts and has not mapped.
+    /// Returns its reason where it makes none.
     ///
     /// # Errors
-    /// Those of [`Daemon::wwids`] and [`Daemon::add_map`], but `Refused`.
-    pub(super) fn have_map_made(
+    /// Those of [`Daemon::wwids`] and [`Daemon::add_map`], except `Refused`.
+    pub(super) fn request_map(
         &mut self,
         daemon: &Daemon,
         paths: &[ProbedPath],
@@ -80,7 +79,7 @@ impl Answers {
             )));
         }
         match daemon.add_map(wwid, deadline) {
-            Ok(Answer::NotWanted) => Ok(Some(format!(
+            Ok(Answer::Excluded) => Ok(Some(format!(
                 "multipathd's configuration excludes the unit {wwid}"
             ))),
             Ok(Answer::Delayed) => {
@@ -91,7 +90,7 @@ impl Answers {
                 "multipathd reports that it created the map of {wwid}, but the map does not \
                  exist"
             ))),
-            // Whoever has a path for himself keeps device-mapper from taking it.
+            // device-mapper cannot take a path that another user holds exclusively.
             Err(error) if error.kind() == ErrorKind::Refused => Ok(Some(format!(
                 "{error}: its log says why; a path that is mounted or claimed is in no map"
             ))),

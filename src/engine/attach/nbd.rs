@@ -188,7 +188,7 @@ impl Engine {
             };
             // Others are at those that there are, the next to be made among
             // them; or udev's probes have them open for a moment.
-            self.backends().forget();
+            self.backends().invalidate();
             if deadline.has_passed() {
                 let message = "no NBD device is free";
                 let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
@@ -214,7 +214,7 @@ impl Engine {
                 continue;
             };
             if let Some(device) = NbdDevice::find(self.roots(), index)?
-                && let Some(facts) = device.facts_if_there()?
+                && let Some(facts) = device.facts_if_present()?
                 && facts.state(&nbd::Hints::default()) != State::Free
             {
                 continue;

@@ -1,4 +1,4 @@
-//! What an attach is asked.
+//! The request of an attach.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::id::{ContentName, Source, Wwid};
 use crate::iscsi::SessionOptions;
 use crate::scsi::Identity;
 
-/// What to attach, and what to expect.
+/// What to attach, and what the caller expects of it.
 #[derive(Debug, Clone)]
 pub struct AttachRequest {
     pub(in crate::engine) source: Source,
@@ -22,15 +22,15 @@ pub struct AttachRequest {
     pub(in crate::engine) nbd: NbdOptions,
     pub(in crate::engine) log_in: Option<SessionOptions>,
     pub(in crate::engine) claim: Option<UnitClaim>,
-    /// What stands may be left of an attach that was not to see its end.
+    /// A device may be there already from an interrupted attach of the same volume.
     pub(in crate::engine) finishing: bool,
-    /// What the volume held by the journal's word; `None` where that is not known.
+    /// The content that the journal recorded for the volume; `None` where that is not known.
     pub(in crate::engine) known_content: Option<Vec<ContentName>>,
     pub(super) observer: Option<StageObserver>,
 }
 
 impl AttachRequest {
-    /// An attach of `source`, whatever it turns out to be.
+    /// An attach of `source` that expects no particular unit.
     pub fn new(source: impl Into<Source>) -> Self {
         Self {
             source: source.into(),
@@ -47,41 +47,40 @@ impl AttachRequest {
         }
     }
 
-    /// Attaches only if the unit itself says that this is one of its names.
-    /// For SCSI: an NBD server knows no such names, and the content of its volume has
-    /// names of [its own](NbdOptions::expect).
+    /// Attaches only if the unit itself reports this name. For SCSI: an NBD server knows no such
+    /// names, and [`NbdOptions::expect`] names the content of its volume.
     #[must_use]
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
         self
     }
 
-    /// Another source of the same unit: further paths of one attach, where one
-    /// source does not name them all (an array with a target name a port). For SCSI. Paths
-    /// whose names agree and are not [unique](Wwid::is_unique) are taken for one unit,
-    /// unless they lead to two iSCSI targets.
+    /// Adds another source of the same unit, for the further paths of an attach where one source
+    /// does not name them all (an array with one target name per port). For SCSI. Paths whose
+    /// names agree and are not [unique](Wwid::is_unique) count as one unit, unless they lead to
+    /// two iSCSI targets.
     #[must_use]
     pub fn path(mut self, source: impl Into<Source>) -> Self {
         self.more.push(source.into());
         self
     }
 
-    /// How many paths must lead to a SCSI unit for the attach to succeed; 1 by
-    /// default. Those that are missing are in [`Unit::Scsi`](crate::engine::Unit::Scsi) with why.
+    /// How many paths must lead to a SCSI unit for the attach to succeed; 1 by default.
+    /// [`Unit::Scsi`](crate::engine::Unit::Scsi) lists the missing ones with the reasons.
     #[must_use]
     pub fn min_paths(mut self, count: usize) -> Self {
         self.min_paths = count;
         self
     }
 
-    /// Whether the device that is handed out is a multipath map.
+    /// Whether the attach returns a multipath map.
     #[must_use]
     pub fn multipath(mut self, multipath: Multipath) -> Self {
         self.multipath = multipath;
         self
     }
 
-    /// Whether the volume and its source are written down in a journal.
+    /// Whether a journal records the volume and its source.
     pub(in crate::engine) fn is_in_a_journal(&self) -> bool {
         self.claim.is_some()
     }
@@ -90,25 +89,25 @@ impl AttachRequest {
         std::iter::once(&self.source).chain(&self.more)
     }
 
-    /// How an NBD source is attached; other sources have no use for it.
+    /// How to attach an NBD source; other sources ignore it.
     #[must_use]
     pub fn nbd(mut self, options: NbdOptions) -> Self {
         self.nbd = options;
         self
     }
 
-    /// Logs in where no session leads to an iSCSI source: through all of its
-    /// portals at once, without a daemon. A session that is there is used, ours or
-    /// the daemon's, where it is of the same initiator. One that this makes stands
-    /// until the last device on it is detached. For a volume of a journal the CHAP
-    /// secret must be [where the next process finds it](SessionOptions::credentials_from).
+    /// Logs in where no session leads to an iSCSI source: through all of its portals at once,
+    /// without a daemon. The attach uses an existing session of the same initiator, whether lunbd
+    /// or iscsid made it. A session that the attach makes stays until the last device on it is
+    /// detached. For a volume of a journal the CHAP secret must be [where the next process finds
+    /// it](SessionOptions::credentials_from).
     #[must_use]
     pub fn log_in(mut self, options: SessionOptions) -> Self {
         self.log_in = Some(options);
         self
     }
 
-    /// Has `observer` told each stage.
+    /// Calls `observer` for each stage.
     #[must_use]
     pub fn observe(mut self, observer: StageObserver) -> Self {
         self.observer = Some(observer);
@@ -116,8 +115,8 @@ impl AttachRequest {
     }
 }
 
-/// Asked of a SCSI unit as soon as it has said who it is, and before it is
-/// handed out: a refusal takes down again what the attach brought.
+/// Called with the names of a SCSI unit before the attach returns it. A refusal makes the attach
+/// remove what it brought.
 #[derive(Clone)]
 pub(in crate::engine) struct UnitClaim(pub(in crate::engine) Arc<ClaimUnit>);
 
@@ -131,25 +130,24 @@ impl fmt::Debug for UnitClaim {
 
 /// Whether a SCSI unit is used through a multipath map.
 ///
-/// multipathd with its own defaults (`find_multipaths strict`) makes a map only of a
-/// unit that it has mapped before or is told to map. It is told (`add map`) where the
-/// caller wants a map: with [`Multipath::Require`], and with [`Multipath::Prefer`] where
-/// the attach names two paths or more. multipathd then writes the unit's name into its
-/// file, `/etc/multipath/wwids`, as it does for every map that it makes, and maps the
-/// unit by itself whenever it comes again; `multipath -w` takes the name out. Its
-/// blacklists always count.
+/// With its own defaults (`find_multipaths strict`) multipathd maps only a unit that it has mapped
+/// before or is told to map. The attach tells it (`add map`) where the caller wants a map: with
+/// [`Multipath::Require`], and with [`Multipath::Prefer`] where the attach names two paths or
+/// more. multipathd then writes the unit's name into `/etc/multipath/wwids`, as it does for every
+/// map that it makes, and maps the unit by itself whenever it comes again; `multipath -w` removes
+/// the name. Its blacklists always apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Multipath {
-    /// The map must be there and hold every path of the attach: waits for it. Fails at
-    /// once where multipathd says that it makes none.
+    /// Waits until the map is there and holds every path of the attach. Fails at once where
+    /// multipathd answers that it makes no map.
     Require,
-    /// The map where multipathd makes one of these paths, else the first path, and
-    /// [`Unit::Scsi`](crate::engine::Unit::Scsi) says why there is no map. One path alone is mapped only where
-    /// multipathd maps it by itself.
+    /// Uses the map where multipathd makes one of these paths, else the first path;
+    /// [`Unit::Scsi`](crate::engine::Unit::Scsi) says why there is no map. A single path is mapped
+    /// only where multipathd maps it by itself.
     #[default]
     Prefer,
-    /// The first path; multipathd is not asked.
+    /// Uses the first path and does not ask multipathd.
     Off,
 }

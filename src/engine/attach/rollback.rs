@@ -1,4 +1,4 @@
-//! Taking back what an attach brought in.
+//! The rollback of a failed attach.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
 
-/// Takes the device down and returns `error`, which says so where that failed
-/// too.
+/// Removes the device and returns `error`; where the removal fails too, the error says
+/// so.
 pub(in crate::engine) fn device(
     engine: &Engine,
     error: Error,
@@ -34,9 +34,8 @@ pub(in crate::engine) fn device(
     }
 }
 
-/// multipathd hears of a path from udev and makes a map of it at once, whatever
-/// we think of it: it is told to let go, again where it took the path meanwhile. A
-/// map that has no path then goes too.
+/// Removes the device. multipathd takes a new path into a map at once, so each turn tells
+/// it to drop the path. A map without a path is removed too.
 fn remove(
     engine: &Engine,
     device: &ScsiDevice,
@@ -53,7 +52,8 @@ fn remove(
         let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
         above = map.or(above);
         if let (Some(daemon), Some(disk)) = (&daemon, &disk)
-            // One that hangs has half of the time: the kernel does without.
+            // A daemon that hangs gets half of the time; the kernel removes the path
+            // without it.
             && let Err(error) = daemon.delete_path(disk.name(), deadline.half())
         {
             tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
@@ -66,7 +66,8 @@ fn remove(
                     None => Users::default(),
                 };
                 let usage = users.judge(engine.roots(), Act::TakeFlushed);
-                // What held it may have let go since; not so where nobody is seen twice.
+                // The user may have released the device since. The call gives up where it
+                // sees no user twice.
                 let lets_go = match usage {
                     _ if map.is_some() => true,
                     Usage::Busy(_) => false,
@@ -78,8 +79,9 @@ fn remove(
                 }
                 watch.next(deadline.at_most(pauses.pause()));
             }
-            // It goes by another's hand: the next turn waits for that, or finds it gone.
-            // What it failed to write back it would not write the next time.
+            // Another process removes the device: the next turn waits for that, or finds
+            // it gone. A failed flush is never retried: the kernel has dropped the dirty
+            // pages.
             Err(error)
                 if error.kind() == ErrorKind::Vanished
                     && error.stage() != Some(Stage::Flush)

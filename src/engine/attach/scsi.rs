@@ -1,4 +1,4 @@
-//! The way of one SCSI attach, from top to bottom.
+//! The steps of a SCSI attach, from top to bottom.
 
 use std::collections::BTreeSet;
 
@@ -44,13 +44,14 @@ impl Engine {
         let (routes, sessions) = self.routes_with_sessions(request, timer, deadline)?;
         let attached = self.attach_over(routes, request, timer, deadline);
         match attached {
-            // What the kernel is still at would go with it.
+            // After a timeout the kernel still works on devices that a logout would
+            // remove.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
-                sessions.give_up(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), deadline.for_rollback());
                 Err(error)
             }
             result => {
-                sessions.keep();
+                sessions.commit();
                 result
             }
         }
@@ -67,18 +68,25 @@ impl Engine {
         let mut missing = Vec::new();
         let mut cause = None;
         let alone = routes.len() == 1;
-        for (Route { via, place }, why_no_session) in routes {
+        for (
+            Route {
+                via,
+                address: place,
+            },
+            why_no_session,
+        ) in routes
+        {
             match (place, why_no_session) {
                 (Ok(hctl), _) => ways.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
                 (Err(_), Some(error)) => {
                     missing.push(MissingPath::of_error(via, &error));
-                    cause = Some(worse(cause, error));
+                    cause = Some(more_severe(cause, error));
                 }
                 (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
             }
         }
-        // Two sources may name one path.
+        // Two sources may name the same path.
         let mut seen = BTreeSet::new();
         ways.retain(|(_, hctl)| seen.insert(*hctl));
         let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
@@ -97,12 +105,12 @@ impl Engine {
                 }
                 Err(PathFailure { via, error }) => {
                     missing.push(MissingPath::of_error(via, &error));
-                    cause = Some(worse(cause, error));
+                    cause = Some(more_severe(cause, error));
                 }
             }
         }
         unit.missing = missing;
-        match self.prove(&mut unit, request, cause, timer, deadline) {
+        match self.finish_attach(&mut unit, request, cause, timer, deadline) {
             Err(error) if error.kind() != ErrorKind::TimedOut => {
                 let mut error = error;
                 let deadline = deadline.for_rollback();
@@ -116,7 +124,7 @@ impl Engine {
         }
     }
 
-    /// Where sources lead on this machine.
+    /// The routes to which the sources lead on this machine.
     pub(in crate::engine) fn routes<'a>(
         &self,
         sources: impl Iterator<Item = &'a Source>,
@@ -140,8 +148,7 @@ impl Engine {
         Ok(routes)
     }
 
-    /// The rights to work on these addresses, taken in their order, so that two
-    /// that want the same ones do not wait for each other.
+    /// Locks the addresses in ascending order, so that callers cannot deadlock.
     pub(in crate::engine) fn lock_addresses(
         &self,
         addresses: BTreeSet<Hctl>,
@@ -151,8 +158,8 @@ impl Engine {
         addresses.into_iter().map(take).collect()
     }
 
-    /// Whether the kernel scans one of these addresses for us, be it for a process that
-    /// was killed: what such a scan finds comes at its end.
+    /// Whether the kernel scans one of these addresses for a lunbd process, even a killed
+    /// one: its devices appear at the scan's end.
     pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
         for &hctl in addresses {
             if DeviceLock::is_held(self.roots(), &DeviceLock::of_scan(hctl))? {
@@ -162,10 +169,10 @@ impl Engine {
         Ok(false)
     }
 
-    /// Waits until it scans none of them any more.
+    /// Waits until the kernel scans none of these addresses for lunbd.
     ///
     /// # Errors
-    /// `TimedOut` at stage `lock`, naming whose scan it is.
+    /// `TimedOut` at stage `lock`, naming the process of the scan.
     pub(in crate::engine) fn wait_for_scans(
         &self,
         addresses: &BTreeSet<Hctl>,
@@ -175,8 +182,7 @@ impl Engine {
         addresses.iter().try_for_each(wait)
     }
 
-    /// From paths that have each said who they are to an attached unit.
-    fn prove(
+    fn finish_attach(
         &self,
         unit: &mut PathSet,
         request: &AttachRequest,
@@ -186,7 +192,7 @@ impl Engine {
     ) -> Result<Attachment> {
         let roots = self.roots();
         require_paths(request, unit.paths.len(), &unit.missing, cause)?;
-        let identity = unit.agree(self)?;
+        let identity = unit.common_identity(self)?;
         if let Some(UnitClaim(claim)) = &request.claim {
             let places = unit
                 .paths
@@ -201,7 +207,8 @@ impl Engine {
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
         timer.enter(Stage::Settle);
-        // Now, since udev is at work: the less is left to do when it is done.
+        // The map waiter is prepared while udev works, which leaves less to do
+        // afterwards.
         let named = unit.paths.len() + unit.missing.len();
         let map_waiter = self.map_waiter(request, named)?;
         let mut settled = self.settle_paths(unit, request, deadline)?;
@@ -212,9 +219,9 @@ impl Engine {
             }
             None => UnitMap::default(),
         };
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             path_set.require_in_map(path)?;
-            path.look_again()
+            path.check_unchanged()
         })?;
         let UnitMap { map, why_none, .. } = path_set;
         if map.is_none() {
@@ -230,7 +237,8 @@ impl Engine {
         }
         let changed = unit.paths.iter().any(|path| path.changed);
         if changed {
-            // Whoever takes the unit anew begins with what is on it.
+            // A new user of the unit starts from the data on it, so earlier failed
+            // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
@@ -255,10 +263,10 @@ impl Engine {
         })
     }
 
-    /// Where a unit is there at another LUN of the same target too (an array may
-    /// present LUN 1 as 16385), the disk that was there first is the one: two disks
-    /// of one unit on one path would have a page cache each. What this attach
-    /// scanned beside it is taken away again; what others did is left.
+    /// Replaces each path by an older alias: where the unit is also at another LUN of the
+    /// same target (an array may present LUN 1 as 16385), the older disk is used, since
+    /// two disks of one unit on one path would have separate page caches. The call
+    /// removes only devices that this attach scanned.
     fn adopt_aliases(
         &self,
         unit: &mut PathSet,
@@ -296,12 +304,12 @@ impl Engine {
             path.diskseq = disk.diskseq()?;
             path.disk = disk;
         }
-        unit.have_each_once();
+        unit.dedup_devices();
         Ok(())
     }
 
-    /// Waits until udev is done with each path. One of several has half of what is
-    /// left of the time, so that the others and the map have theirs.
+    /// Waits until udev has handled each path. One of several gets half of the remaining
+    /// time, to leave time for the others and the map.
     fn settle_paths(
         &self,
         unit: &mut PathSet,
@@ -310,7 +318,7 @@ impl Engine {
     ) -> Result<(Settled, Vec<String>)> {
         let mut proof = None;
         let alone = unit.paths.len() == 1;
-        unit.keep(request, |path| {
+        unit.retain(request, |path| {
             let limit = if alone { deadline } else { deadline.half() };
             let settled = self.settle(&path.disk, &mut path.watch, limit)?;
             proof.get_or_insert((settled.how, settled.links));
@@ -320,7 +328,7 @@ impl Engine {
     }
 }
 
-/// The paths of one attach so far.
+/// The paths of an attach, found and missing.
 #[derive(Default)]
 pub(in crate::engine) struct PathSet {
     pub(in crate::engine) paths: Vec<ProbedPath>,
@@ -339,7 +347,7 @@ impl PathSet {
     }
 
     /// Two addresses of one device are one path.
-    fn have_each_once(&mut self) {
+    fn dedup_devices(&mut self) {
         let mut once: Vec<ProbedPath> = Vec::new();
         for path in std::mem::take(&mut self.paths) {
             match once.iter_mut().find(|known| known.device == path.device) {
@@ -350,9 +358,9 @@ impl PathSet {
         self.paths = once;
     }
 
-    /// Keeps the paths that pass. One that does not, since it went away or udev
-    /// does not answer for it, is missing, as long as enough are left.
-    pub(in crate::engine) fn keep(
+    /// Keeps the paths that pass. A path that vanished, or that udev does not handle,
+    /// counts as missing as long as enough are left.
+    pub(in crate::engine) fn retain(
         &mut self,
         request: &AttachRequest,
         mut pass: impl FnMut(&mut ProbedPath) -> Result<()>,
@@ -371,7 +379,7 @@ impl PathSet {
                 let missing = MissingPath::of_error(path.via.clone(), &error);
                 self.missing.push(missing);
             } else {
-                // It is taken down with the others.
+                // The rollback removes it with the others.
                 self.paths.push(path);
                 first = first.and(Err(error));
             }
@@ -379,8 +387,8 @@ impl PathSet {
         first
     }
 
-    /// Who the unit is, by the word of every path.
-    fn agree(&self, engine: &Engine) -> Result<Identity> {
+    /// The identity of the unit, on which every path must agree.
+    fn common_identity(&self, engine: &Engine) -> Result<Identity> {
         let first = self.first()?;
         for path in self.paths.iter().skip(1) {
             let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
@@ -397,11 +405,11 @@ impl PathSet {
 }
 
 impl ProbedPath {
-    /// The device that is handed out is the one that was proven, and serves I/O.
-    fn look_again(&self) -> Result<()> {
+    /// Checks that the device is still the one that was proven, and serves I/O.
+    fn check_unchanged(&self) -> Result<()> {
         self.device.require_usable(Stage::Settle)?;
         let same = match self.diskseq {
-            // One life, so one number as well.
+            // One sequence number implies one device number.
             Some(life) => self.disk.diskseq()? == Some(life),
             None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
         };
@@ -439,9 +447,8 @@ impl ProbedPath {
     }
 }
 
-/// Of two failures the one that weighs more: another unit at a path's end is
-/// no outage.
-fn worse(earlier: Option<Error>, later: Error) -> Error {
+/// The more severe of two failures: a path that leads to another unit is no outage.
+fn more_severe(earlier: Option<Error>, later: Error) -> Error {
     match earlier {
         Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
         _ => later,
@@ -449,8 +456,8 @@ fn worse(earlier: Option<Error>, later: Error) -> Error {
 }
 
 /// # Errors
-/// `TooFewPaths`, naming those that are missing; a path that leads to another
-/// unit is an error however many others there are.
+/// `TooFewPaths`, naming the missing paths. A path to another unit is an error, however
+/// many others there are.
 fn require_paths(
     request: &AttachRequest,
     found: usize,
@@ -491,7 +498,7 @@ mod tests {
         let source: Source = "scsi:1:0:0:1".parse().unwrap();
         let request = AttachRequest::new(source).min_paths(3);
         let waited = std::time::Duration::from_secs(9);
-        let slow = Error::not_within(Stage::Identify, waited, "sdb to answer");
+        let slow = Error::wait_expired(Stage::Identify, waited, "sdb to answer");
         let slow = slow.with_last_seen("state=running, disk sdb");
         let none = Error::new(ErrorKind::NotFound, "no such unit");
         let via = |hctl: &str| RouteKind::Address {

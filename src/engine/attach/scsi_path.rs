@@ -1,4 +1,4 @@
-//! One path of an attach: from an address to a disk that has said who it is.
+//! One path of an attach: from an address to a disk whose names are read.
 
 use std::collections::BTreeSet;
 
@@ -18,21 +18,22 @@ use crate::scsi::{self, AccessState, Identity, ScsiDevice};
 use crate::transport::RouteKind;
 use crate::uevent::Watch;
 
-/// A path whose unit has said who it is.
+/// A path whose unit has reported its names.
 pub(super) struct ProbedPath {
     pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) device: ScsiDevice,
     pub(in crate::engine) disk: BlockDevice,
     pub(in crate::engine) diskseq: Option<DiskSeq>,
     pub(in crate::engine) identity: Identity,
-    /// Once it was asked; `None` where the unit says nothing of it.
+    /// The ALUA access state; `None` before it is read, and where the unit does not report
+    /// it.
     pub(in crate::engine) access_state: Option<AccessState>,
-    /// This attach scanned it.
+    /// Whether this attach scanned the device.
     pub(in crate::engine) changed: bool,
     pub(in crate::engine) watch: Watch,
 }
 
-/// A disk that has said who it is.
+/// A disk whose names are read.
 struct FoundDisk {
     disk: BlockDevice,
     diskseq: Option<DiskSeq>,
@@ -65,16 +66,15 @@ impl FoundDisk {
     }
 }
 
-/// A path that could not be had.
+/// A path that the attach could not bring.
 pub(in crate::engine) struct PathFailure {
     pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) error: Error,
 }
 
 impl Engine {
-    /// Brings all of `ways` at once, each on a thread of its own where there are
-    /// several: hosts do not wait for each other. The stages of the slowest are
-    /// the call's.
+    /// Probes all of `ways` at once. Several ways run on a thread each, so that no host
+    /// waits for another; the slowest path's stages count.
     pub(super) fn probe_paths(
         &self,
         ways: Vec<(RouteKind, Hctl)>,
@@ -93,12 +93,11 @@ impl Engine {
                 .map(|way| probe_path(way, timer, deadline))
                 .collect();
         }
-        // What one path cannot do in half of the time does not take the rest of
-        // it from those that can.
+        // A path that does not succeed in half of the time leaves the rest to the others.
         let limit = deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
         let done = pool::each(Stage::Probe, ways, |way| {
-            let mut own = fork.clock();
+            let mut own = fork.timer();
             let probed = probe_path(way, &mut own, limit);
             (probed, own.part())
         });
@@ -121,9 +120,9 @@ impl Engine {
     ) -> Result<ProbedPath> {
         let roots = self.roots();
         let span = tracing::Span::current();
-        // Before the scan, or its answer could be missed.
+        // The watch starts before the scan, or it could miss the scan's events.
         let mut watch = self.hub().watch(&hctl.to_string());
-        // The scan waits for the end of one that is being taken away.
+        // The scan itself waits until a device that is being deleted has gone.
         let there = ScsiDevice::find(roots, hctl)?;
         if let Some(device) = there
             && !device.is_being_deleted()?
@@ -131,19 +130,19 @@ impl Engine {
             match self.identify(&device, false, &mut watch, timer, deadline) {
                 Ok(found) => {
                     span.record("disk", found.disk.name());
-                    if let Some(was) = self.scanned_as_another(&device, &found)? {
+                    if let Some(was) = self.earlier_identity(&device, &found)? {
                         let now = &found.identity;
                         self.remove_replaced(&device, now, &mut watch, timer, deadline)
-                            .map_err(|error| stale(&error, &was, hctl, &found))?;
+                            .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
                         self.wait_for_transition(&device, &found, request, deadline)?;
-                        self.have_its_size_read(&device, &found, timer, deadline)?;
+                        self.ensure_size(&device, &found, timer, deadline)?;
                         return Ok(found.probed(via, device, false, watch));
                     }
                 }
-                // No unit was connected at the last scan, and the kernel does not look
-                // again at a device that is there.
+                // No unit was connected at the last scan, and the kernel does not probe
+                // the device again.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     tracing::info!(%hctl, %error, "deleting the stale device");
                     timer.enter(Stage::Delete);
@@ -158,7 +157,7 @@ impl Engine {
         let held = move || {
             let lock = DeviceLock::share(&own, &under_way, deadline)?;
             if deadline.has_passed() {
-                // Its caller may have gone, and others have seen no scan.
+                // The caller may have gone, and other processes have seen no scan lock.
                 let what = format!("{under_way} to begin");
                 return Err(Error::timed_out(Stage::Scan, deadline, &what));
             }
@@ -174,7 +173,7 @@ impl Engine {
             .and_then(|found| {
                 expect(request, hctl, &found)?;
                 self.wait_for_transition(&device, &found, request, deadline)?;
-                self.have_its_size_read(&device, &found, timer, deadline)?;
+                self.ensure_size(&device, &found, timer, deadline)?;
                 Ok(found)
             });
         match found {
@@ -188,10 +187,10 @@ impl Engine {
         }
     }
 
-    /// Why a scan brought no device. The kernel scans nothing, and says nothing,
+    /// Explains why a scan brought no device. The kernel scans nothing and reports nothing
     /// where the session is not logged in or the port is not online
-    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`): so what an empty scan says
-    /// of the LUN, and why nobody answered it, counts only where the path stands after it.
+    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`). So an empty scan describes the LUN
+    /// only where the path is still up after it.
     fn why_nothing_came(
         &self,
         error: Error,
@@ -208,7 +207,7 @@ impl Engine {
         };
         let mut why = format!("{via} no longer leads to {hctl}");
         for route in routes {
-            match route.place {
+            match route.address {
                 Ok(place) if place == hctl => return error,
                 Err(missing) if route.via == *via => why = missing.to_string(),
                 _ => {}
@@ -217,7 +216,7 @@ impl Engine {
         Error::new(ErrorKind::TooFewPaths, why).at(Stage::Scan)
     }
 
-    /// Waits for the disk and asks it who it is.
+    /// Waits for the disk and reads the names of its unit.
     fn identify(
         &self,
         device: &ScsiDevice,
@@ -232,7 +231,7 @@ impl Engine {
         let diskseq = disk.diskseq()?;
         timer.enter(Stage::Identify);
         let identity = scsi::read_identity(roots, scheduler, device, &disk, deadline)
-            .map_err(|error| state_behind(error, device))?;
+            .map_err(|error| device_state_error(error, device))?;
         Ok(FoundDisk {
             disk,
             diskseq,
@@ -240,10 +239,10 @@ impl Engine {
         })
     }
 
-    /// Waits for the end of a transition between ALUA access states: meanwhile the unit
-    /// serves no I/O, so that udev's look at the disk would take the caller's time. Where
-    /// a map may come, multipathd asks for the states, and the unit is asked here only
-    /// where the kernel has seen it in transition.
+    /// Waits for the end of a transition between ALUA access states. During it the unit
+    /// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
+    /// map is possible, multipathd reads the states, and this call asks only a unit that
+    /// the kernel has seen in transition.
     fn wait_for_transition(
         &self,
         device: &ScsiDevice,
@@ -260,15 +259,18 @@ impl Engine {
             return Ok(());
         }
         let state = self.lasting_access_state(device, &found.disk, deadline);
-        state.map(drop).map_err(|error| state_behind(error, device))
+        state
+            .map(drop)
+            .map_err(|error| device_state_error(error, device))
     }
 
-    /// The kernel takes a disk for empty that it looks at while the path is lost
-    /// (`sd_revalidate_disk`), and does not look again.
+    /// Makes the kernel read the size of an empty disk. The kernel takes a disk for empty
+    /// when it reads the size while the path is lost (`sd_revalidate_disk`), and does not
+    /// read it again.
     ///
     /// # Errors
     /// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
-    fn have_its_size_read(
+    fn ensure_size(
         &self,
         device: &ScsiDevice,
         found: &FoundDisk,
@@ -276,11 +278,11 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let size = found.disk.size();
-        if size.map_err(|error| state_behind(error, device))? > 0 {
+        if size.map_err(|error| device_state_error(error, device))? > 0 {
             return Ok(());
         }
         timer.enter(Stage::Rescan);
-        scsi::have_size_read(device, &self.scheduler, deadline)?;
+        scsi::reread_size(device, &self.scheduler, deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }
@@ -288,7 +290,8 @@ impl Engine {
         let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
             Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
-                if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined =>
+                if error.kind().is_timeout_or_cancel()
+                    || error.kind() == ErrorKind::Quarantined =>
             {
                 return Err(error);
             }
@@ -298,26 +301,29 @@ impl Engine {
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
     }
 
-    /// What a device that was there before us was scanned as, where that is not
-    /// the unit which answers now: an array gave the address to another volume.
-    /// The kernel's cache shows it, or, where somebody had the kernel read that
-    /// again, udev's record of the disk's birth.
-    fn scanned_as_another(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
+    /// The name of the unit that the kernel scanned, where another one answers now: an
+    /// array gave the address to another volume. It is in the kernel's cache or, where
+    /// some process made the kernel read the names again, in udev's record of the disk's
+    /// first event.
+    fn earlier_identity(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
         let is_another =
             |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
         if is_another(&cached) {
             return Ok(Some(cached.to_string()));
         }
-        let born = Identity::of(self.born_as(&found.disk)?);
+        let born = Identity::of(self.names_in_udev_record(&found.disk)?);
         Ok(is_another(&born).then(|| born.to_string()))
     }
 
-    /// The NAA and EUI-64 names in udev's record of this life of a disk; none
-    /// before Linux 5.15.
-    pub(in crate::engine) fn born_as(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
+    /// The NAA and EUI-64 names in udev's record of this disk, found by its sequence
+    /// number; none before Linux 5.15.
+    pub(in crate::engine) fn names_in_udev_record(
+        &self,
+        disk: &BlockDevice,
+    ) -> Result<BTreeSet<Wwid>> {
         let links = udev_record::read_links(self.roots(), disk.devno())?;
-        // The record of an earlier disk of that number says nothing of this one.
+        // The record may be of an earlier disk with the same device number.
         let life = disk.diskseq()?;
         let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
         if !life.is_some_and(|life| links.contains(&life)) {
@@ -327,10 +333,10 @@ impl Engine {
     }
 }
 
-/// The kernel refuses the open of an offline device as that of one that is gone
-/// (`ENXIO`, `drivers/scsi/sd.c`, `sd_open`).
-fn state_behind(error: Error, device: &ScsiDevice) -> Error {
-    if error.kind().is_out_of_time() || error.kind() == ErrorKind::Quarantined {
+/// The device's state where it is unusable: the kernel refuses to open an offline device
+/// with the same `ENXIO` as one that is gone (`drivers/scsi/sd.c`, `sd_open`).
+fn device_state_error(error: Error, device: &ScsiDevice) -> Error {
+    if error.kind().is_timeout_or_cancel() || error.kind() == ErrorKind::Quarantined {
         return error;
     }
     match device.require_usable(Stage::Identify) {
@@ -358,8 +364,8 @@ fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> 
     }
 }
 
-/// A stale device that could not be taken away.
-fn stale(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
+/// The error for a stale device that was not removed.
+fn stale_not_replaced(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(
         "the array has given {hctl} to another unit: {name} was scanned as {was}, and {now} \

@@ -8,16 +8,16 @@ use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// How long a path may take to write back when all has gone through its map
-/// already: nothing of its own is left to write.
+/// How long a path may take to write back when all data has gone through its map already, so
+/// that the path has nothing of its own to write.
 const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
 
 impl DetachRun<'_> {
-    /// Flushes each path, and has the receipt say so.
+    /// Flushes each path and records the result in the receipt.
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         for one in claimed {
-            // Its disk is gone by another's hand, with what nobody here wrote back.
-            if one.path.leaves && one.path.disk.is_none() {
+            // Another process removed the disk, so this call did not write back its data.
+            if one.path.is_being_removed && one.path.disk.is_none() {
                 continue;
             }
             let flush = self.flush(one, deadline)?;
@@ -49,12 +49,11 @@ impl DetachRun<'_> {
             .write_back_below_map(claim, disk, abandon, limit)
     }
 
-    /// Where the ALUA access state of a path took no flush of the unit's cache, another path
-    /// that was flushed is flushed again: the cache is the unit's, and holds now what came
-    /// over each of them.
+    /// Where a path's ALUA access state refused the flush of the unit's cache, flushes
+    /// another path again: the cache belongs to the unit and holds the data from every path.
     ///
     /// # Errors
-    /// `NotReady` where there is no other; those of a flush.
+    /// `NotReady` where no other path flushes it; those of a flush.
     fn flush_over_another(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let refused = |path: &PathReceipt| match &path.flush {
             Some(Flush::PagesWritten(why)) if !path.gone => Some((path.hctl, why.clone())),

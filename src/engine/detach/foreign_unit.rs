@@ -1,5 +1,5 @@
-//! Other units in the way of a detach: at one of its unit's addresses, since the array
-//! has given that to another volume, or below its map.
+//! Other units that a detach meets: at an address of its unit, which the array has given
+//! to another volume, or below its map.
 
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Flush;
@@ -11,8 +11,8 @@ use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl DetachRun<'_> {
-    /// Where another unit has answered once, it does for the whole of this detach: a
-    /// path that is slow to say it again must not be written to.
+    /// Keeps a path as replaced for the whole detach once another unit has answered there:
+    /// a path that does not answer the next time must not be written to.
     pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
         for path in paths {
             let known = self.replaced.iter().find(|(it, _)| *it == path.device);
@@ -29,13 +29,12 @@ impl DetachRun<'_> {
         }
     }
 
-    /// A map may have disks below it that the kernel scanned as another unit, or of which
-    /// only names that are not unique say that they are this one, and which are none of the
-    /// `paths` for that.
+    /// Refuses a map over a disk that the kernel scanned as another unit, or that shares
+    /// only names which are not unique, and that is therefore not in `paths`.
     ///
     /// # Errors
-    /// `IdentityMismatch`, naming the disk: what the map holds would be written there.
-    pub(super) fn refuse_others_below(
+    /// `IdentityMismatch`, naming the disk to which the map's data would be written.
+    pub(super) fn refuse_other_units_below(
         &self,
         map: &Map,
         paths: &[KnownPath],
@@ -72,7 +71,7 @@ impl DetachRun<'_> {
     }
 }
 
-/// A path at which another unit answers may be below that one's map by now.
+/// Refuses a path at which another unit answers and that is already in that unit's map.
 ///
 /// # Errors
 /// `InUse`, naming the map.
@@ -88,19 +87,20 @@ pub(super) fn refuse_maps_of_others(paths: &[KnownPath]) -> Result<()> {
         if map.wwid().is_some_and(|name| now.is(&name)) {
             let (hctl, disk, map) = (path.device.hctl(), disk.name(), map.name());
             let message = format!("{disk} ({hctl}) is a path of the map {map} now, of {now}");
-            // Nothing of it passes by itself.
+            // This state is not transient.
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve));
         }
     }
     Ok(())
 }
 
-/// What was written to a map belongs to the unit that the map is named after.
+/// Refuses a map over a path that is now another unit's: data written to a map belongs to
+/// the unit after which the map is named.
 ///
 /// # Errors
-/// `IdentityMismatch` where a path below the map was scanned as another unit since: what
-/// the map holds would be written there. A name that only multipathd's configuration
-/// spells otherwise is no other unit.
+/// `IdentityMismatch` where a path below the map was scanned as another unit since: the
+/// map's data would be written there. A name that only multipathd's configuration spells
+/// differently is no other unit.
 pub(super) fn refuse_map_of_another(
     map: &Map,
     paths: &[KnownPath],
@@ -129,7 +129,7 @@ pub(super) fn refuse_map_of_another(
     Ok(())
 }
 
-/// What is said instead of a flush where another unit answers.
+/// The result in place of a flush where another unit answers.
 pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
     let PathIdentity::Replaced { now, .. } = &path.identity_now else {
         return None;
@@ -138,7 +138,7 @@ pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
     Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
 }
 
-/// The same of a map with these disks below it.
+/// The same for a map with the disks `below`.
 pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
     let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
     paths.iter().filter(is_below).find_map(replaced)
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// The map of a unit over the disks of these paths.
+    /// Creates the map of the unit `name` over the disks of these paths.
     fn map_over(roots: &Roots, name: &str, paths: &[KnownPath]) -> Map {
         let dir = roots.sysfs.join("devices/virtual/block/dm-0");
         for below in ["dm", "slaves"] {
@@ -235,17 +235,18 @@ mod tests {
         let below = map.paths().unwrap();
         assert_eq!(below.len(), 2);
         let soon = Deadline::after(std::time::Duration::from_secs(30));
-        // Of one that says nothing nobody knows better.
-        run.refuse_others_below(&map, &paths[..1], &below, soon)
+        // A silent device has an unknown identity.
+        run.refuse_other_units_below(&map, &paths[..1], &below, soon)
             .unwrap();
         for (name, refused) in [(OURS, false), (ANOTHERS, true)] {
             let mut page = vec![0, 0x83, 0, 12, 1, 3, 0, 8];
             let digits = name.strip_prefix("naa.").unwrap();
             page.extend(u64::from_str_radix(digits, 16).unwrap().to_be_bytes());
             fs::write(roots.sysfs.join("devices/2:0:0:4/vpd_pg83"), page).unwrap();
-            let done = run.refuse_others_below(&map, &paths[..1], &below, soon);
+            let done = run.refuse_other_units_below(&map, &paths[..1], &below, soon);
             assert_eq!(done.is_err(), refused, "{done:?}");
-            run.refuse_others_below(&map, &paths, &below, soon).unwrap();
+            run.refuse_other_units_below(&map, &paths, &below, soon)
+                .unwrap();
             if let Err(error) = done {
                 assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
                 assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
@@ -275,7 +276,7 @@ mod tests {
             assert!(error.to_string().contains(said), "{error}");
         }
         assert!(run.receipt.map.is_none() && map.is_there());
-        // A name that is no contradiction, and a path that the map does not hold.
+        // A name that contradicts nothing, and a path outside the map, are accepted.
         let mut one = path(roots, "3:0:0:4", "sdd");
         let below = [one.disk.clone().unwrap()];
         one.identity_now = PathIdentity::Live(unit("t10.VENDOR_x"));

@@ -1,4 +1,4 @@
-//! The way of one NBD detach, from top to bottom.
+//! The steps of an NBD detach, from top to bottom.
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
@@ -36,8 +36,8 @@ impl Engine {
         }))
     }
 
-    /// That no device has some backend id says that it is not connected only where the
-    /// kernel keeps them.
+    /// Refuses where the kernel stores no backend ids and an NBD device is connected:
+    /// there a missing id proves nothing.
     fn require_ids(&self) -> Result<()> {
         if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
             return Ok(());
@@ -65,7 +65,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment> {
         timer.enter(Stage::Lock);
-        // Another client's id may be one that we would not give.
+        // Another client's id may be one that lunbd does not accept.
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
@@ -90,7 +90,7 @@ impl Engine {
             backend: backend.cloned(),
         };
         if device.pid()?.is_none() {
-            // Left of a disconnect whose end was not seen.
+            // This link is left of a disconnect whose end no caller saw.
             self.links().remove(&index);
             return Ok(Detachment::unchanged(place));
         }
@@ -101,8 +101,8 @@ impl Engine {
             flush,
             not_looked_at,
         } = self.claim_and_flush(disk, request.abandon, &mut watch, timer, deadline)?;
-        // Under the claim nobody else can have begun to use it; but another
-        // client can have connected the index anew before.
+        // Under the claim no other process can start to use the device, but a client may
+        // have connected the index anew before.
         let now = device.backend()?;
         if backend.is_some() && now.as_deref() != backend.map(BackendId::as_str) {
             let now = now.unwrap_or_default();
@@ -115,18 +115,18 @@ impl Engine {
             udev_lock::keep_udev_away(file, deadline);
         }
         self.end_link(index, flush == Flush::Done, deadline)?;
-        // The last close lets the configuration go.
+        // The kernel releases the configuration at the last close.
         drop(claim);
 
         timer.enter(Stage::Confirm);
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
 
-        // A flush that hung has closed the device by now, and said what it had to.
+        // A flush that hung has ended by now and recorded its result.
         lost.clear();
 
         timer.enter(Stage::Settle);
         match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {
-            // A device made for one connection is gone after it.
+            // A device that was made for one connection is removed after it.
             Err(error) if error.kind() == ErrorKind::Vanished => {}
             result => drop(result?),
         }
@@ -143,15 +143,15 @@ impl Engine {
     }
 
     fn end_link(&self, index: NbdIndex, is_flushed: bool, deadline: Deadline) -> Result<()> {
-        // Out of the links first, or its end would be told as a death.
+        // The link is removed first, so that its end is not reported as a death.
         let link = self.links().remove(&index);
-        // The kernel says goodbye on each connection first, which a peer that
-        // is dead or hangs would block with its full buffer.
+        // The kernel first sends a disconnect request on each connection, which blocks
+        // where the peer is dead or hangs and the buffer is full.
         if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
             link.shut_down();
         }
         nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
-            // It may stand: a heal goes on with what is known of it.
+            // The device may still be connected; a heal needs the link.
             if let Some(link) = link {
                 self.links().entry(index).or_insert(link);
             }
@@ -175,7 +175,7 @@ mod tests {
         Deadline::after(Duration::from_secs(10))
     }
 
-    /// A machine with this kernel, and one connected device that shows no id.
+    /// A machine with this kernel and one connected device without a backend id.
     fn machine(release: &str) -> (tempfile::TempDir, Engine) {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
@@ -201,7 +201,7 @@ mod tests {
         let device = engine.roots().sysfs.join("block/nbd0");
         fs::remove_file(device.join("pid")).unwrap();
         assert!(!engine.detach(source.clone(), soon()).unwrap().changed);
-        // What nbd-client connected has no id there either.
+        // There a device that nbd-client connected has no backend id either.
         let (_root, engine) = machine("6.1.0\n");
         assert!(!engine.detach(source, soon()).unwrap().changed);
     }
@@ -210,7 +210,7 @@ mod tests {
     fn a_link_of_an_earlier_device_of_the_same_number_is_not_taken_for_its_link() {
         let (_root, engine) = machine("6.1.0\n");
         let index = NbdIndex::new(0).unwrap();
-        // The thread that has connected it shows as its pid.
+        // The `pid` attribute shows the thread that connected the device.
         let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
         for (connected_by, is_its_own) in [(Some(1), true), (None, true), (Some(5), false)] {
             let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_link_that_the_kernel_was_not_brought_to_end_is_not_forgotten() {
         let (_root, engine) = machine("6.1.0\n");
-        // The module numbers none so high, where there is one.
+        // The nbd module assigns no index as high as this.
         let index = NbdIndex::new(1 << 20).unwrap();
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);

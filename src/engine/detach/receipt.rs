@@ -1,4 +1,4 @@
-//! What a detach can prove: the answer to "may the array take the volume away?".
+//! The evidence of a detach: may the array take the volume away?
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,32 +9,32 @@ use crate::engine::usage::NotLookedAt;
 use crate::error::{Error, ErrorKind};
 use crate::id::{DevNo, DiskSeq, Hctl, Wwid};
 
-/// What was read back of a detach, step by step. A detach that failed has one
-/// too: it says how far it came.
+/// The read-back results of a detach, step by step. A failed detach has a receipt too,
+/// which says how far it came.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Receipt {
-    /// The names of the unit by which its paths were looked for; none where
-    /// nobody could say them.
+    /// The names of the unit by which its paths were searched for; empty where no name
+    /// was known.
     pub names: Vec<Wwid>,
     /// Its multipath map, where there was one.
     pub map: Option<MapReceipt>,
-    /// Its SCSI paths, each in the order in which it was found; those that came
-    /// in the middle are among them.
+    /// Its SCSI paths in the order in which they were found, including those that
+    /// appeared during the detach.
     pub paths: Vec<PathReceipt>,
-    /// Where somebody may have it open who was not seen: what such a user writes after
-    /// the flush is lost.
+    /// The places in which a user could not be looked for. Data that such a user writes
+    /// after the flush is lost.
     pub not_looked_at: Vec<NotLookedAt>,
-    /// What was done besides, and what is not proven, in words.
+    /// Further actions, and facts that are not proven, in words.
     pub notes: Vec<String>,
-    /// All was flushed, and nothing of it is left on this machine: no map, no
-    /// path, none known to multipathd. Each was read back. It says nothing of users in
-    /// the places that were [not looked at](Self::not_looked_at).
+    /// Everything was flushed, and nothing of the unit is left on this machine: no map,
+    /// no path, and no path known to multipathd. Each was read back. It does not cover
+    /// users in the places that were [not looked at](Self::not_looked_at).
     pub safe_to_unmap: bool,
 }
 
-/// What became of a multipath map.
+/// The result for a multipath map.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -45,35 +45,35 @@ pub struct MapReceipt {
     pub uuid: String,
     /// Its node, `/dev/dm-N`.
     pub node: PathBuf,
-    /// It queued with no path left and was told to fail its I/O instead.
+    /// The map queued I/O with no path left, and was told to fail it instead.
     pub told_to_fail: bool,
-    /// What became of its dirty pages; `None` where it did not come to that.
+    /// The result of writing back its dirty pages; `None` before that step.
     pub flush: Option<Flush>,
-    /// sysfs shows it no more.
+    /// sysfs no longer shows the map.
     pub gone: bool,
 }
 
-/// What became of one path.
+/// The result for one path.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PathReceipt {
-    /// Its address.
+    /// Its SCSI address.
     pub hctl: Hctl,
     /// The disk's node; `None` where there was no disk.
     pub node: Option<PathBuf>,
-    /// Its number.
+    /// The disk's device number.
     pub devno: Option<DevNo>,
-    /// Its life's serial number (Linux 5.15).
+    /// The disk's sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// What became of its dirty pages; `None` where it did not come to that.
+    /// The result of writing back its dirty pages; `None` before that step.
     pub flush: Option<Flush>,
-    /// sysfs shows it no more.
+    /// sysfs no longer shows the path.
     pub gone: bool,
-    /// multipathd has forgotten it; `None` where none runs, or where it was not
-    /// asked yet.
+    /// multipathd has forgotten the path; `None` where no multipathd runs, and before it
+    /// is asked.
     pub forgotten: Option<bool>,
-    /// It was below the map when that was flushed and taken down.
+    /// The path was below the map when the map was flushed and removed.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) in_map: bool,
 }
@@ -82,14 +82,14 @@ impl PathReceipt {
     fn was_flushed(&self) -> bool {
         match &self.flush {
             Some(Flush::Done | Flush::NoDisk | Flush::ThroughMap(_)) => true,
-            // What it held went through the map.
+            // Its data went through the map.
             Some(Flush::Unreachable(_)) => self.in_map,
             _ => false,
         }
     }
 }
 
-/// What became of the dirty pages and of the device's cache.
+/// The result of writing back the dirty pages and the device's cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -97,22 +97,23 @@ impl PathReceipt {
 pub enum Flush {
     /// `fsync` and `BLKFLSBUF` both succeeded, under an exclusive claim.
     Done,
-    /// The device served no opens any more and nobody had it open, so nothing
-    /// was left to write; the text is the kernel's refusal.
+    /// The device no longer served opens and no process had it open, so nothing was left
+    /// to write; the text is the kernel's refusal.
     Unreachable(String),
-    /// The path did not write back, and had nothing of its own to write: all
-    /// went through the multipath map, whose flush was done before. The text is
-    /// the path's failure.
+    /// The path did not write back and had nothing of its own to write: all data went
+    /// through the multipath map, which was flushed before. The text is the path's
+    /// failure.
     ThroughMap(String),
-    /// All pages were written, and the path took no flush of the unit's cache in its ALUA
-    /// access state. Enough where another path is `Done`: it flushed the cache, which is
-    /// the unit's, after that. The text names the state, and the path's failure.
+    /// All pages were written, but in its ALUA access state the path refused to flush the
+    /// unit's cache. This suffices where another path is `Done`: it flushed the cache,
+    /// which belongs to the unit, after that. The text names the state and the path's
+    /// failure.
     PagesWritten(String),
-    /// Another unit answers at the address now, so nothing may be written
-    /// there; nobody had the disk open. The text says who answers.
+    /// Another unit answers at the address now, so nothing may be written there; no
+    /// process had the disk open. The text names that unit.
     Replaced(String),
-    /// It failed, and the caller had said to go on: what was not written is
-    /// lost; the text is the failure.
+    /// The flush failed and the caller had asked to go on: unwritten data is lost. The
+    /// text is the failure.
     Abandoned(String),
     /// The device had no disk.
     NoDisk,
@@ -122,14 +123,14 @@ const NAMELESS: &str = "no path reported a name of the unit, so other paths were
                         for";
 
 impl Receipt {
-    /// Whether there was nothing, and no name by which to look for more.
+    /// Whether nothing was found, and there was no name by which to search for more.
     pub(super) fn found_nothing(&self) -> bool {
         let nothing = self.paths.is_empty() && self.map.is_none() && self.names.is_empty();
         nothing && self.notes.iter().all(|note| note == NAMELESS)
     }
 
-    /// Takes in what was read back of another source of the same volume. Each has
-    /// drawn its own conclusion.
+    /// Adds the receipt for another source of the same volume. Both are concluded
+    /// already.
     pub(in crate::engine) fn append(&mut self, next: Self) {
         let known = std::mem::take(&mut self.names);
         let new = next.names.into_iter().filter(|name| !known.contains(name));
@@ -145,8 +146,7 @@ impl Receipt {
         self.safe_to_unmap &= next.safe_to_unmap;
     }
 
-    /// Nothing of the unit was found any more: what others took away meanwhile is
-    /// gone too.
+    /// Marks everything as gone, after a search that found nothing of the unit.
     pub(super) fn nothing_is_there(&mut self) {
         for path in &mut self.paths {
             path.gone = true;
@@ -156,9 +156,9 @@ impl Receipt {
         }
     }
 
-    /// Draws the conclusion, from what it says itself and from `doubts`.
+    /// Sets `safe_to_unmap` from the receipt and `doubts`, and adds each doubt to the notes.
     pub(in crate::engine) fn conclude(&mut self, mut doubts: Vec<String>) {
-        if self.names.iter().all(Wwid::is_made_up) {
+        if self.names.iter().all(Wwid::is_vendor_defined) {
             doubts.push(NAMELESS.to_owned());
         }
         if let Some(map) = &self.map {
@@ -189,28 +189,29 @@ impl Receipt {
     }
 }
 
-/// A detach that did not come to its end: why, and how far it came. It reads
-/// as its [`Error`] and turns into it with `?`.
+/// A detach that failed: the reason, and how far it came. It displays as its [`Error`]
+/// and converts into it with `?`.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DetachFailure {
-    /// What stopped it. Whether a repeated detach can help is its
-    /// [`retry`](Error::retry); to repeat it is always safe.
+    /// What stopped the detach. Its [`retry`](Error::retry) says whether a repeated
+    /// detach can help; a repeated detach is always safe.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub error: Error,
-    /// What was done, and what stands.
+    /// What was done, and what is left.
     pub receipt: Box<Receipt>,
 }
 
 impl DetachFailure {
-    /// What it says of itself is not all: it was not looked whether more is there.
+    /// Marks the receipt as incomplete: the detach did not look for more.
     pub(in crate::engine) fn new(error: Error, mut receipt: Receipt) -> Self {
         receipt.conclude(vec!["the detach is incomplete".to_owned()]);
         Self::after(error, Some(receipt))
     }
 
-    /// The same failure, after the detach of another source of the same volume.
+    /// The same failure, with the receipt of another source of the same volume that was
+    /// detached before.
     pub(in crate::engine) fn after_part(self, done: Option<Receipt>) -> Self {
         let Some(mut receipt) = done.filter(|done| !done.found_nothing()) else {
             return self;
@@ -219,8 +220,8 @@ impl DetachFailure {
         Self::after(self.error, Some(receipt))
     }
 
-    /// What failed after a detach had come to its end, which has drawn its conclusion;
-    /// NBD has no receipt.
+    /// A failure after a completed detach, whose receipt is concluded; NBD has no
+    /// receipt.
     pub(in crate::engine) fn after(error: Error, concluded: Option<Receipt>) -> Self {
         let receipt = Box::new(concluded.unwrap_or_default());
         Self { error, receipt }
@@ -234,7 +235,7 @@ impl Failure for DetachFailure {
 }
 
 impl From<Error> for DetachFailure {
-    /// With an empty receipt: of what fails before anything is done, and of NBD.
+    /// The receipt is empty: nothing was done before the failure, or the device is NBD.
     fn from(error: Error) -> Self {
         let receipt = Box::default();
         Self { error, receipt }

@@ -1,5 +1,5 @@
-//! Taking one SCSI device down: claim, flush, delete, confirm, in the order that
-//! loses nothing.
+//! Removes one SCSI device: claim, flush, delete, confirm, in the order that loses no
+//! data.
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
@@ -13,8 +13,8 @@ use crate::scsi::{self, Identity, ScsiDevice};
 use crate::uevent::{self, Watch};
 
 impl Engine {
-    /// Takes down a device that nobody uses. The claim is held until the delete
-    /// has returned, so that nobody can mount it in between.
+    /// Removes a device that nothing uses. The claim is held until the delete has
+    /// returned, so that no process can mount the device in between.
     pub(in crate::engine) fn remove_device(
         &self,
         device: &ScsiDevice,
@@ -33,8 +33,8 @@ impl Engine {
         Ok(claimed.flush)
     }
 
-    /// Takes down what is left of a unit at an address where `now` answers: not
-    /// a byte is written, and so it is refused while anybody has it open.
+    /// Removes the stale device at an address where the unit `now` answers. Not a byte is
+    /// written, so the call refuses while any process has the device open.
     pub(in crate::engine) fn remove_replaced(
         &self,
         device: &ScsiDevice,
@@ -57,10 +57,10 @@ impl Engine {
         Ok(flush)
     }
 
-    /// Deletes a device that had no disk when it was looked at, and that nobody uses.
+    /// Deletes a device that had no disk when the caller looked at it, and that has no user.
     ///
     /// # Errors
-    /// `Vanished` where its disk has come since, which nobody has claimed: nothing is
+    /// `Vanished` where its disk has appeared since, which is not claimed: nothing is
     /// done. `InUse`, which names the users. Else those of a delete.
     pub(in crate::engine) fn delete_bare(
         &self,
@@ -76,7 +76,8 @@ impl Engine {
         scsi::delete(device, &self.scheduler, watch, deadline)
     }
 
-    /// Deletes the device under a claim and returns when udev has handled that.
+    /// Deletes the device under the claim `held` and returns when udev has handled the
+    /// removal.
     pub(in crate::engine) fn delete(
         &self,
         device: &ScsiDevice,
@@ -86,11 +87,11 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
-        let leaving = uevent::Leaving::of(roots, disk)?;
+        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         let lost = FailedFlush::of(roots, disk)?;
         scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 }

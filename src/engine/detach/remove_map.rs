@@ -1,4 +1,4 @@
-//! Taking a multipath map down without losing what was written through it.
+//! Removes a multipath map without losing data that was written through it.
 
 use std::time::Duration;
 
@@ -16,21 +16,21 @@ use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, Watch};
 
-/// How often a map whose flush is under way is looked at; each path failure
-/// wakes us besides.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often a map is looked at while its flush runs; each path failure wakes the call as
+/// well.
+const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Claims the map, flushes it, and takes it down with the maps of its
-    /// partitions. `receipt` is kept up as it goes.
+    /// Claims the map, flushes it, and removes it with the maps of its partitions.
+    /// `receipt` is updated at each step.
     ///
-    /// Its users were looked at before, with [`refuse_users_of_map`]. Where it is said
-    /// to be `replaced`, another unit answers below it: nothing is written there.
+    /// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
+    /// given, another unit answers below the map: nothing is written there.
     ///
     /// [`refuse_users_of_map`]: Self::refuse_users_of_map
     ///
     /// # Errors
-    /// `InUse`, which names the users; `Io` where the flush failed: the map stands and
+    /// `InUse`, which names the users; `Io` where the flush failed: the map stays and
     /// nothing below it may be deleted; `TimedOut`.
     pub(super) fn remove_map(
         &self,
@@ -57,14 +57,14 @@ impl Engine {
             flushed => flushed?,
         };
         receipt.flush.get_or_insert(flushed);
-        // A map that is open cannot be removed; the kernel says so where somebody
-        // opens it from here on.
+        // The kernel cannot remove an open map; it reports an opener that comes after
+        // this.
         drop(claim);
         timer.enter(Stage::RemoveMap);
         let removed = self.delete_map(map, daemon, watch, deadline);
         if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
-            let told = self.free_lookers(map, daemon, deadline);
-            // Why it could not be removed says more than why nobody was freed.
+            let told = self.unblock_probers(map, daemon, deadline);
+            // The removal's error says more than that of the unblocking.
             receipt.told_to_fail |= told.unwrap_or_else(|error| {
                 tracing::debug!(%error, "cannot unblock the processes that probe the map");
                 false
@@ -75,9 +75,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the maps of the map's partitions. None goes before each of them is
-    /// claimed and flushed. Their pages are their own, and the map's flush does not write
-    /// them: so `receipt` has what became of those that were not written back.
+    /// Removes the maps of the map's partitions, after each of them is claimed and
+    /// flushed. Their pages are their own, and the flush of the map does not write them. So
+    /// `receipt` gets the outcome of a flush that was not done.
     fn remove_partition_maps(
         &self,
         map: &Map,
@@ -112,9 +112,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Looks at the users of the map, of the maps of its partitions, and of the disks
-    /// `below` it, before anything is changed: a map that queues would be told to fail
-    /// under them. Says what could not be looked at.
+    /// Looks for users of the map, of the maps of its partitions and of the disks `below`
+    /// it before anything changes: later a map that queues would be told to fail its
+    /// users' I/O. Returns the places that could not be looked at.
     ///
     /// # Errors
     /// `InUse`, which names the users.
@@ -145,10 +145,10 @@ impl Engine {
         Ok(not_looked_at)
     }
 
-    /// Flushes under the claim. Where the map queues and no path is left, paths
-    /// may come back for half of the time; then it is told to fail its I/O, since
-    /// its flush would never end. It is not told while somebody else has it open, who
-    /// would lose what waits.
+    /// Flushes under the claim. Where the map queues and no path is left, waits half of
+    /// the time for a path and then tells the map to fail its I/O, since the flush would
+    /// never end; not while another process has the map open, which would lose its queued
+    /// writes.
     fn write_map_back(
         &self,
         map: &Map,
@@ -169,7 +169,7 @@ impl Engine {
         let flush = worker::start(Stage::Flush, flush)?;
         let patience = deadline.half();
         loop {
-            if let Some(flushed) = flush.wait(deadline.at_most(LOOK)) {
+            if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
                 return flushed.map_err(|error| {
                     let told = receipt.told_to_fail;
                     explain_flush(error, map, told)
@@ -188,25 +188,32 @@ impl Engine {
                     beside_own_flush: true,
                 };
                 users.refuse_busy(self.roots(), map.disk(), act)?;
-                // Where not all are seen, the kernel says whether it is our claim alone.
+                // Where users may be hidden, the kernel's open count shows whether this
+                // claim is the only one.
                 let is_ours = users.not_looked_at.is_empty()
                     || multipath::open_count(self.roots(), map, deadline)? <= 1;
                 if is_ours {
-                    receipt.told_to_fail = self.tell_to_fail(map, daemon, deadline)?;
+                    receipt.told_to_fail = self.fail_queued_io(map, daemon, deadline)?;
                 }
             }
         }
     }
 
-    /// Has I/O that finds no path fail, now and, where multipathd answers, for good.
-    /// Whether the kernel was told: it takes no word while the map is suspended.
-    fn tell_to_fail(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
+    /// Makes I/O that finds no path fail, now and, where multipathd answers, permanently.
+    /// Returns whether the kernel was told: it accepts no message while the map is
+    /// suspended.
+    fn fail_queued_io(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<bool> {
         tracing::warn!(
             map = map.name(),
             "it queues with no path left: telling it to fail I/O"
         );
-        // A daemon that hangs, or has no such map just now, has half of the time: the
-        // kernel does it without.
+        // A daemon that hangs, or has no such map at the moment, gets half of the time;
+        // the kernel needs no daemon.
         let limit = deadline.half();
         if let Some(daemon) = daemon
             && let Err(error) = daemon.disable_queueing(map.name(), limit)
@@ -214,7 +221,8 @@ impl Engine {
             tracing::debug!(%error, "multipathd does not disable queueing");
         }
         match multipath::fail_if_no_path(self.roots(), map, deadline) {
-            // Suspended for a moment, or told to queue by another: at the next look.
+            // The map is suspended, or another process made it queue again: the next turn
+            // retries.
             Err(error) if error.kind() == ErrorKind::NotReady => {
                 tracing::debug!(%error, "not told yet");
                 Ok(false)
@@ -223,24 +231,30 @@ impl Engine {
         }
     }
 
-    /// Who looks at a map that queues with no path left waits in its read, and has the
-    /// map open, until a path comes: multipathd that hung when it was told to fail has
-    /// it queue again. Whether it was told, after which they let go. For who gave up
-    /// what is unwritten: somebody whom /proc does not show may write there.
-    fn free_lookers(&self, map: &Map, daemon: Option<&Daemon>, deadline: Deadline) -> Result<bool> {
-        if !self.will_be_let_go(map, deadline)? {
+    /// Tells a map that queues with no path left to fail its I/O: a process that probes
+    /// it blocks in its read and holds the map open until a path comes. A multipathd that
+    /// hung when it was told may have made the map queue again. Returns whether the map
+    /// was told. Only for a caller that abandons unwritten data, since a process that
+    /// /proc does not show may write to the map.
+    fn unblock_probers(
+        &self,
+        map: &Map,
+        daemon: Option<&Daemon>,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        if !self.has_only_transient_users(map, deadline)? {
             return Ok(false);
         }
         let status = map.status(self.roots(), deadline)?;
         if !status.queues || status.active() > 0 {
             return Ok(false);
         }
-        self.tell_to_fail(map, daemon, deadline)
+        self.fail_queued_io(map, daemon, deadline)
     }
 
-    /// Removes a map whose last path was taken out from below it, which multipathd
-    /// leaves where udev looks at it just then: again, for as long as only they have
-    /// it open who let go. One that has a path stays.
+    /// Removes a map whose last path is gone. multipathd leaves such a map where udev
+    /// probes it, so this call retries while only transient users have it open. A map
+    /// with a path stays.
     ///
     /// # Errors
     /// `InUse`, which names the users; `TimedOut`.
@@ -262,7 +276,7 @@ impl Engine {
                 Err(error)
                     if error.kind() == ErrorKind::InUse
                         && !deadline.has_passed()
-                        && self.will_be_let_go(map, deadline)? =>
+                        && self.has_only_transient_users(map, deadline)? =>
                 {
                     watch.next(deadline.at_most(pauses.pause()));
                 }
@@ -273,7 +287,7 @@ impl Engine {
         Ok(())
     }
 
-    fn will_be_let_go(&self, map: &Map, deadline: Deadline) -> Result<bool> {
+    fn has_only_transient_users(&self, map: &Map, deadline: Deadline) -> Result<bool> {
         let users = self.users_of(map.disk(), Extent::All, deadline)?;
         let act = Act::RemoveMap {
             beside_own_flush: false,
@@ -281,8 +295,8 @@ impl Engine {
         Ok(!matches!(users.judge(self.roots(), act), Usage::Busy(_)))
     }
 
-    /// Removes the map and returns when sysfs shows it no more and udev has
-    /// handled that.
+    /// Removes the map and returns when sysfs no longer shows it and udev has handled the
+    /// removal.
     fn delete_map(
         &self,
         map: &Map,
@@ -293,9 +307,9 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
         let lost = FailedFlush::of(roots, disk)?;
-        let leaving = uevent::Leaving::of(roots, disk)?;
-        // So that it is not made again when a path's event comes. A daemon that hangs
-        // has half of the time: the kernel does it without.
+        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
+        // This keeps multipathd from making the map again on a path's event. A daemon
+        // that hangs gets half of the time; the kernel needs no daemon.
         let limit = deadline.half();
         if let Some(daemon) = daemon
             && let Err(error) = daemon.delete_map(map.name(), limit)
@@ -309,7 +323,7 @@ impl Engine {
             })?;
         }
         lost.clear();
-        uevent::settle_removal(watch, mode, roots, &leaving, deadline)
+        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 
     fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {
@@ -359,7 +373,7 @@ mod tests {
         let map = Map::all(roots).unwrap().remove(0);
         let soon = Deadline::after(Duration::from_secs(30));
         let refused = engine.refuse_users_of_map(&map, &[], false, soon);
-        // A claim would have failed otherwise: the map has no node here.
+        // A claim would fail with another error, since the map has no node here.
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InUse);
     }
 }

@@ -1,4 +1,4 @@
-//! One turn of a SCSI detach: all that is there of the unit now.
+//! One turn of a SCSI detach: removes everything that is there of the unit now.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::kernel::pool;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 
-/// How long others may take with a device of which nobody can say any more whose
-/// path it is. A host that hangs must not hold up those of others.
+/// How long to wait for devices that other processes are removing and whose unit is
+/// unknown. A host that hangs must not hold up the others.
 const LEAVING_LIMIT: Duration = Duration::from_secs(2);
 
 impl DetachRun<'_> {
-    /// Takes down the map and the paths that there are now; `false` where there
-    /// are none. Nothing is deleted before all is claimed and flushed.
+    /// Removes the map and the paths that are there now; returns `false` where there are
+    /// none. Nothing is deleted before everything is claimed and flushed.
     pub(super) fn remove_present(
         &mut self,
         timer: &mut StageTimer,
@@ -52,8 +52,8 @@ impl DetachRun<'_> {
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
-            self.refuse_others_below(&map, &paths, &below, deadline)?;
-            self.refuse_lost_below(&paths, &below)?;
+            self.refuse_other_units_below(&map, &paths, &below, deadline)?;
+            self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
             timer.enter(Stage::Claim);
             self.take_map(&map, (replaced, &below), timer, deadline)?;
@@ -75,10 +75,10 @@ impl DetachRun<'_> {
         for one in &mut claimed {
             one.claim = self.claim(one, deadline)?;
         }
-        // A claim that is refused leaves multipathd as it was, and under the claims it can
-        // make no map of these paths.
+        // A refused claim leaves multipathd as it was. Under the claims multipathd cannot
+        // make a map of these paths.
         for one in &claimed {
-            self.have_it_forgotten(&one.path, deadline);
+            self.drop_from_multipathd(&one.path, deadline);
         }
         timer.enter(Stage::Flush);
         self.flush_all(&claimed, deadline)?;
@@ -88,8 +88,8 @@ impl DetachRun<'_> {
         Ok(true)
     }
 
-    /// Looks at the users of the paths before multipathd is told to let go of them. A
-    /// path at which another unit answers is looked at by its claim.
+    /// Looks for users of the paths before multipathd is told to drop them. A path at
+    /// which another unit answers is checked by its claim instead.
     ///
     /// # Errors
     /// `InUse`, which names the users.
@@ -98,7 +98,7 @@ impl DetachRun<'_> {
             |path: &&KnownPath| !matches!(path.identity_now, PathIdentity::Replaced { .. });
         let disks = paths.iter().filter(is_ours);
         let disks: Vec<&BlockDevice> = disks.filter_map(|path| path.disk.as_ref()).collect();
-        // Where multipathd is not told, the claims name all the others.
+        // Where multipathd is not told, the claims name all other users.
         let extent = match &self.daemon {
             Some(_) => Extent::All,
             None => Extent::BesideClaim,
@@ -109,12 +109,13 @@ impl DetachRun<'_> {
         Ok(looked)
     }
 
-    /// The same of the paths that have no disk, and so no claim: nothing is changed before.
+    /// Looks at the users of the paths that have no disk, and so no claim, before anything
+    /// is changed.
     ///
     /// # Errors
     /// `InUse`, which names the users.
     fn refuse_users_of_bare(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
-        let stays = |path: &&KnownPath| path.disk.is_none() && !path.leaves;
+        let stays = |path: &&KnownPath| path.disk.is_none() && !path.is_being_removed;
         for path in paths.iter().filter(stays) {
             let unseen = self.engine.refuse_users_of_bare(&path.device, deadline)?;
             NotLookedAt::note(&mut self.receipt.not_looked_at, &unseen);
@@ -122,8 +123,8 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// The map over these paths, or the one that was named, or one that has the
-    /// unit's name and lost all its paths.
+    /// The map over these paths, else the map that the caller named, else a map that has
+    /// the unit's name and lost all its paths.
     fn map_of(&self, paths: &[KnownPath]) -> Result<Option<Map>> {
         let roots = self.engine.roots();
         for disk in paths.iter().filter_map(|path| path.disk.as_ref()) {
@@ -174,8 +175,8 @@ impl DetachRun<'_> {
             );
             self.receipt.notes.push(note);
         }
-        // Of a map that was made again the flush proves nothing about what was lost
-        // with the one before it.
+        // The flush of a re-created map does not cover data that was lost with the
+        // earlier one.
         let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
         if let Some(lost) = before.filter(|flush| *flush != Flush::Done) {
             receipt.flush = Some(lost);
@@ -184,9 +185,10 @@ impl DetachRun<'_> {
         done
     }
 
-    /// What a path has lost by itself its map does not bring back: it is said before the
-    /// map is taken down, while all stands as it was.
-    fn refuse_lost_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
+    /// Refuses where a path has a failed flush, which the flush of its map does not
+    /// repair. The check comes before the map is removed, while everything is still in
+    /// place.
+    fn refuse_failed_flush_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
         if self.request.abandon {
             return Ok(());
         }
@@ -199,8 +201,8 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// Has the receipt say which of the paths were `below` the map that was taken
-    /// down, if its flush was done. A path beside it may hold what the map never saw.
+    /// Records in the receipt which of the paths were `below` the removed map, if its
+    /// flush was done. A path beside the map may hold data that the map never had.
     fn enter_as_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
         let map = self.receipt.map.as_ref();
         if !map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone) {
@@ -227,8 +229,8 @@ impl DetachRun<'_> {
         .map(Some)
     }
 
-    /// Deletes all at once: each on a thread of its own, so that a host that is
-    /// slow to do it does not hold up the others.
+    /// Deletes all devices at once, each on a thread of its own, so that a slow host does
+    /// not hold up the others.
     fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
         let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
@@ -238,7 +240,7 @@ impl DetachRun<'_> {
             let result = ended.and_then(|result| result);
             if let Some(entry) = self.entry(&device) {
                 entry.gone = !device.is_there();
-                // Its disk has come: what is written to that is not flushed.
+                // Its disk has appeared, and data written to it is not flushed.
                 let has_come = |error: &Error| error.kind() == ErrorKind::Vanished;
                 if entry.flush == Some(Flush::NoDisk) && result.as_ref().is_err_and(has_come) {
                     entry.flush = None;
@@ -251,32 +253,33 @@ impl DetachRun<'_> {
         first
     }
 
-    /// multipathd would take the path into a map again. One that hangs has half of
-    /// the time.
-    fn have_it_forgotten(&self, path: &KnownPath, deadline: Deadline) {
+    /// Tells multipathd to drop the path, or it would take it into a map again. A daemon
+    /// that hangs gets half of the time.
+    fn drop_from_multipathd(&self, path: &KnownPath, deadline: Deadline) {
         let limit = deadline.half();
         if let (Some(daemon), Some(disk)) = (&self.daemon, &path.disk)
             && let Err(error) = daemon.delete_path(disk.name(), limit)
         {
-            // The path's own removal tells it too; it is asked in the end.
+            // The path's own removal tells multipathd too, and the detach asks it at the
+            // end.
             tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
     }
 
-    /// Whether a failure may be another one, or none, the next time: a flush that
-    /// failed would succeed the next time and prove nothing.
-    pub(super) fn may_pass(&mut self, error: &Error, deadline: Deadline) -> bool {
+    /// Whether a failure may be transient. A failed flush is not: a second one would
+    /// succeed and prove nothing.
+    pub(super) fn is_transient(&mut self, error: &Error, deadline: Deadline) -> bool {
         match (error.stage(), error.kind()) {
             (Some(Stage::Flush), _) => false,
             (_, ErrorKind::Vanished) => true,
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
-                match self.may_be_let_go(deadline) {
+                match self.only_transient_users(deadline) {
                     Some(passes) => {
                         self.holder_vanished = false;
                         passes
                     }
-                    // It has let go of it since, or is not to be seen at all.
+                    // The holder has released the device since, or cannot be seen at all.
                     None => !std::mem::replace(&mut self.holder_vanished, true),
                 }
             }
@@ -284,10 +287,9 @@ impl DetachRun<'_> {
         }
     }
 
-    /// Whether all that holds the unit's disks is its map, one that is being removed
-    /// among them, or a process that looks at disks and lets go of them; `None` where
-    /// nothing is seen to hold them.
-    fn may_be_let_go(&self, deadline: Deadline) -> Option<bool> {
+    /// Whether the unit's disks are held only by its map, even one that is being removed,
+    /// or by a process that probes disks; `None` where no holder is visible.
+    fn only_transient_users(&self, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
@@ -320,7 +322,7 @@ impl DetachRun<'_> {
         look().unwrap_or(Some(false))
     }
 
-    /// Waits until multipathd says itself that it knows none of the paths.
+    /// Waits until multipathd itself reports that it knows none of the paths.
     pub(super) fn wait_until_forgotten(
         &mut self,
         timer: &mut StageTimer,
@@ -337,16 +339,16 @@ impl DetachRun<'_> {
             let name = name.to_string_lossy().into_owned();
             let mut pauses = Backoff::new(Duration::from_millis(2), Duration::from_millis(200));
             path.forgotten = Some(false);
-            // A new disk of that name is not this path.
-            let reborn = self.engine.roots().sysfs.join("block").join(&name);
+            // A new disk of the same name is not this path.
+            let successor = self.engine.roots().sysfs.join("block").join(&name);
             let is_known = || match daemon.knows_path(&name, deadline) {
-                // It has ended, and knows none, or is just started again.
+                // multipathd has ended, and so knows no path, or is being restarted.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
                     Ok(Daemon::find(self.engine.roots())?.is_some())
                 }
                 known => known,
             };
-            while !reborn.exists() && is_known()? {
+            while !successor.exists() && is_known()? {
                 if deadline.has_passed() {
                     let what = format!("multipathd to forget {name} ({})", path.hctl);
                     let error = Error::timed_out(Stage::Forget, deadline, &what);
@@ -359,10 +361,10 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// Waits a moment for devices that somebody is taking away while we look: each
-    /// may be a path of the unit, whose last write is still to come. Says which
-    /// are not gone.
-    pub(super) fn wait_for_those_leaving(&mut self, deadline: Deadline) -> Result<Vec<String>> {
+    /// Waits briefly for devices that another process is removing: each may be a path of
+    /// the unit whose last write is still to come. Returns a doubt for each that is not
+    /// gone.
+    pub(super) fn wait_for_removals(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
@@ -372,7 +374,8 @@ impl DetachRun<'_> {
         }
         loop {
             leaving.retain(|device| {
-                // What this process works on now is another unit's: this one is ours.
+                // A device that this process works on belongs to another unit, since this
+                // unit is locked by this call.
                 let anothers = scheduler.is_at_work_on(device.hctl());
                 device.is_there() && !device.is_on_bus(roots) && !anothers
             });
@@ -388,8 +391,7 @@ impl DetachRun<'_> {
         Ok(leaving.iter().map(doubt).collect())
     }
 
-    /// Has the receipt name the path, once, with its disk as soon as that has
-    /// come.
+    /// Adds the path to the receipt once, and its disk as soon as that has appeared.
     pub(super) fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
         let roots = self.engine.roots();
         if !self.devices.contains(&path.device) {
@@ -415,13 +417,14 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// The entry of a device that is being taken down.
+    /// The receipt's entry of a device.
     pub(in crate::engine) fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
         let at = self.devices.iter().position(|known| known == device)?;
         self.receipt.paths.get_mut(at)
     }
 
-    /// Reads back which of the receipt's paths are gone, by whosever hand.
+    /// Reads back which of the receipt's paths are gone, no matter which process removed
+    /// them.
     pub(in crate::engine) fn read_back(&mut self) {
         for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
             path.gone = !device.is_there();

@@ -1,4 +1,4 @@
-//! What a detach is asked.
+//! The request of a detach.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use crate::id::{BackendId, ParseIdError, Source, Wwid};
 /// What to detach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetachTarget {
-    /// What an attach of this source brought.
+    /// The device that an attach of this source brought.
     Source(Source),
-    /// A node, or a link to it: of a disk or of a multipath map.
+    /// A node of a disk or of a multipath map, or a link to it.
     Device(PathBuf),
-    /// A SCSI unit, by a [unique](Wwid::is_unique) name of it. Any other name is refused
-    /// where a device has it: that may be another unit's.
+    /// A SCSI unit, by one of its [unique](Wwid::is_unique) names. Any other name is
+    /// refused where a device has it, since another unit may share it.
     Unit(Wwid),
 }
 
@@ -29,8 +29,8 @@ impl From<Source> for DetachTarget {
 impl FromStr for DetachTarget {
     type Err = Error;
 
-    /// A path from the root; `unit:` and a name of the unit in any of its
-    /// spellings; or a source.
+    /// Parses an absolute path of a node, `unit:` with a name of the unit in any of its
+    /// spellings, or a source.
     fn from_str(text: &str) -> Result<Self> {
         if text.starts_with('/') {
             return Ok(Self::Device(PathBuf::from(text)));
@@ -70,7 +70,7 @@ pub struct DetachRequest {
 }
 
 impl DetachRequest {
-    /// A detach that loses nothing, or is refused.
+    /// A detach that fails rather than lose data.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
@@ -84,46 +84,48 @@ impl DetachRequest {
     }
 
     /// Detaches only the SCSI unit that has this name. Where the source leads nowhere any
-    /// more, it finds the unit's paths by a [unique](Wwid::is_unique) name.
+    /// more, the unit's paths are found by this name if it is [unique](Wwid::is_unique).
     #[must_use]
     pub fn expect(mut self, wwid: Wwid) -> Self {
         self.expected = Some(wwid);
         self
     }
 
-    /// Another source of the same SCSI unit: the paths that a unit without a
-    /// [unique](Wwid::is_unique) name has through other targets are found by it alone.
+    /// Adds another source of the same SCSI unit. A unit without a
+    /// [unique](Wwid::is_unique) name needs it: the paths through other targets are not
+    /// found otherwise.
     #[must_use]
     pub fn path(mut self, source: impl Into<Source>) -> Self {
         self.more.push(source.into());
         self
     }
 
-    /// The id that an NBD source was attached under, where it was given one.
+    /// The backend id of an NBD source that was attached with
+    /// [`NbdOptions::backend`](crate::engine::NbdOptions::backend).
     #[must_use]
     pub fn backend(mut self, id: BackendId) -> Self {
         self.backend = Some(id);
         self
     }
 
-    /// Goes on where the device cannot be written back, in half of the time: a
-    /// server or a target that is gone for good. **What was not written is
-    /// lost**; what the device is in use for is refused as ever.
+    /// Goes on where the device cannot be written back within half of the time, for a
+    /// server or a target that is gone for good. **Unwritten data is lost.** A device in
+    /// use is still refused.
     #[must_use]
     pub fn abandon_unwritten(mut self) -> Self {
         self.abandon = true;
         self
     }
 
-    /// Leaves the iSCSI sessions that the engine made logged in, also where no
-    /// device is left on one.
+    /// Keeps the iSCSI sessions of the engine logged in, even where no device is left on
+    /// one.
     #[must_use]
     pub fn keep_sessions(mut self) -> Self {
         self.keep_sessions = true;
         self
     }
 
-    /// Has `observer` told each stage.
+    /// Calls `observer` for each stage.
     #[must_use]
     pub fn observe(mut self, observer: StageObserver) -> Self {
         self.observer = Some(observer);

@@ -1,4 +1,4 @@
-//! What the target of a detach, or of a resize, leads to.
+//! Resolves the target of a detach or of a resize.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// What a detach was told to take down.
+/// A SCSI unit as the target names it.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct ResolvedUnit {
-    /// Where the sources lead.
+    /// The addresses to which the sources lead.
     pub(in crate::engine) addresses: BTreeSet<Hctl>,
-    /// The one life of a device that was named by its node.
+    /// The device that was named by its node. A later device at its address is not meant.
     pub(in crate::engine) device: Option<ScsiDevice>,
     /// The map that was named by its node.
     pub(in crate::engine) map: Option<Map>,
@@ -28,7 +28,7 @@ pub(in crate::engine) struct ResolvedUnit {
 }
 
 impl ResolvedUnit {
-    /// The addresses that nobody else may work on meanwhile.
+    /// The addresses to lock against other processes.
     pub(in crate::engine) fn locked_addresses(&self) -> BTreeSet<Hctl> {
         let mut addresses = self.addresses.clone();
         addresses.extend(self.device.as_ref().map(ScsiDevice::hctl));
@@ -36,7 +36,7 @@ impl ResolvedUnit {
     }
 }
 
-/// What the target of a detach, or of a resize, leads to.
+/// What the target of a detach or of a resize names.
 pub(in crate::engine) enum Resolved {
     Scsi(ResolvedUnit),
     NbdBackend(BackendId),
@@ -44,7 +44,7 @@ pub(in crate::engine) enum Resolved {
 }
 
 impl Engine {
-    /// The SCSI unit that a target names.
+    /// Resolves a target.
     ///
     /// # Errors
     /// `NotFound` and `InvalidInput`; `TimedOut` where the path of a node leads to a file
@@ -76,8 +76,8 @@ impl Engine {
         }
     }
 
-    /// Where a source leads, also where its session or port is down: the kernel
-    /// keeps the devices.
+    /// The addresses to which a source leads, even where its session or port is down: the
+    /// kernel keeps the devices.
     pub(in crate::engine) fn addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
         if let Source::Scsi(hctl) = source {
             return Ok(BTreeSet::from([*hctl]));
@@ -85,7 +85,7 @@ impl Engine {
         let routes = self.routes(std::iter::once(source))?;
         Ok(routes
             .into_iter()
-            .filter_map(|route| match route.place {
+            .filter_map(|route| match route.address {
                 Ok(hctl) => Some(hctl),
                 Err(missing) => missing.hctl,
             })
@@ -98,7 +98,9 @@ impl Engine {
         let what = format!("{} to lead to a device", path.display());
         let last_seen = || "a file system on the way does not answer".to_owned();
         let (roots, path) = (self.roots().clone(), path.to_owned());
-        let look = move || worker::apart(Stage::Resolve, move || blockdev::devno_at(&roots, &path));
+        let look = move || {
+            worker::run_with_own_fd_table(Stage::Resolve, move || blockdev::devno_at(&roots, &path))
+        };
         worker::run(Stage::Resolve, &what, deadline, last_seen, look)
     }
 
@@ -129,7 +131,7 @@ impl Engine {
                 ..ResolvedUnit::default()
             }));
         }
-        if Map::is_going(self.roots(), disk.name()) {
+        if Map::is_being_removed(self.roots(), disk.name()) {
             return Err(not_found());
         }
         let device = ScsiDevice::of_disk(&disk).map_err(at)?;

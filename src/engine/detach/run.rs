@@ -1,4 +1,4 @@
-//! A detach of a SCSI unit under way.
+//! The state of a SCSI detach.
 
 use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
@@ -9,7 +9,6 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
 
-/// A detach under way.
 pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) engine: &'a Engine,
     pub(in crate::engine) request: &'a DetachRequest,
@@ -24,22 +23,22 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) receipt: Receipt,
     /// The devices of the receipt's paths, in their order.
     pub(in crate::engine) devices: Vec<ScsiDevice>,
-    /// What was found out before the first turn.
+    /// The paths that were looked at before the first turn.
     pub(in crate::engine) looked_at: Vec<KnownPath>,
-    /// A path had not answered us in time: that question, when it comes back,
-    /// lets go of the device.
+    /// A path did not answer a request of this detach in time. That request releases the
+    /// device when it returns.
     pub(in crate::engine) timed_out: bool,
-    /// Nobody was seen any more who held what had been refused to us.
+    /// A device was refused as in use, and no holder was visible afterwards.
     pub(in crate::engine) holder_vanished: bool,
-    /// Paths at which another unit has answered, and which.
+    /// The paths at which another unit has answered, with the names of that unit.
     pub(in crate::engine) replaced: Vec<(ScsiDevice, PathIdentity)>,
 }
 
-/// A path that is claimed and about to go.
+/// A path that is claimed and about to be deleted.
 pub(super) struct ClaimedPath {
     pub(in crate::engine) path: KnownPath,
     pub(in crate::engine) watch: Watch,
     pub(in crate::engine) claim: Option<Claim>,
-    /// All that it held went through its map, whose flush was done.
+    /// All data of this path went through its map, which was flushed.
     pub(super) in_map: bool,
 }

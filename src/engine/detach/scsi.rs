@@ -1,5 +1,4 @@
-//! The way of one SCSI detach: the map, then every path, in the order that loses
-//! nothing.
+//! The steps of a SCSI detach: the map, then every path, in the order that loses no data.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,8 +19,8 @@ use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 
 impl Engine {
-    /// Detaches the unit with all its paths, and then what scans bring whose callers
-    /// have given them up: a path that hangs holds up no other.
+    /// Detaches the unit with all its paths, and then what outlived scans bring: a path
+    /// that hangs holds up no other.
     pub(super) fn detach_scsi(
         &self,
         resolved: &ResolvedUnit,
@@ -31,15 +30,15 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         timer.enter(Stage::Lock);
         let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
-        // Looked for first: what it brings is there when it has ended.
+        // This looks first: the devices of a scan that has ended by then are found below.
         let may_come = self.are_scanned(&resolved.addresses)?;
-        let done = self.detach_what_is_there(resolved, request, timer, deadline)?;
+        let done = self.detach_present(resolved, request, timer, deadline)?;
         if !may_come {
             return Ok(done);
         }
         timer.enter(Stage::Lock);
         let late = match self.wait_for_scans(&resolved.addresses, deadline) {
-            Ok(()) => self.detach_what_is_there(resolved, request, timer, deadline),
+            Ok(()) => self.detach_present(resolved, request, timer, deadline),
             Err(error) => Err(error.into()),
         };
         match late {
@@ -48,8 +47,8 @@ impl Engine {
         }
     }
 
-    /// Detaches the unit with all its paths, whose addresses are ours.
-    fn detach_what_is_there(
+    /// Detaches the unit with all its paths. The caller holds the locks of its addresses.
+    fn detach_present(
         &self,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
@@ -83,8 +82,8 @@ impl Engine {
             holder_vanished: false,
             replaced: Vec::new(),
         };
-        // Whatever becomes of them: one that goes away by another's hand was
-        // flushed by nobody here.
+        // All known paths enter the receipt: this call does not flush a path that another
+        // process removes.
         for path in &known {
             run.enter_into_receipt(path)?;
         }
@@ -92,7 +91,7 @@ impl Engine {
         run.looked_at = known;
         let gone = retry_until_gone(&mut run, timer, deadline);
         run.read_back();
-        match gone.and_then(|()| run.wait_for_those_leaving(deadline)) {
+        match gone.and_then(|()| run.wait_for_removals(deadline)) {
             Ok(mut doubts) => {
                 match self.lookalikes(&run.unit, &looked_at) {
                     Ok(more) => doubts.extend(more),
@@ -110,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// The devices that were named and are there.
+    /// The named devices that are there.
     pub(in crate::engine) fn named_devices(
         &self,
         resolved: &ResolvedUnit,
@@ -120,7 +119,7 @@ impl Engine {
         for &hctl in &resolved.addresses {
             named_devices.extend(ScsiDevice::find(self.roots(), hctl)?);
         }
-        // Gone, or another life is there: then nothing was named.
+        // A device that is gone, or was replaced by a new one, names nothing.
         named_devices.extend(resolved.device.clone().filter(ScsiDevice::is_there));
         if let Some(map) = &resolved.map {
             for disk in map.paths()? {
@@ -130,7 +129,7 @@ impl Engine {
         let name = resolved.name.as_ref().or(expected);
         match name.filter(|_| named_devices.is_empty()) {
             Some(name) if name.is_unique() => named_devices = self.devices_named(name)?,
-            // What only the expectation has in common with a unit is no path of it.
+            // A weak name that the caller only expects names no device.
             Some(name) if resolved.name.is_some() => {
                 let devices = self.devices_named(name)?;
                 if !devices.is_empty() {
@@ -142,9 +141,9 @@ impl Engine {
         Ok(named_devices)
     }
 
-    /// A unit may be there under another LUN of the same target (1 and 16385).
-    /// Where nothing is at the address and nobody says the unit's name, "it is
-    /// gone" would be a guess.
+    /// Refuses where the unit may be at another LUN of the same target (1 and 16385).
+    /// Where nothing is at the address and the unit's name is unknown, "it is gone" would
+    /// be a guess.
     fn refuse_unproven_alias(
         &self,
         resolved: &ResolvedUnit,
@@ -170,12 +169,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The unit, by the word of all who know it. Of a device that somebody takes
-    /// away nobody can say any more whose path it is: it contradicts nothing.
+    /// The identity of the unit, from all devices that report it. A device that another
+    /// process is removing is left out, since its identity is no longer known.
     ///
     /// # Errors
-    /// `IdentityMismatch` where what was named are devices of several units, or of
-    /// another one than the caller expects: nothing is touched.
+    /// `IdentityMismatch` where the named devices belong to several units, or to another
+    /// unit than the caller expects: nothing is touched.
     pub(in crate::engine) fn unit_of(
         &self,
         resolved: &ResolvedUnit,
@@ -185,7 +184,7 @@ impl Engine {
         let mut names: BTreeSet<Wwid> = resolved.name.iter().cloned().collect();
         names.extend(resolved.map.as_ref().and_then(Map::wwid));
         let mut first: Option<&KnownPath> = None;
-        for path in known.iter().filter(|path| !path.leaves) {
+        for path in known.iter().filter(|path| !path.is_being_removed) {
             let identity = path.identity_now.of();
             let hctl = path.device.hctl();
             if let Some(expected) = expected
@@ -210,7 +209,7 @@ impl Engine {
             names.extend(identity.names.iter().cloned());
         }
         names.extend(expected.cloned());
-        let mut staying = known.iter().filter(|path| !path.leaves);
+        let mut staying = known.iter().filter(|path| !path.is_being_removed);
         let serial = staying.find_map(|path| path.identity_now.of().serial.clone());
         Ok(Identity {
             serial,
@@ -219,7 +218,7 @@ impl Engine {
     }
 }
 
-/// The other address of a unit below 256.
+/// The other address of a unit whose number is below 256.
 fn alias(lun: Lun) -> Option<Lun> {
     match lun.addressing() {
         Addressing::Peripheral { bus: 0, lun } => Lun::flat(u16::from(lun)),
@@ -228,9 +227,9 @@ fn alias(lun: Lun) -> Option<Lun> {
     }
 }
 
-/// Repeats what may pass by itself (multipathd that takes a path again, udev that
-/// looks at a disk, a device that somebody else deletes) until nothing of the unit
-/// is left or the deadline passes.
+/// Repeats a turn after a transient failure (multipathd takes a path again, udev probes a
+/// disk, another process deletes a device) until nothing of the unit is left or the
+/// deadline passes.
 fn retry_until_gone(
     run: &mut DetachRun<'_>,
     timer: &mut StageTimer,
@@ -241,11 +240,11 @@ fn retry_until_gone(
         match run.remove_present(timer, deadline) {
             Ok(false) => break,
             Ok(true) => {}
-            Err(error) if !deadline.has_passed() && run.may_pass(&error, deadline) => {
+            Err(error) if !deadline.has_passed() && run.is_transient(&error, deadline) => {
                 tracing::debug!(%error, "once more");
                 run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
-                    // A turn without time would say less than this one did.
+                    // Another turn without time left would report less than this one.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
                     let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
@@ -258,7 +257,7 @@ fn retry_until_gone(
     run.wait_until_forgotten(timer, deadline)
 }
 
-/// Not by somebody else before we had begun.
+/// Whether this detach flushed the path.
 fn was_taken_down(path: &PathReceipt) -> bool {
     path.flush.is_some()
 }

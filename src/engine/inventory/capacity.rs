@@ -1,4 +1,4 @@
-//! How large a volume is, and how full.
+//! The size of a volume and the usage of its file systems.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,9 @@ use crate::kernel::mounts::{self, Mount};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Capacity {
-    /// Bytes of the device: of the map where there is one.
+    /// The size of the device in bytes; the map's size where there is a map.
     pub bytes: u64,
-    /// The file systems that are mounted of it, each once; none where it is used
-    /// as a block device.
+    /// The mounted file systems of the volume, each listed once.
     pub file_systems: Vec<FileSystem>,
 }
 
@@ -28,30 +27,30 @@ pub struct Capacity {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct FileSystem {
-    /// What is mounted: the device, a partition of it, or what is stacked on it.
+    /// The mounted device: the volume, a partition of it, or a device stacked on it.
     pub device: DevNo,
-    /// Where; see [`Mount::path`].
+    /// The mount point; see [`Mount::path`].
     pub path: PathBuf,
-    /// See [`Mount::pid`].
+    /// The process whose namespace has it; see [`Mount::pid`].
     pub pid: Option<u32>,
-    /// What it says; `None` where it does not answer.
+    /// The space that the file system reports; `None` where it does not answer.
     pub usage: Option<Usage>,
-    /// Why it does not.
+    /// Why the file system does not answer.
     pub error: Option<Error>,
 }
 
 impl Engine {
-    /// What CSI's `NodeGetVolumeStats` asks of an attached volume, by its node or
-    /// a link to it: of a disk, a partition of it or its multipath map.
+    /// The data for CSI's `NodeGetVolumeStats`. `node` is the node of a disk, of a
+    /// partition of it or of its multipath map, or a link to one of these.
     ///
-    /// A file system that does not answer by `deadline` is reported with that, and
-    /// all else is as it is. The thread that asks it stays until it answers, and
-    /// no second one asks meanwhile.
+    /// A file system that does not answer by `deadline` is reported with that error, and
+    /// the rest as usual. The thread that asks it stays until it answers; no second one
+    /// asks meanwhile.
     ///
     /// # Errors
-    /// `NotFound` where nothing is at the path; `InvalidInput` where it is no
-    /// block device; `NotSupported` for a device that is neither a SCSI unit nor
-    /// a connected NBD device; where sysfs or the mounts cannot be read.
+    /// `NotFound` where nothing is at the path; `InvalidInput` where it is no block
+    /// device; `NotSupported` for a device that is neither a SCSI unit nor a connected
+    /// NBD device; those of reading sysfs or the mounts.
     pub fn capacity(&self, node: &Path, deadline: Deadline) -> Result<Capacity> {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
@@ -66,11 +65,11 @@ impl Engine {
         })
     }
 
-    /// Asks the file systems that are mounted of a unit for their space, all at
-    /// once; see [`capacity`](Self::capacity).
+    /// Asks all mounted file systems of a unit for their space at once; see
+    /// [`capacity`](Self::capacity).
     #[must_use]
     pub fn file_systems(&self, unit: &InventoryUnit, deadline: Deadline) -> Vec<FileSystem> {
-        // Its first mount: those in our own namespace come first.
+        // Uses each device's first mount: those in this process's namespace come first.
         let mut mounted: BTreeMap<DevNo, &Mount> = BTreeMap::new();
         for mount in &unit.mounts {
             mounted.entry(mount.device).or_insert(mount);
@@ -101,7 +100,7 @@ impl Engine {
         answers.collect()
     }
 
-    /// Where a mount is as this process sees it.
+    /// The path under which this process sees a mount.
     fn seen_from_here(&self, mount: &Mount) -> PathBuf {
         let Some(pid) = mount.pid else {
             return mount.path.clone();
@@ -110,15 +109,15 @@ impl Engine {
         root.join(mount.path.strip_prefix("/").unwrap_or(&mount.path))
     }
 
-    /// Makes sure that what answered is what was asked: a file system that was
-    /// unmounted meanwhile leaves its directory to the one below.
+    /// Checks that the requested file system answered: after an unmount the directory
+    /// below it does.
     fn check(
         &self,
         mount: &Mount,
         (usage, device): (Usage, DevNo),
         deadline: Deadline,
     ) -> Result<Usage> {
-        // btrfs has a number of its own for each subvolume.
+        // btrfs has a device number of its own for each subvolume.
         let is_it = if device.major == 0 {
             let mounts = mounts::read_mounts(self.roots(), deadline)?;
             mounts.found.contains(mount)

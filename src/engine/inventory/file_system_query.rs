@@ -1,4 +1,4 @@
-//! The question of a file system for its space, asked once at a time.
+//! The query of a file system for its space, one at a time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,15 +10,14 @@ use crate::id::DevNo;
 use crate::kernel::file_system::Usage;
 use crate::kernel::worker;
 
-/// The questions that have not been answered, by what is mounted. A file system
-/// whose device is dead may keep one for ever, and with it a thread; there is
-/// never a second one.
+/// The unanswered queries, by the mounted device. A file system on a dead device may
+/// block its query for ever, and a thread with it; there is never a second thread.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct FileSystemQueries(Arc<Mutex<BTreeMap<DevNo, Arc<FileSystemQuery>>>>);
 
 type Answer = Result<(Usage, DevNo), (ErrorKind, String)>;
 
-/// One that is under way; all who want to know wait for it.
+/// A query that is under way; every caller waits for the same one.
 #[derive(Debug, Default)]
 pub(super) struct FileSystemQuery {
     answer: Mutex<Option<Answer>>,
@@ -26,7 +25,7 @@ pub(super) struct FileSystemQuery {
 }
 
 impl FileSystemQueries {
-    /// Asks, unless that is under way.
+    /// Starts a query, unless one is under way.
     pub(super) fn ask(
         &self,
         device: DevNo,
@@ -76,7 +75,7 @@ impl FileSystemQuery {
                     error.with_last_seen("no answer; lunbd does not ask again before it answers")
                 );
             }
-            let woken = self.answered.wait_timeout(answer, deadline.turn());
+            let woken = self.answered.wait_timeout(answer, deadline.max_sleep());
             answer = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -113,7 +112,7 @@ mod tests {
         drop(release);
         let soon = Deadline::after(Duration::from_secs(30));
         assert_eq!(again.wait(path, soon).unwrap(), answer);
-        // The next caller asks anew.
+        // After the answer the next caller starts a new query.
         let failing =
             file_system_queries.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
         let error = failing.unwrap().wait(path, soon).unwrap_err();

@@ -1,4 +1,4 @@
-//! SCSI devices, put together to units.
+//! Groups SCSI devices into units.
 
 use std::collections::HashMap;
 use std::mem;
@@ -70,9 +70,9 @@ fn unit(
     users.of(disks, above).unit(UnitKind::Scsi(unit), size)
 }
 
-/// The devices of each unit, in the order in which they come. They are gathered
-/// as a detach gathers them: by the strongest name, where no other unit can have
-/// it, and else by that and the LUN of the target port.
+/// Groups the devices by unit and keeps their order. The key is the same as in a detach:
+/// the strongest name where it is unique, and else that name and the LUN of the target
+/// port.
 fn group<'a>(roots: &Roots, devices: Vec<Facts<'a>>) -> Vec<Vec<Facts<'a>>> {
     let mut groups: Vec<Vec<Facts<'_>>> = Vec::new();
     let mut by_name: HashMap<(Wwid, Option<(TargetPort, Lun)>), usize> = HashMap::new();
@@ -94,8 +94,8 @@ fn group<'a>(roots: &Roots, devices: Vec<Facts<'a>>) -> Vec<Vec<Facts<'a>>> {
     groups
 }
 
-/// The multipath map on a disk, and its kernel name. One that cannot be read
-/// stays among the holders.
+/// The multipath map on a disk, and its kernel name. A map that cannot be read is listed
+/// as a holder.
 fn map_above<'a>(
     roots: &Roots,
     tree: &'a BlockTree,

@@ -1,4 +1,4 @@
-//! What the inventory says of a machine and of each unit.
+//! The data of the inventory: the machine and its units.
 
 use std::path::{Path, PathBuf};
 
@@ -9,17 +9,15 @@ use crate::nbd::{self};
 use crate::scsi::{Identity, State};
 use crate::transport::TransportInfo;
 
-/// What the machine has, as sysfs and `/proc` showed it one after the other:
-/// what is changing meanwhile may be of two moments.
+/// The machine's devices as sysfs and `/proc` showed them one after the other: data that
+/// change during the call may be from different moments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Inventory {
-    /// SCSI units in the order of their first path's address, then NBD devices
-    /// by index.
+    /// SCSI units by their first path's address, then NBD devices by index.
     pub units: Vec<InventoryUnit>,
-    /// Mounts and swap areas of which nobody could say what they are on: they may be on any
-    /// of the units.
+    /// The mounts and swap areas whose device is unknown: each may be on any of the units.
     pub not_looked_at: Vec<NotLookedAt>,
 }
 
@@ -28,24 +26,24 @@ pub struct Inventory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct InventoryUnit {
-    /// What it is.
+    /// The unit's kind and its data.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub kind: UnitKind,
-    /// Bytes: of the map where there is one, else of the first path that shows
-    /// one.
+    /// The size in bytes: of the map where there is one, else of the first path that has a
+    /// size.
     pub size: Option<u64>,
-    /// The kernel's names of all devices stacked on it, on a partition of it, or
-    /// on one of these, sorted; without its multipath map.
+    /// The kernel's names of all devices stacked on the unit, on a partition of it, or on
+    /// one of these, sorted; without its multipath map.
     pub holders: Vec<String>,
-    /// The mounts of it, of its partitions and of what is stacked on them, in
-    /// our own mount namespace and in those of all processes that may be read.
+    /// The mounts of the unit, of its partitions and of the devices stacked on them, in
+    /// this process's mount namespace and in those of all processes that may be read.
     pub mounts: Vec<Mount>,
-    /// The swap areas on the same.
+    /// The swap areas on the same devices.
     pub swaps: Vec<DevNo>,
 }
 
 impl InventoryUnit {
-    /// Whether this is the node of its map, of a path of it, or of it.
+    /// Whether `node` is that of the unit's map, of a path, or of its NBD device.
     #[must_use]
     pub fn has_node(&self, node: &Path) -> bool {
         match &self.kind {
@@ -58,7 +56,7 @@ impl InventoryUnit {
         }
     }
 
-    /// Whether the device of this number is its map, a path of it, or it.
+    /// Whether `devno` is that of the unit's map, of a path, or of its NBD device.
     pub(super) fn is(&self, devno: DevNo) -> bool {
         match &self.kind {
             UnitKind::Scsi(unit) => {
@@ -71,7 +69,7 @@ impl InventoryUnit {
     }
 }
 
-/// What a unit is.
+/// The kind of a unit and its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
@@ -83,51 +81,49 @@ pub enum UnitKind {
     Nbd(NbdUnit),
 }
 
-/// A SCSI logical unit: the devices whose strongest name, as the kernel has it,
-/// is the same and one that no other unit can have. Devices without such a name are one
-/// unit where they also lead to the same LUN of the same iSCSI target or Fibre Channel
-/// port.
+/// A SCSI logical unit: the devices whose strongest name, as the kernel has it, is the same
+/// and unique. Devices without a unique name are one unit where they also lead to the same
+/// LUN of the same iSCSI target or Fibre Channel port.
 ///
-/// The kernel's names are **no proof of identity**: only a scan or a rescan
-/// refreshes them, so an array that has since given an address to another volume
-/// shows the old one here. Attach and detach ask the device itself.
+/// The kernel's names are **no proof of identity**: only a scan or a rescan refreshes them,
+/// so an array that has since given an address to another volume shows the old one here.
+/// Attach and detach ask the device itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ScsiUnit {
-    /// The names in the kernel's copies.
+    /// The names in the kernel's copy of the unit's identification pages.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub identity: Identity,
     /// Its devices, by address; at least one.
     pub paths: Vec<InventoryPath>,
     /// The multipath map of one of them.
     pub map: Option<InventoryMap>,
-    /// Whether a path is in another state than running, or in none that can be
-    /// read.
+    /// Whether the state of a path is not running, or cannot be read.
     pub degraded: bool,
-    /// Whether the paths, and the map, are not all of one size: the unit was
-    /// resized and not all of them know.
+    /// Whether the sizes of the paths and the map differ: some still have the size before a
+    /// resize.
     pub sizes_differ: bool,
 }
 
-/// One SCSI device. What cannot be read of it is `None`.
+/// One SCSI device. A value that cannot be read is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct InventoryPath {
-    /// Its address.
+    /// Its SCSI address.
     pub hctl: Hctl,
-    /// Its node; `None` where the disk driver has brought none.
+    /// Its node; `None` where the disk driver has created no disk.
     pub node: Option<PathBuf>,
-    /// Its disk's number.
+    /// The disk's device number.
     pub devno: Option<DevNo>,
-    /// Its disk's life (Linux 5.15).
+    /// The disk's sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// Bytes.
+    /// The size in bytes.
     pub size: Option<u64>,
-    /// The kernel's state of it.
+    /// Its state in the kernel.
     pub state: Option<State>,
-    /// By which session or remote port; `None` where by neither.
+    /// The session or remote port of the path; `None` where it has neither.
     pub reach: Option<TransportInfo>,
     /// What could not be read, and why.
     pub unreadable: Vec<String>,
@@ -140,13 +136,13 @@ pub struct InventoryPath {
 pub struct InventoryMap {
     /// Its name below `/dev/mapper`, which multipathd calls the alias.
     pub name: String,
-    /// Device-mapper's uuid of it.
+    /// The uuid that device-mapper has for it.
     pub uuid: String,
-    /// Its node, a `dm-N`.
+    /// Its node, `/dev/dm-N`.
     pub node: PathBuf,
-    /// Its number.
+    /// Its device number.
     pub devno: DevNo,
-    /// Bytes; `None` where it cannot be read.
+    /// The size in bytes; `None` where it cannot be read.
     pub size: Option<u64>,
 }
 
@@ -157,21 +153,21 @@ pub struct InventoryMap {
 pub struct NbdUnit {
     /// The index.
     pub index: NbdIndex,
-    /// What an attach of it would name, where the backend id is a URI.
+    /// The source to attach it again, where the backend id is a URI.
     pub source: Option<Source>,
-    /// The id that it was connected with (Linux 5.14).
+    /// Its backend id (Linux 5.14).
     pub backend: Option<String>,
     /// Its node.
     pub node: PathBuf,
-    /// Its number.
+    /// Its device number.
     pub devno: DevNo,
-    /// The life of the disk, which outlives a connection (Linux 5.15).
+    /// The disk's sequence number, which outlives a connection (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// What it is doing.
+    /// Its state.
     pub state: nbd::State,
     /// How many connections carry its I/O.
     pub connections: usize,
-    /// The names of its content, as udev read them last; `None` where udev has no record
-    /// of it.
+    /// The names of its content as udev last read them; `None` where udev has no record of
+    /// it.
     pub content: Option<Vec<ContentName>>,
 }

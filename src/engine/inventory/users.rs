@@ -1,4 +1,4 @@
-//! Who uses a unit: read once for all of them.
+//! The users of all units, read once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::mounts::{self, Mount};
 
-/// How long file servers that do not answer may hold it up, all of them together.
+/// How long unresponsive file servers may block the call, all together.
 const LIMIT: Duration = Duration::from_secs(16);
 
 /// The mounts and swap areas of the machine, by the disk that they are on.
@@ -20,11 +20,11 @@ pub(super) struct Users<'a> {
     tree: &'a BlockTree,
     mounts: HashMap<String, Vec<Mount>>,
     swaps: HashMap<String, Vec<DevNo>>,
-    /// What may be mounted or swapped on beside that.
+    /// The places where further mounts or swap areas may be.
     pub(super) not_looked_at: Vec<NotLookedAt>,
 }
 
-/// Those of one unit.
+/// The users of one unit.
 pub(super) struct Used {
     holders: Vec<String>,
     mounts: Vec<Mount>,
@@ -52,11 +52,11 @@ impl<'a> Users<'a> {
             tree,
             mounts: mounted,
             swaps: swapped,
-            not_looked_at: NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat()),
+            not_looked_at: NotLookedAt::of_paths([mounts.unknown, swaps.unknown].concat()),
         })
     }
 
-    /// Of the unit of these disks and this map.
+    /// The users of the unit with these disks and this map.
     pub(super) fn of<'b>(
         &'b self,
         disks: impl IntoIterator<Item = &'b str>,

@@ -1,5 +1,4 @@
-//! The logins of an attach: where no session is there, through every portal at
-//! once.
+//! The logins of an attach: where there is no session, through every portal at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::iscsi::sessions::{
-    destroy_abandoned, end_if_down, end_if_nobody_uses, end_if_unused, login_lock_name, share,
+    destroy_abandoned, end_if_down, end_if_unused, end_unused_best_effort, login_lock_name, share,
 };
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -22,30 +21,30 @@ use crate::kernel::Roots;
 use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
-/// How long I/O waits for a lost session where there are other paths, and where
-/// there are none: `node.session.timeo.replacement_timeout` as open-iscsi's README
-/// has it with multipath, and as it is by default.
+/// How long I/O waits for a lost session with other paths, and without:
+/// `node.session.timeo.replacement_timeout` as open-iscsi's README has it for multipath,
+/// and its default.
 const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
 const RECOVERY_ALONE: Duration = Duration::from_secs(120);
-/// How long portals may take beside those that are enough already, at least.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The least time that the remaining portals get once enough of them have logged in.
+const REMAINING_PORTALS_LIMIT: Duration = Duration::from_secs(2);
 
-/// The sessions of one attach, and the right to use them.
+/// The sessions of one attach, and the locks that keep them from being ended.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Sessions {
     shares: Vec<DeviceLock>,
-    /// Those of ours that it shares, whoever made them.
+    /// lunbd's sessions that the attach shares, no matter which process made them.
     used: Vec<IscsiSession>,
     fresh: Vec<NewSession>,
-    /// Why there is none.
+    /// Why there is no session of this name.
     failures: BTreeMap<SessionName, Error>,
 }
 
-/// A route, and why the login for it failed, where one was tried.
+/// A route, and the error of its login where one was tried.
 pub(in crate::engine) type RouteAttempt = (Route, Option<Error>);
 
-/// A route of a source, and the target that it leads to, where that has a name:
-/// several targets may be behind one portal.
+/// A route of a source, and its target where it has a name: several targets may be behind
+/// one portal.
 #[derive(Debug)]
 struct TargetRoute<'a> {
     target: Option<&'a Iqn>,
@@ -53,7 +52,7 @@ struct TargetRoute<'a> {
 }
 
 impl Sessions {
-    /// Why the login of this way failed, where one was tried.
+    /// The error of the login for this route, where one was tried.
     fn why_none(&mut self, candidate: &TargetRoute<'_>, options: &SessionOptions) -> Option<Error> {
         match (&candidate.route.via, candidate.target) {
             (
@@ -67,24 +66,23 @@ impl Sessions {
         }
     }
 
-    /// The attach has succeeded: what was made for it stands.
-    pub(in crate::engine) fn keep(self) {
+    pub(in crate::engine) fn commit(self) {
         for fresh in self.fresh {
             fresh.keep();
         }
     }
 
-    /// The attach has failed: what was made for it is ended, unless another uses
-    /// it by now. So is what another attach has made and left to this one, as it was
-    /// shared: of several that fail the last one ends it.
-    pub(in crate::engine) fn give_up(self, roots: &Roots, deadline: Deadline) {
+    /// Ends the sessions of a failed attach, unless another process uses them by now, and
+    /// those that another attach left to this one while it shared them: of several
+    /// attaches that fail, the last one ends the session.
+    pub(in crate::engine) fn rollback(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
         let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
         for session in self.used.iter().filter(|used| !is_fresh(used)) {
-            end_if_nobody_uses(roots, session, deadline);
+            end_unused_best_effort(roots, session, deadline);
         }
         if deadline.has_passed() {
-            // Each is ended by a thread of its own, for which nobody waits.
+            // Dropping each session ends it on a thread for which no caller waits.
             return drop(self.fresh);
         }
         for fresh in self.fresh {
@@ -96,7 +94,7 @@ impl Sessions {
     }
 }
 
-/// A session that was just made, for an attach that may have gone by now.
+/// A session that was just made; its attach may have ended by now.
 #[derive(Debug)]
 struct NewSession {
     roots: Roots,
@@ -112,7 +110,7 @@ impl NewSession {
 }
 
 impl Drop for NewSession {
-    /// Nobody waits for it any more.
+    /// Ends the session: no attach waits for it any more.
     fn drop(&mut self) {
         if self.is_kept {
             return;
@@ -123,34 +121,34 @@ impl Drop for NewSession {
                 tracing::warn!(session = %session.id(), %error, "a session is left");
             }
         };
-        beside_or_here(thread::Builder::new().name("lunbd-logout".to_owned()), end);
+        spawn_or_run(thread::Builder::new().name("lunbd-logout".to_owned()), end);
     }
 }
 
-/// Runs `end` on a thread that nobody waits for, and tells it how long it may take. Where
-/// that thread cannot be started, the caller's runs it, for a moment.
-fn beside_or_here(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
-    const BESIDE: Duration = Duration::from_secs(30);
-    const HERE: Duration = Duration::from_secs(3);
+/// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
+/// with a short limit, where no thread can be started.
+fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
+    const SPAWNED_LIMIT: Duration = Duration::from_secs(30);
+    const CALLERS_LIMIT: Duration = Duration::from_secs(3);
     let end = Arc::new(Mutex::new(Some(end)));
     let take = |end: &Mutex<Option<_>>| end.lock().unwrap_or_else(PoisonError::into_inner).take();
     let theirs = Arc::clone(&end);
     let run = move || {
         if let Some(end) = take(&theirs) {
-            end(BESIDE);
+            end(SPAWNED_LIMIT);
         }
     };
     if let Err(error) = thread.spawn(run) {
         tracing::warn!(%error, "a thread cannot be started: the caller waits");
         if let Some(end) = take(&end) {
-            end(HERE);
+            end(CALLERS_LIMIT);
         }
     }
 }
 
 impl Engine {
-    /// Where the sources lead, after the logins that are wanted. The sessions of
-    /// ours among them stand until what is returned is dropped.
+    /// The routes of the sources after the requested logins. lunbd's sessions among them
+    /// do not end before the returned `Sessions` are dropped.
     pub(in crate::engine) fn routes_with_sessions(
         &self,
         request: &AttachRequest,
@@ -161,7 +159,7 @@ impl Engine {
         match self.routes_over(request, timer, &mut sessions, deadline) {
             Ok(routes) => Ok((routes, sessions)),
             Err(error) => {
-                sessions.give_up(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), deadline.for_rollback());
                 Err(error)
             }
         }
@@ -176,10 +174,10 @@ impl Engine {
     ) -> Result<Vec<RouteAttempt>> {
         loop {
             let candidates = self.candidates(request)?;
-            // Ended by another, just now or some time ago.
-            let all_stand = self.share_all(&candidates, request, sessions, deadline)?;
+            // Another process may have ended a session.
+            let all_logged_in = self.share_all(&candidates, request, sessions, deadline)?;
             let mut wanted = match &request.log_in {
-                Some(options) if all_stand => wanted(&candidates, request, options),
+                Some(options) if all_logged_in => wanted(&candidates, request, options),
                 _ => Vec::new(),
             };
             wanted.retain(|name| !sessions.failures.contains_key(name));
@@ -188,12 +186,12 @@ impl Engine {
                     timer.enter(Stage::Login);
                     let there = candidates
                         .iter()
-                        .filter(|candidate| candidate.route.place.is_ok())
+                        .filter(|candidate| candidate.route.address.is_ok())
                         .count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
                     self.log_in_all(wanted, options, request, enough, sessions, deadline);
                 }
-                options if all_stand => {
+                options if all_logged_in => {
                     let explain = |candidate: TargetRoute<'_>| {
                         let options = options.as_ref();
                         let why =
@@ -225,8 +223,8 @@ impl Engine {
         Ok(candidates)
     }
 
-    /// Where the source leads; with `initiator`, over its sessions alone: an array
-    /// shows its units to one and not to another.
+    /// The routes of the source; with `initiator`, only over that initiator's sessions,
+    /// since an array may show its units to one initiator and not to another.
     pub(in crate::engine) fn routes_as(
         &self,
         source: &Source,
@@ -245,7 +243,7 @@ impl Engine {
                 if let RouteKind::Iscsi { session, .. } = &mut route.via {
                     *session = None;
                 }
-                route.place = Err(RouteUnavailable {
+                route.address = Err(RouteUnavailable {
                     reason: MissingReason::NoSession,
                     text: format!("session {id} is that of {}", other.initiator),
                     hctl: None,
@@ -264,9 +262,10 @@ impl Engine {
         }
     }
 
-    /// Shares the right to each session of ours. `false` where one was ended
-    /// before we had it, or was just started, or is in our way: a logout that was not
-    /// finished, or, where there is to be a login, a lost session that has no devices.
+    /// Shares the lock of each session of lunbd. Returns `false` where the routes must be
+    /// read again: a session was ended before the lock was taken, was just started, or
+    /// was in the way and ended by this call (an unfinished logout or, before a login, a
+    /// lost session without devices).
     fn share_all(
         &self,
         candidates: &[TargetRoute<'_>],
@@ -277,12 +276,12 @@ impl Engine {
         let roots = self.roots();
         sessions.shares.clear();
         sessions.used.clear();
-        let mut all_stand = true;
+        let mut all_logged_in = true;
         for TargetRoute { route, .. } in candidates {
             let Some((_, session)) = self.session_of(route) else {
                 continue;
             };
-            match &route.place {
+            match &route.address {
                 Ok(_) => {
                     let right = share(roots, &session, deadline)?;
                     if right.is_some() && request.log_in.is_some() {
@@ -290,7 +289,7 @@ impl Engine {
                     }
                     sessions.shares.extend(right);
                     let state = session.state()?;
-                    all_stand &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
+                    all_logged_in &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
                 }
                 Err(missing) => {
                     let is_down = match missing.reason {
@@ -302,20 +301,20 @@ impl Engine {
                         let state = session.state()?;
                         Ok::<_, Error>(state.as_deref() == Some(IscsiSession::LOGGED_IN))
                     };
-                    // Another may have been at its login when it was looked at.
+                    // Another process may have been logging in when the session was read.
                     let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
-                    all_stand &= !(is_down
+                    all_logged_in &= !(is_down
                         && (end_if_down(roots, &session, deadline)?
                             || !session.is_there()
                             || was_down && stands()?));
                 }
             }
         }
-        Ok(all_stand)
+        Ok(all_logged_in)
     }
 
-    /// Logs in through all portals at once. Waits for `enough` of them, then for
-    /// the others as long again.
+    /// Logs in through all portals at once. Waits for `enough` of them, and the same time
+    /// again for the others.
     fn log_in_all(
         &self,
         names: Vec<SessionName>,
@@ -328,7 +327,7 @@ impl Engine {
         let portals: usize = request.sources().map(portals_of).sum();
         let has_other_paths = match request.multipath {
             Multipath::Require => true,
-            // Without the daemon there will be no map, and I/O has no other path.
+            // Without multipathd there is no map, and I/O has no other path.
             Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
             Multipath::Off => false,
         };
@@ -337,8 +336,8 @@ impl Engine {
         } else {
             RECOVERY_ALONE
         });
-        // What one portal cannot do in half of the time does not take the rest of
-        // it from those that can.
+        // A portal that does not succeed in half of the time leaves the rest to the
+        // others.
         let limit = if portals > 1 {
             deadline.half()
         } else {
@@ -347,19 +346,22 @@ impl Engine {
         let (told, came) = mpsc::channel();
         let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
         for name in names {
-            let started = self.log_in_beside(name.clone(), &options, limit, told.clone());
+            let started = self.spawn_login(name.clone(), &options, limit, told.clone());
             waited_for.insert(name, started.err());
         }
         drop(told);
         let mut patience = limit;
         loop {
             if enough == 0 {
-                // Those that are enough did it in this time.
-                let as_long_again = limit.elapsed().max(PATIENCE).min(limit.remaining());
+                // The other portals get as much time as the first ones needed.
+                let as_long_again = limit
+                    .elapsed()
+                    .max(REMAINING_PORTALS_LIMIT)
+                    .min(limit.remaining());
                 patience = limit.at_most(as_long_again);
                 enough = usize::MAX;
             }
-            match came.recv_timeout(patience.turn()) {
+            match came.recv_timeout(patience.max_sleep()) {
                 Ok((name, Ok(fresh))) => {
                     waited_for.remove(&name);
                     sessions.fresh.extend(fresh);
@@ -369,7 +371,8 @@ impl Engine {
                     waited_for.insert(name, Some(error));
                 }
                 Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
-                // Each ends by itself now. What it has made is to be given up.
+                // Each login ends by itself now, and its session must be collected and
+                // given up.
                 Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
                     patience = limit.for_rollback();
                 }
@@ -384,9 +387,8 @@ impl Engine {
         }
     }
 
-    /// Logs in on a thread of its own, which nobody has to wait for: a session
-    /// that comes too late is ended again.
-    fn log_in_beside(
+    /// Logs in on a detached thread, which ends a session that comes too late.
+    fn spawn_login(
         &self,
         name: SessionName,
         options: &SessionOptions,
@@ -398,7 +400,7 @@ impl Engine {
         let run = move || {
             let _entered = span.entered();
             let made = log_in(&roots, &name, &options, deadline);
-            // Where nobody listens any more, what was made is dropped.
+            // Without a receiver the new session is dropped and so ended.
             let _ = told.send((name, made));
         };
         let thread = thread::Builder::new().name("lunbd-login".to_owned());
@@ -409,7 +411,7 @@ impl Engine {
     }
 }
 
-/// The sessions that are not there.
+/// The names of the sessions that are missing.
 fn wanted(
     candidates: &[TargetRoute<'_>],
     request: &AttachRequest,
@@ -451,7 +453,7 @@ fn portals_of(source: &Source) -> usize {
     }
 }
 
-/// Makes one session; `None` where another has made it meanwhile.
+/// Makes one session; returns `None` where another process has made it meanwhile.
 fn log_in(
     roots: &Roots,
     name: &SessionName,
@@ -465,8 +467,8 @@ fn log_in(
     }
     let connection = iscsi::connect(name, options, deadline)?;
     let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
-        // The kernel is at it still, and nobody may be there to see its end.
-        Err(error) if error.kind().is_out_of_time() => {
+        // The kernel still works on it, maybe with no process left to see it end.
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             alone.abandon();
             return Err(error);
         }
@@ -479,7 +481,7 @@ fn log_in(
     }))
 }
 
-/// Whether a session of this name serves I/O, whoever made it.
+/// Whether a session of this name serves I/O, no matter which program made it.
 fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
     for session in IscsiSession::all(roots)? {
         let is_it = session.name()?.as_ref() == Some(name);

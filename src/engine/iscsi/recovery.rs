@@ -1,4 +1,4 @@
-//! iSCSI sessions of ours whose connection was lost and can be had again.
+//! Recovers lunbd's iSCSI sessions after their connections were lost.
 
 mod attempt;
 mod devices;
@@ -27,30 +27,29 @@ pub use options::SessionRecoveryOptions;
 pub use report::{SessionRecoveryOutcome, SessionRecoveryReport};
 use state::RecoveryState;
 
-/// Without a word of the kernel's sessions are looked at this often: it may have had
-/// no memory for one.
+/// How often the sessions are looked at without a notice of the kernel, which may have had no
+/// memory to send one.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// After a new session its parameters are known.
+/// After this time the parameters of a new session are readable.
 const LOOK_SOON: Duration = Duration::from_secs(1);
-/// One that is lost again sooner than this is not logged in again at once.
+/// A session that is lost again sooner than this is not logged in again at once.
 const STEADY: Duration = Duration::from_millis(500);
-/// How long a target may ask us to stay away: it could say 18 hours, and I/O waits.
+/// The longest pause that a target may request: it could ask for 18 hours, and I/O waits.
 const LONGEST_WISH: Duration = Duration::from_secs(60);
 
 impl Engine {
-    /// Recovers the iSCSI sessions that lunbd created, in this process or in an earlier
-    /// one, until the caller drops the returned value. It logs in again to each session
-    /// whose connection is lost, with growing pauses, and pending I/O continues without an
-    /// error. It goes on after the session's recovery timeout, and then sets the session's
-    /// offline devices to `running`. It also does so for a session that is logged in when
-    /// the recovery begins, since the process that recovered that session may have been
-    /// killed before it came to the devices. When a target asks for a logout, lunbd logs
-    /// out and logs in again.
+    /// Recovers the iSCSI sessions that lunbd created, in this process or in an earlier one,
+    /// until the caller drops the returned value. It logs in again to each session whose
+    /// connection is lost, with growing pauses, and pending I/O continues without an error. It
+    /// goes on after the session's recovery timeout, and then sets the session's offline
+    /// devices to `running`. It also does so for a session that is logged in when the recovery
+    /// begins, since the process that recovered that session may have been killed before it
+    /// came to the devices. When a target asks for a logout, lunbd logs out and logs in again.
     ///
-    /// Sessions of others, iscsid's among them, are not touched. Several processes
-    /// may keep sessions: of each session one at a time does it. Linux 5.10 with
-    /// `iscsi_tcp`, root, in the initial network namespace; where the module is not
-    /// loaded yet, it is waited for.
+    /// Sessions of other programs, such as iscsid, are not touched. Several processes may
+    /// recover sessions: for each session one of them acts at a time. Linux 5.10 with
+    /// `iscsi_tcp`, root, in the initial network namespace; where the module is not loaded
+    /// yet, the recovery waits for it.
     ///
     /// # Errors
     /// `NotPermitted`; `NotSupported` in another network namespace.
@@ -72,10 +71,10 @@ impl Engine {
     }
 }
 
-/// Keeps sessions: see [`Engine::recover_sessions`]. Nothing is begun but in
-/// [`next`](Self::next); what is under way when it is dropped comes to its end
-/// within 10 seconds, but for a source of
-/// [credentials](SessionRecoveryOptions::credentials) that does not answer.
+/// Recovers sessions: see [`Engine::recover_sessions`]. It starts work only in
+/// [`next`](Self::next). A re-login that is under way when it is dropped ends within 10
+/// seconds, except where a source of [credentials](SessionRecoveryOptions::credentials) does
+/// not answer.
 #[derive(Debug)]
 pub struct SessionRecovery {
     roots: Roots,
@@ -88,16 +87,16 @@ pub struct SessionRecovery {
     recoveries: BTreeMap<SessionId, RecoveryState>,
     known: BTreeMap<SessionId, Known>,
     look_at: Instant,
-    /// The next look also has the devices of sessions that stand run again.
+    /// The next scan also sets the offline devices of logged-in sessions to running.
     brings_devices_back: bool,
 }
 
-/// What is known of a session of ours from when it stood.
+/// The data of one of lunbd's sessions that were read while it was logged in.
 #[derive(Debug, Default)]
 struct Known {
     digests: Option<(bool, bool)>,
     recovered: Option<Instant>,
-    /// The target wants us not to come back before.
+    /// The target asked for no login before this.
     not_before: Option<Instant>,
 }
 
@@ -109,7 +108,7 @@ pub struct SessionRecoveryStop {
 }
 
 impl SessionRecoveryStop {
-    /// Has [`SessionRecovery::next`] return without waiting, from now on.
+    /// Makes [`SessionRecovery::next`] return without waiting, from now on.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.waker.wake();
@@ -117,7 +116,7 @@ impl SessionRecoveryStop {
 }
 
 impl SessionRecovery {
-    /// What ends its waits.
+    /// Returns a handle that ends its waits.
     #[must_use]
     pub fn stopper(&self) -> SessionRecoveryStop {
         SessionRecoveryStop {
@@ -126,12 +125,12 @@ impl SessionRecovery {
         }
     }
 
-    /// Waits for the next news and returns it; empty when the deadline passes without
-    /// any, or when it was [stopped](SessionRecoveryStop::stop). At first of the sessions that
-    /// were lost before.
+    /// Waits for the next reports and returns them; empty when the deadline passes without
+    /// any, or after [`SessionRecoveryStop::stop`]. The first call also finds the sessions
+    /// that were lost before.
     ///
     /// # Errors
-    /// Where sysfs cannot be read or the kernel cannot be heard.
+    /// Those of reading sysfs or of receiving the kernel's notices.
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<SessionRecoveryReport>> {
         loop {
             let mut reports = Vec::new();
@@ -162,7 +161,7 @@ impl SessionRecovery {
         }
     }
 
-    /// Those whose attempt should have ended.
+    /// The sessions whose attempt should have ended by now.
     fn overdue(&self) -> Vec<SessionId> {
         let now = Instant::now();
         let recoveries = self.recoveries.iter();
@@ -178,7 +177,7 @@ impl SessionRecovery {
         due.map(|(id, _)| *id).collect()
     }
 
-    /// Looks at all sessions of ours.
+    /// Reads the state of all sessions of lunbd.
     fn scan_sessions(&mut self) -> Result<()> {
         self.look_at = Instant::now() + LOOK_EVERY;
         let mut there = BTreeMap::new();
@@ -192,11 +191,12 @@ impl SessionRecovery {
             match session.connection_status()? {
                 Some(ConnectionStatus::LoggedIn) => {
                     let digests = session.digests()?;
-                    // Lost in between, the kernel may have forgotten them already.
+                    // If the session was lost in between, the kernel may have forgotten the
+                    // digests.
                     if session.connection_status()? == Some(ConnectionStatus::LoggedIn) {
                         known.digests = Some(digests);
                     }
-                    // A rescan that failed meanwhile may end after a recovery.
+                    // A rescan that failed during the loss may end only after the recovery.
                     let recovered = known.recovered;
                     let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
                     if self.brings_devices_back || is_fresh {
@@ -215,7 +215,7 @@ impl SessionRecovery {
         Ok(())
     }
 
-    /// `false` where no thread for it could be started.
+    /// Returns `false` where no thread could be started.
     fn set_offline_running(&self, session: &IscsiSession) -> bool {
         let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
         if let Err(error) = &begun {
@@ -232,7 +232,7 @@ impl SessionRecovery {
                     self.track_known(&session, true);
                 }
             }
-            SessionNotice::Said(id, message) => {
+            SessionNotice::AsyncMessage(id, message) => {
                 let session = IscsiSession::new(&self.roots, id);
                 if session.is_lunbd_owned()? {
                     self.take_async_message(&session, message);
@@ -241,7 +241,7 @@ impl SessionRecovery {
             SessionNotice::Created(_) => {
                 self.look_at = self.look_at.min(Instant::now() + LOOK_SOON);
             }
-            SessionNotice::LookAgain => self.look_at = Instant::now(),
+            SessionNotice::Resync => self.look_at = Instant::now(),
         }
         Ok(())
     }
@@ -270,21 +270,21 @@ impl SessionRecovery {
         self.recoveries.insert(session.id(), recovery);
     }
 
-    /// What a target may ask for (RFC 7143, 11.9.1). As iscsid has it, a wish to
-    /// negotiate is met by another login.
+    /// Acts on the requests that a target may send (RFC 7143, 11.9.1). Like iscsid, it answers
+    /// a request to negotiate with a new login.
     fn take_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
         tracing::info!(session = %id, ?message, "the target sent an asynchronous message");
         match message.event {
             1 | 4 => {
-                // One that asks again and again is not left without a pause.
+                // A target that asks repeatedly still gets a pause between logins.
                 self.track_known(session, false);
                 if let Some(recovery) = self.recoveries.get_mut(&id) {
                     recovery.request_logout();
                 }
             }
-            // Of a session's one connection.
+            // The session has one connection, number 0.
             2 | 3 if message.event == 3 || connection == 0 => {
                 let wait = Duration::from_secs(wait.into()).min(LONGEST_WISH);
                 let until = Instant::now() + wait;
@@ -297,7 +297,7 @@ impl SessionRecovery {
         }
     }
 
-    /// Looks at one whose turn it is, and has it logged in again where it is lost.
+    /// Starts a re-login for a session that is due, where it is still lost.
     fn start_attempt(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
@@ -323,7 +323,7 @@ impl SessionRecovery {
             roots: self.roots.clone(),
             scheduler: self.scheduler.clone(),
             session: recovery.session().clone(),
-            ask: self.options.ask.clone(),
+            credentials: self.options.credentials.clone(),
             digests: known.unwrap_or(self.options.digests),
             logs_out_first: recovery.must_log_out(),
         };
@@ -335,7 +335,7 @@ impl SessionRecovery {
                 outcome,
             });
         }
-        if connection_status == ConnectionStatus::GivenUp && recovery.is_first_to_say_spent() {
+        if connection_status == ConnectionStatus::GivenUp && recovery.first_budget_report() {
             return self
                 .report(id, SessionRecoveryOutcome::BudgetSpent)
                 .map(Some);
@@ -343,9 +343,9 @@ impl SessionRecovery {
         Ok(None)
     }
 
-    /// An attempt hangs where no deadline ends it: in a file system does not answer for its
-    /// credentials, say. None is made beside it, and what becomes of the session meanwhile
-    /// is said.
+    /// Reports on an attempt that no deadline ends, such as in a file system that does not
+    /// answer for the credentials, and on the session's state. No second attempt starts
+    /// meanwhile.
     fn check_overdue(&mut self, id: SessionId) -> Result<Option<SessionRecoveryReport>> {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
@@ -358,12 +358,12 @@ impl SessionRecovery {
             ConnectionStatus::LoggedIn if !recovery.must_log_out() => {
                 return self.conclude(id, Some(SessionRecoveryOutcome::Healthy));
             }
-            ConnectionStatus::GivenUp if recovery.is_first_to_say_spent() => {
+            ConnectionStatus::GivenUp if recovery.first_budget_report() => {
                 SessionRecoveryOutcome::BudgetSpent
             }
-            _ if recovery.is_news(ErrorKind::TimedOut) => {
+            _ if recovery.is_new_failure(ErrorKind::TimedOut) => {
                 let what = "the current re-login attempt; no other starts meanwhile";
-                let error = Error::not_within(Stage::Session, attempt::LONGEST, what);
+                let error = Error::wait_expired(Stage::Session, attempt::LONGEST, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
                 SessionRecoveryOutcome::Failed(
@@ -375,7 +375,7 @@ impl SessionRecovery {
         self.report(id, outcome).map(Some)
     }
 
-    /// An attempt has come to its end.
+    /// Processes the end of an attempt.
     fn finish_attempt(&mut self, done: AttemptDone) -> Result<Option<SessionRecoveryReport>> {
         let AttemptDone {
             session: id,
@@ -391,7 +391,7 @@ impl SessionRecovery {
                 known.not_before = None;
                 self.conclude(id, Some(SessionRecoveryOutcome::Recovered))
             }
-            // Another process is at it; or it is as it should be, or gone.
+            // Another process works on it, or the session is up, or gone.
             Ok(attempt::AttemptOutcome::NotOurs) => {
                 recovery.end(Instant::now());
                 Ok(None)
@@ -402,7 +402,7 @@ impl SessionRecovery {
                     recovery.is_refused();
                 }
                 recovery.end(Instant::now());
-                let is_new = recovery.is_news(error.kind());
+                let is_new = recovery.is_new_failure(error.kind());
                 is_new
                     .then(|| self.report(id, SessionRecoveryOutcome::Failed(error)))
                     .transpose()
@@ -457,7 +457,7 @@ impl SessionRecovery {
     }
 }
 
-/// One that is gone or another's by now is as good as being ended.
+/// A session that is gone, or belongs to another program by now, counts as ending.
 fn connection_status_of(recovery: &RecoveryState) -> Result<ConnectionStatus> {
     Ok(match recovery.session().connection_status()? {
         Some(connection_status) if recovery.session().is_lunbd_owned()? => connection_status,

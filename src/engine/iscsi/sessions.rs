@@ -1,10 +1,10 @@
-//! The iSCSI sessions that the engine made: who uses one, and its end when nobody
-//! does.
+//! The iSCSI sessions that the engine made: their use, and their end when nothing uses
+//! them.
 //!
-//! An attach shares the right to a session of ours from before its scan until its
-//! devices are there; who ends it takes that right alone, and looks for devices
-//! under it. So no session goes away under a scan, and of two detaches the one
-//! that deletes the last device sees that there is none.
+//! An attach shares a session's lock from before its scan until its devices are there; a
+//! process that ends the session takes the lock exclusively and looks for devices under it.
+//! So no session ends during a scan, and of two detaches the one that deletes the last
+//! device sees that none is left.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,17 +23,17 @@ fn lock_name(id: SessionId) -> String {
     format!("iscsi-session-{id}")
 }
 
-/// What the names of the rights to log in begin with.
+/// The prefix of the names of login locks.
 pub(in crate::engine) const LOGIN: &str = "iscsi-login-";
 
-/// Of the right to log in under this name, alone.
+/// The name of the lock to log in under this session name.
 pub(super) fn login_lock_name(name: &SessionName) -> String {
     format!("{LOGIN}{:?}", name.isid())
 }
 
-/// After the right to log in was taken. Where its last holder died with it, that was
-/// in the middle of a login: it may have left a session without its names, which
-/// nobody finds by them, and which is ended first.
+/// Called with a login lock that was just taken. If its last holder died during a login,
+/// that holder may have left a session without names, which no lookup finds: this call ends
+/// such sessions first.
 pub(super) fn destroy_abandoned(
     roots: &Roots,
     right: DeviceLock,
@@ -42,15 +42,14 @@ pub(super) fn destroy_abandoned(
     if right.was_abandoned()
         && let Err(error) = iscsi::destroy_incomplete(roots, deadline)
     {
-        // The next is to know of it as well.
+        // The next holder must see the abandoned login as well.
         right.abandon();
         return Err(error);
     }
     Ok(right)
 }
 
-/// Ends the sessions without their names that logins have left whose processes
-/// died.
+/// Ends the unnamed sessions that logins of dead processes have left.
 #[cfg(feature = "journal")]
 pub(in crate::engine) fn destroy_incomplete(
     roots: &Roots,
@@ -67,8 +66,8 @@ pub(in crate::engine) fn destroy_incomplete(
     ended
 }
 
-/// The right to use a session of ours, with others; `None` where it is not ours,
-/// and so is ended by nobody here.
+/// Shares the lock to use a session of lunbd; returns `None` for a session of another
+/// program, which lunbd never ends.
 pub(in crate::engine) fn share(
     roots: &Roots,
     session: &IscsiSession,
@@ -80,8 +79,8 @@ pub(in crate::engine) fn share(
     DeviceLock::share(roots, &lock_name(session.id()), deadline).map(Some)
 }
 
-/// Logs out a session of ours that has no devices and that nobody is about to
-/// use. Says whether it did.
+/// Logs out a session of lunbd that has no devices and that no attach is about to use.
+/// Returns whether it did.
 pub(super) fn end_if_unused(
     roots: &Roots,
     session: &IscsiSession,
@@ -92,7 +91,7 @@ pub(super) fn end_if_unused(
 
 /// Ends a session that the caller did not name. It waits for no other process, and only the
 /// log reports a failure.
-pub(super) fn end_if_nobody_uses(
+pub(super) fn end_unused_best_effort(
     roots: &Roots,
     session: &IscsiSession,
     deadline: Deadline,
@@ -105,8 +104,9 @@ pub(super) fn end_if_nobody_uses(
     })
 }
 
-/// The same, but of one that serves no I/O: what was at its login when it was looked
-/// at is its maker's, who has no right to it yet.
+/// Logs out an unused session that serves no I/O. A session that serves by now belongs to
+/// the process that was logging in when the caller read it, and that process has no lock on
+/// it yet.
 pub(super) fn end_if_down(
     roots: &Roots,
     session: &IscsiSession,
@@ -119,19 +119,18 @@ pub(super) fn end_if_down(
 fn end_unless(
     roots: &Roots,
     session: &IscsiSession,
-    patience: Deadline,
+    lock_deadline: Deadline,
     deadline: Deadline,
     stays: impl Fn() -> Result<bool>,
 ) -> Result<bool> {
-    // Looked at first without the right to it: on a session that others use
-    // nobody waits for them.
+    // Checks before taking the lock, so that no caller waits for a session that others use.
     let is_used = || Ok::<_, Error>(!session.devices()?.is_empty());
     if !session.is_there() || !session.is_lunbd_owned()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), patience) {
-        // An attach is at work on it all the time.
-        Err(error) if error.kind().is_out_of_time() => {
+    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
+        // An attach keeps using the session.
+        Err(error) if error.kind().is_timeout_or_cancel() => {
             tracing::info!(session = %session.id(), %error, "it stays");
             return Ok(false);
         }
@@ -140,7 +139,8 @@ fn end_unless(
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(IscsiSession::FREE));
     let _nobody_makes = if is_free()? {
-        let nobody = lock_creation(roots, patience).map_err(|error| error.at(Stage::Logout))?;
+        let nobody =
+            lock_creation(roots, lock_deadline).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
@@ -157,7 +157,7 @@ fn end_unless(
 }
 
 impl Engine {
-    /// Whether one of our sessions is behind these SCSI hosts.
+    /// Whether one of lunbd's sessions is behind these SCSI hosts.
     pub(in crate::engine) fn has_own_session(&self, hosts: &BTreeSet<HostNo>) -> Result<bool> {
         for host in hosts {
             for session in IscsiSession::of_host(self.roots(), *host)? {
@@ -169,8 +169,8 @@ impl Engine {
         Ok(false)
     }
 
-    /// The hosts of those of our sessions with this target whose logout was begun and
-    /// not finished: who was at it may have died before the last step.
+    /// The hosts of lunbd's sessions with this target whose logout is unfinished, since its
+    /// process may have died before the last step.
     pub(in crate::engine) fn hosts_of_ended(&self, target: &Iqn) -> Result<BTreeSet<HostNo>> {
         let mut hosts = BTreeSet::new();
         for session in IscsiSession::all(self.roots())? {
@@ -186,10 +186,10 @@ impl Engine {
         Ok(hosts)
     }
 
-    /// Logs out those of our sessions through which these sources were to be
-    /// reached, where nothing is on them: who made one may have died before there
-    /// was a device, or after the last one went. Ends those as well that died
-    /// before they had names. Says which.
+    /// Logs out lunbd's sessions for these sources that have no devices: the process that
+    /// made one may have died before the first device appeared or after the last one went.
+    /// Also ends the sessions of logins that died before they set the names. Returns the
+    /// ended sessions.
     ///
     /// # Errors
     /// The first failure, at stage `logout`.
@@ -217,7 +217,7 @@ impl Engine {
                 Some(name) => {
                     name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
                 }
-                // Who was at its logout may have died before the last step.
+                // The process of its logout may have died before the last step.
                 None => session
                     .unbound_endpoints()?
                     .is_some_and(|(who, target)| who == *initiator && leads_to(&target, None)),
@@ -232,8 +232,8 @@ impl Engine {
         Ok(ended)
     }
 
-    /// Those of our sessions that are not behind these SCSI hosts and are of the same
-    /// initiator with the same target as one that is: other ways to the same units.
+    /// lunbd's sessions that are not in `behind` but have the same initiator and target as
+    /// one that is: other routes to the same units.
     fn beside(&self, behind: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
         let parties = |session: &IscsiSession| {
             let of_whole = session.name()?.map(|name| (name.initiator, name.target));
@@ -255,12 +255,12 @@ impl Engine {
         Ok(beside)
     }
 
-    /// Logs out those of our sessions behind these SCSI hosts that are not used
-    /// any more, all at once, and those that lead to the same targets, which an attach
-    /// may have made for nothing. Says which.
+    /// Logs out lunbd's unused sessions behind these SCSI hosts, all at once, and those
+    /// with the same targets, which an attach may have made without using them. Returns the
+    /// ended sessions.
     ///
     /// # Errors
-    /// The first failure, at stage `logout`, when all are done.
+    /// The first failure, at stage `logout`, after all logouts have ended.
     pub(in crate::engine) fn end_unused_sessions(
         &self,
         hosts: &BTreeSet<HostNo>,
@@ -277,7 +277,7 @@ impl Engine {
         sessions.extend(beside.iter().cloned());
         let end = |session: &IscsiSession| {
             if beside.contains(session) {
-                return Ok(end_if_nobody_uses(roots, session, deadline));
+                return Ok(end_unused_best_effort(roots, session, deadline));
             }
             end_if_unused(roots, session, deadline)
         };
@@ -312,7 +312,7 @@ mod tests {
     fn a_session_that_serves_by_now_is_left_to_the_login_that_made_it() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        // No kernel has counted so far.
+        // No kernel has counted this far.
         let id = u32::MAX.to_string();
         let host = roots.sysfs.join("devices/platform/host9/session");
         let session = host.join("iscsi_session").join(&id);

@@ -1,9 +1,9 @@
-//! What fails, for whoever looks at a journal beside its holder. It is no part of
-//! the journal: nothing is decided by it, it is not brought to the disk, and it
-//! counts for nothing as soon as its writer is gone.
+//! The failing volumes, published for processes that read a journal while another one
+//! holds it. The file is no part of the journal: no decision depends on it, it is not
+//! synced to the disk, and it no longer counts when its writer is gone.
 //!
-//! Who wrote it has its file locked, so that a reader knows whether that still is:
-//! its own lock, which only readers ask for, and for a moment.
+//! The writer locks the file, so that a reader knows whether the writer still runs. The
+//! lock is the file's own: only readers ask for it, and only briefly.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,29 +19,29 @@ use super::file::BEING_WRITTEN;
 use crate::error::Result;
 use crate::id::VolumeId;
 
-/// Its file. No record's name ends so.
+/// The file's name. No record has this ending.
 pub(super) const FAILING: &str = "journal.failing";
 
 const VERSION: u32 = 1;
 
-/// More than ten thousand of them.
+/// Enough for more than ten thousand entries, in bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// A volume whose last step failed, in the words of the process that tries it.
+/// A volume whose last step failed, as the process that works on it reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Failing {
-    /// The volume, which the journal need not know: an attach that left nothing has
-    /// left no record.
+    /// The volume. The journal may have no record of it, since an attach that left
+    /// nothing has left no record.
     pub volume: VolumeId,
-    /// What was tried, as `reconcile::StepKind` spells it.
+    /// The step, as `reconcile::StepKind` spells it.
     pub step: String,
     /// Why it failed.
     pub error: String,
     /// How often it has failed.
     pub tries: u32,
-    /// When it is tried again, by the machine's clock; `None` where that is not
-    /// before something changes. In UTC when serialised.
+    /// When the next attempt is due, by the machine's clock; `None` where it waits for a
+    /// change. In UTC when serialised.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
     pub next_try: Option<SystemTime>,
 }
@@ -76,7 +76,8 @@ struct Content {
     failing: Vec<Failing>,
 }
 
-/// Puts it there, locked from the beginning. The lock goes with its file.
+/// Writes the file, locked from the beginning. Dropping the returned file releases the
+/// lock.
 pub(super) fn write(path: &Path, failing: Vec<Failing>) -> io::Result<Flock<File>> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(BEING_WRITTEN);
@@ -96,13 +97,13 @@ pub(super) fn write(path: &Path, failing: Vec<Failing>) -> io::Result<Flock<File
     Ok(file)
 }
 
-/// What its writer says, where that is there: nothing where it is not, or where the
-/// file is of another version or none of its kind. **Blocks** as the file system
-/// does.
+/// The failures that the writer reports, while it runs; empty where it does not run, and
+/// where the file has another version or another format. **Blocks** as long as the file
+/// system does.
 pub(super) fn read(directory: &Path) -> Vec<Failing> {
     let path = directory.join(FAILING);
     let mut content = None;
-    // Another takes its place, as long as its writer has something to say.
+    // The writer replaces the file whenever its report changes, so the call retries.
     for _ in 0..16 {
         let Ok(file) = File::open(&path) else {
             break;

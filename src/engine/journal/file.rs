@@ -1,4 +1,4 @@
-//! The files of a journal: their names, and how one comes and goes whole.
+//! The files of a journal: their names, and how each is replaced or removed atomically.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,24 +11,24 @@ use crate::crash::point;
 use crate::error::{Error, Result};
 use crate::id::VolumeId;
 
-/// What the name of a record ends in.
+/// The ending of a record's name.
 pub(super) const RECORD: &str = ".json";
 
-/// What the name of a record ends in besides while it is being written.
+/// A further ending of a record's name while it is being written.
 pub(super) const BEING_WRITTEN: &str = ".new";
 
-/// What the name of a file ends in that was set aside, before a number.
+/// The ending of the name of a file that was set aside; a number follows it.
 pub(super) const SET_ASIDE: &str = ".set-aside-";
 
-/// What stays as it is in a file's name.
+/// The characters that are not encoded in a file's name.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
-/// The name of a volume's file. Letters, digits, `-`, `_` and `.` stay, other
-/// bytes are percent-encoded, so that no id leaves the directory and no two
-/// have one file; of a long one the beginning and the SHA-256 of the whole stay,
-/// after a `~`, which is in no encoded text.
+/// The name of a volume's file. Letters, digits, `-`, `_` and `.` stay and other bytes
+/// are percent-encoded, so that no id leads out of the directory and no two ids share a
+/// file. A long name keeps its beginning and the SHA-256 of the whole, after a `~`, which
+/// no encoded text contains.
 pub(super) fn name_of(volume: &VolumeId) -> String {
-    /// A file's name has 255 bytes, and some are needed at its end.
+    /// A file's name has at most 255 bytes, including the endings.
     const LONGEST: usize = 160;
     const BEGINNING: usize = 80;
     let mut name = utf8_percent_encode(volume.as_str(), PLAIN).to_string();
@@ -36,17 +36,17 @@ pub(super) fn name_of(volume: &VolumeId) -> String {
         name.replace_range(..1, "%2E");
     }
     if name.len() > LONGEST {
-        // Pure ASCII, so every place is a character's boundary.
+        // The text is pure ASCII, so every index is a character boundary.
         name.truncate(BEGINNING);
         name = format!("{name}~{}", digest(volume.as_str().as_bytes()));
     }
     name + RECORD
 }
 
-/// Puts `bytes` at `name`, whole or not at all, whenever the machine stops: it
-/// is written beside, brought to the disk, and renamed. That it is there after the
-/// machine stops takes a [`sync`] besides. **Blocks** for as long as the file
-/// system does.
+/// Replaces the file `name` by `bytes`, whole or not at all even where the machine stops:
+/// it writes another file beside it, syncs that to the disk, and renames it. Only a
+/// [`sync`] makes the rename survive a stop. **Blocks** for as long as the file system
+/// does.
 pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
@@ -65,7 +65,7 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
         fs::rename(&beside, &path)
     };
     write().map_err(|error| {
-        // It says nothing, and takes room on a disk that is full.
+        // The incomplete file has no use, and the disk may be full.
         let _ = fs::remove_file(&beside);
         Error::io("cannot write the intent", &path, &error)
     })?;
@@ -73,8 +73,8 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     Ok(())
 }
 
-/// Takes `name` away. That it stays away after the machine stops takes a [`sync`] besides.
-/// **Blocks** for as long as the file system does.
+/// Removes the file `name`. Only a [`sync`] makes the removal survive a stop of the
+/// machine. **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
     point!(JournalToRemove);
@@ -88,7 +88,7 @@ pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Renames what is no record, to the first name that is free.
+/// Renames a file that is no record, to the first free name.
 pub(super) fn set_aside(path: &Path) -> Result<PathBuf> {
     let mut number = 0_u64;
     loop {
@@ -106,7 +106,7 @@ pub(super) fn set_aside(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Brings a directory's names to the disk.
+/// Syncs a directory's names to the disk.
 pub(super) fn sync(directory: &Path) -> Result<()> {
     File::open(directory)
         .and_then(|directory| directory.sync_all())

@@ -39,7 +39,7 @@ impl Journal {
                 let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
-            let woken = self.shared.freed.wait_timeout(table, deadline.turn());
+            let woken = self.shared.freed.wait_timeout(table, deadline.max_sleep());
             table = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         if let Some(wanted) = wanted {
@@ -177,7 +177,7 @@ impl VolumeGuard {
         let Err(error) = self.write(intent, deadline) else {
             return Ok(());
         };
-        if !error.kind().is_out_of_time() && self.record() != before {
+        if !error.kind().is_timeout_or_cancel() && self.record() != before {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),

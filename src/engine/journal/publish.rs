@@ -1,4 +1,4 @@
-//! Tells those who read a journal beside its holder what fails.
+//! Publishes the failing volumes for other readers of the journal.
 
 use std::fs::{self};
 
@@ -9,7 +9,8 @@ use crate::error::{Error, Result, Stage};
 use crate::kernel::worker;
 
 impl Journal {
-    /// Tells those who look from beside which volumes fail.
+    /// Publishes which volumes fail, for processes that read the journal while this one
+    /// holds it.
     ///
     /// # Errors
     /// `Io`; `TimedOut` at stage `journal`.

@@ -1,4 +1,4 @@
-//! One at a time on one device, across all processes of the machine.
+//! Exclusive and shared locks on devices, across all processes of the machine.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,32 +15,31 @@ use crate::error::{Error, Result, Stage};
 use crate::id::{BackendId, Hctl, Wwid};
 use crate::kernel::{Roots, sysfs};
 
-/// The right to work on one device. The kernel takes it back when the process
-/// dies, in whatever way.
+/// A lock on one device. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub(in crate::engine) struct DeviceLock {
     path: PathBuf,
-    // Closed, and so released, after the file is removed.
+    // The file is closed, and so the lock released, after the path is removed.
     file: Flock<File>,
-    /// With others.
+    /// Whether other processes may share the lock.
     shared: bool,
     was_abandoned: bool,
     stays: bool,
 }
 
 impl DeviceLock {
-    /// Waits for the right to work on `name`. No thread is left waiting when the deadline
-    /// has passed.
+    /// Takes the exclusive lock `name`, and waits for it. No thread stays behind after
+    /// the deadline.
     ///
     /// # Errors
-    /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at
-    /// stage `lock`, naming the process that has it.
+    /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at stage
+    /// `lock`, naming the process that has it.
     pub(in crate::engine) fn take(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
         Self::take_as(roots, name, false, deadline)
     }
 
-    /// As [`take`](Self::take), with others that share it: only who takes it
-    /// alone is kept out.
+    /// Takes the lock like [`take`](Self::take), but shared: it excludes only exclusive
+    /// holders.
     pub(in crate::engine) fn share(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
         Self::take_as(roots, name, true, deadline)
     }
@@ -59,11 +58,11 @@ impl DeviceLock {
         }
     }
 
-    /// The name of the right to work on a unit, by whatever address. It is taken
-    /// after those of addresses, so that two never wait for each other.
+    /// The name of a unit's lock, which covers all its addresses. It is taken after the
+    /// locks of addresses, so that two processes never deadlock.
     pub(in crate::engine) fn of_unit(name: &Wwid) -> String {
-        /// A file's name has 255 characters at most; two units that share the
-        /// first of a vendor's long text only wait for each other.
+        /// A file's name has at most 255 characters. Two units whose long vendor texts
+        /// begin alike share a lock, which costs only time.
         const LONGEST: usize = 200;
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let name = name.to_string();
@@ -71,19 +70,19 @@ impl DeviceLock {
         format!("unit-{name}")
     }
 
-    /// The name of the right to work on a backend id, which may hold what no file name
-    /// can.
+    /// The name of a backend id's lock: a digest, since an id may contain characters that
+    /// a file name cannot.
     pub(in crate::engine) fn of_backend(backend: &BackendId) -> String {
         format!("nbd-id-{:016x}", backend.digest())
     }
 
-    /// What is shared by the scans of an address that the kernel has not ended, those
-    /// of processes that were killed included.
+    /// The name of the lock that the scans of an address share until the kernel has ended
+    /// them, also those of killed processes.
     pub(in crate::engine) fn of_scan(hctl: Hctl) -> String {
         format!("scan-{hctl}")
     }
 
-    /// Waits until nobody has the right to work on `name`.
+    /// Waits until no process has the lock `name`.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -99,43 +98,43 @@ impl DeviceLock {
         Ok(())
     }
 
-    /// Whether somebody has the right to work on `name`.
+    /// Whether a process has the lock `name`.
     pub(in crate::engine) fn is_held(roots: &Roots, name: &str) -> Result<bool> {
         let path = Self::path(roots, name);
         Ok(path.exists() && Self::try_at(&path, false)?.is_none())
     }
 
-    /// Takes the right to work on `name` if nobody has it.
+    /// Takes the lock `name` if it is free.
     pub(in crate::engine) fn try_take(roots: &Roots, name: &str) -> Result<Option<Self>> {
         Self::try_at(&Self::path(roots, name), false)
     }
 
-    /// Whether its last holder died with it, or [left](Self::leave) it so.
+    /// Whether its last holder died with it, or [abandoned](Self::abandon) it.
     pub(in crate::engine) fn was_abandoned(&self) -> bool {
         self.was_abandoned
     }
 
-    /// Drops it as a process does that dies with it: who takes it next sees that what
-    /// was done under it has not come to its end.
+    /// Drops the lock as a dying process would: the next holder sees that the work under
+    /// it is unfinished.
     pub(in crate::engine) fn abandon(mut self) {
         self.stays = true;
     }
 
-    /// Takes away the files that processes have left which died with a lease, but for
-    /// those whose names begin with `but`.
+    /// Removes the lock files of dead processes, except those whose names begin with
+    /// `but`.
     #[cfg(feature = "journal")]
     pub(in crate::engine) fn purge_stale(roots: &Roots, but: &str) {
         let folder = run_dir::path(roots);
         for name in sysfs::names(&folder).unwrap_or_default() {
             let path = folder.join(&name);
             if path.extension() == Some("lock".as_ref()) && !name.starts_with(but) {
-                // Had, it is dropped at once, and its file with it.
+                // Dropping the acquired lock removes its file.
                 let _another_has_it = Self::try_at(&path, false);
             }
         }
     }
 
-    /// Takes those whose names begin with `kind` and whose holders died with them.
+    /// Takes the locks whose names begin with `kind` and whose holders died with them.
     #[cfg(feature = "journal")]
     pub(in crate::engine) fn take_abandoned(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
         let folder = run_dir::path(roots);
@@ -162,27 +161,28 @@ impl DeviceLock {
         Self::acquire(path, how).map_err(|error| error.at(Stage::Lock))
     }
 
-    /// `None` where another has it, or where the file that was locked is no
-    /// longer the one at the path (its last holder removed it).
+    /// Returns `None` where another process has the lock, or where the locked file is no
+    /// longer the one at the path, since its last holder removed it.
     fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
-        point!(LeaseToTake);
+        point!(DeviceLockToTake);
         let file = open(path)?;
-        point!(LeaseCreated);
+        point!(DeviceLockCreated);
         let locked = lock_file::lock(path, file, how).map_err(|error| failed(&error))?;
         let Locked::Ours(mut file) = locked else {
             return Ok(None);
         };
         let ours = file.metadata().map_err(|error| failed(&error))?;
         let was_abandoned = ours.len() > 0;
-        // For the error of those who wait; the lock itself is the flock.
+        // The process id serves the error of waiting processes; the lock itself is the
+        // flock.
         let emptied = if was_abandoned {
             file.set_len(0)
         } else {
             Ok(())
         };
         let _ = emptied.and_then(|()| write!(file, "{}", std::process::id()));
-        point!(LeaseTaken);
+        point!(DeviceLockTaken);
         Ok(Some(Self {
             path: path.to_owned(),
             file,
@@ -193,7 +193,7 @@ impl DeviceLock {
     }
 }
 
-/// The file of a lock, in a directory that the first one makes.
+/// Opens the file of a lock, and creates the directory where it is missing.
 fn open(path: &Path) -> Result<File> {
     let opened = match (lock_file::open(path), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -217,19 +217,19 @@ impl Drop for DeviceLock {
         if self.stays {
             return;
         }
-        point!(LeaseToDrop);
-        // The last that shares it removes it. On the way from one lock to the
-        // other it may be another's for a moment.
+        point!(DeviceLockToDrop);
+        // The last sharer removes the file. While `relock` converts the lock, another
+        // process may take it for a moment.
         if self.shared {
             let alone = self.file.relock(FlockArg::LockExclusiveNonblock).is_ok();
             if !alone || !lock_file::is_at(&self.path, &self.file).unwrap_or(false) {
                 return;
             }
         }
-        // While we hold the lock alone the path is ours; who waits on the file
-        // looks at the path again.
+        // The path belongs to the exclusive holder, and a process that waits on the file
+        // checks the path again.
         let _ = fs::remove_file(&self.path);
-        point!(LeaseDropped);
+        point!(DeviceLockDropped);
     }
 }
 
@@ -242,7 +242,7 @@ mod tests {
         Deadline::after(Duration::from_secs(30))
     }
 
-    /// For a wait that is to be in vain, and is to have begun before it ends.
+    /// A deadline for a wait that must fail, long enough for the wait to begin.
     fn in_a_moment() -> Deadline {
         Deadline::after(Duration::from_millis(300))
     }
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_held_by_one_at_a_time_and_leaves_no_file() {
+    fn a_device_lock_is_held_by_one_at_a_time_and_leaves_no_file() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let lock = DeviceLock::take(&roots, "scsi-0:0:0:0", soon()).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
+    fn a_device_lock_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let alone = |deadline| DeviceLock::take(&roots, "session-1", deadline);

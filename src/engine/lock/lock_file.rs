@@ -8,22 +8,22 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-/// Whoever can open the file can lock it.
+/// Any process that can open the file can lock it, so only its owner may open it.
 const MODE: u32 = 0o600;
 
-/// What came of a lock that is not waited for.
+/// The result of an attempt to lock without waiting.
 #[derive(Debug)]
 pub(in crate::engine) enum Locked {
     /// The file at the path is locked.
     Ours(Flock<File>),
-    /// Another has it.
+    /// Another process has the lock.
     Anothers,
-    /// The file was removed before it was locked, and another may lock the next one at
-    /// the path: nobody has anything, and the next try decides.
+    /// The file was removed before it was locked, and another process may lock the next
+    /// one at the path: try again.
     Removed,
 }
 
-/// Opens the file of a lock, which it makes where it is not there.
+/// Opens the file of a lock, and creates it where it is missing.
 ///
 /// # Errors
 /// Those of the file system.

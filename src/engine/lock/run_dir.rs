@@ -1,7 +1,8 @@
 //! The directory of locks and marks, `run/lunbd`.
 //!
-//! Whoever can open a file there can lock it, and a lock of another user's would hold up
-//! attaches or make a detach leave its session. So the directory is its owner's alone.
+//! Any process that can open a file there can lock it, and another user's lock would
+//! delay attaches or make a detach leave its session. So only the directory's owner has
+//! access to it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -12,18 +13,18 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::kernel::{Roots, process};
 
-/// What its owner may do, and nobody else.
+/// The owner has all rights, and other users have none.
 const DIRECTORY: u32 = 0o700;
-/// The bits of a mode that are not its owner's.
+/// The mode bits of group and others.
 const OTHERS: u32 = 0o077;
 
-/// Where it is.
+/// The path of the directory.
 pub(in crate::engine) fn path(roots: &Roots) -> PathBuf {
     roots.run.join("lunbd")
 }
 
-/// Whether the directory, or where it would be made, is that of the machine's first
-/// process; `None` where that process is not to be seen.
+/// Whether the directory, or the place where it would be created, is that of the
+/// machine's first process; `None` where that process is not visible.
 pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
     if !process::shows_all_namespaces(roots).unwrap_or(false) {
         return None;
@@ -35,7 +36,8 @@ pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
         Err(_) => None,
     };
     is_there(&root)??;
-    // The machine may be mounted elsewhere here than where it is itself.
+    // This process may see the machine's directory at another path than the machine
+    // itself.
     let places = [roots.run.as_path(), Path::new("/run")].map(|run| {
         let below_root = run.strip_prefix("/").unwrap_or(run);
         root.join(below_root)
@@ -44,7 +46,7 @@ pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
         let pairs = [(path(roots), run.join("lunbd")), (roots.run.clone(), run)];
         for (own, machines) in pairs {
             match (is_there(&own)?, is_there(&machines)?) {
-                // Looked for one directory above.
+                // Neither exists, so the parent directories are compared.
                 (None, None) => {}
                 (own, machines) if own == machines => return Some(true),
                 _ => break,
@@ -54,8 +56,9 @@ pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
     Some(false)
 }
 
-/// Takes the directory from others where an earlier version let them in. Who may not
-/// change it, as a process that only lists devices, leaves it.
+/// Removes other users' access to the directory, which an earlier version allowed. A
+/// process without the right to change it, such as one that only lists devices, leaves it
+/// as it is.
 pub(in crate::engine) fn make_private(roots: &Roots) {
     let path = path(roots);
     let is_open = |metadata: &fs::Metadata| metadata.mode() & OTHERS != 0;
@@ -67,7 +70,7 @@ pub(in crate::engine) fn make_private(roots: &Roots) {
     }
 }
 
-/// Makes the directory where it is not there.
+/// Creates the directory where it is missing.
 ///
 /// # Errors
 /// `NotPermitted`; `Io`.
@@ -117,7 +120,7 @@ mod tests {
         assert_eq!(is_that_of_the_machine(&roots), Some(true));
         make(&path(&roots)).unwrap();
         assert_eq!(is_that_of_the_machine(&roots), Some(true));
-        // The first process has another root.
+        // The first process has another root directory.
         fs::remove_file(first.join("root")).unwrap();
         fs::create_dir_all(first.join("root/run/lunbd")).unwrap();
         assert_eq!(is_that_of_the_machine(&roots), Some(false));

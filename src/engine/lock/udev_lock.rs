@@ -1,23 +1,22 @@
-//! The lock on a disk that udev respects.
+//! The lock on a disk by which udev and other programs coordinate.
 
 use std::fs::{File, TryLockError};
 use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 
-/// How long udev may take to read a disk before it is left to its reads.
+/// How long to wait for udev's reads before the caller goes on beside them.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Waits until udev has read the disk, and keeps udev from it until the file is closed.
-/// udevd holds a shared lock on a disk while it reads it, and comes back later where
-/// another has the exclusive one (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
+/// udevd holds a shared lock on a disk while it reads it, and retries later where another
+/// process holds the exclusive lock (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
 ///
-/// A disconnect fails the requests that are under way. nbdkit before 1.34 aborts where
-/// its client leaves before it has all replies, and with it all its other exports go
-/// (commit 9d82aa4f there).
+/// A disconnect fails requests in flight. nbdkit before 1.34 aborts, with all its other
+/// exports, where its client leaves before it has all replies (nbdkit commit 9d82aa4f).
 ///
-/// The lock is a courtesy: where it cannot be had in time, the caller goes on. A reader
-/// does not keep a disk from being detached.
+/// The lock is optional: where it is not free in time, the caller goes on. A reader does
+/// not keep a disk from being detached.
 pub(in crate::engine) fn keep_udev_away(disk: &File, deadline: Deadline) {
     let limit = deadline.half().at_most(LONGEST);
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));

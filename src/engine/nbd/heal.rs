@@ -50,8 +50,8 @@ impl Engine {
             let without_turn = |reconnect: &NbdReconnect| {
                 let what = format!("a thread that heals nbd{}", reconnect.index());
                 let error = Error::timed_out(Stage::Resolve, deadline, &what);
-                let error =
-                    error.with_last_seen(format!("{} devices are healed at once", pool::MOST));
+                let error = error
+                    .with_last_seen(format!("{} devices are healed at once", pool::MAX_THREADS));
                 reconnect.report(HealOutcome::Failed(error))
             };
             let mut healings: Vec<HealReport> = reconnected
@@ -169,7 +169,7 @@ impl Engine {
         Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
     }
 
-    /// Treats all, [as many at once](pool::MOST) as the pool has threads. Where there are
+    /// Treats all, [as many at once](pool::MAX_THREADS) as the pool has threads. Where there are
     /// more, those whose last turn is longest ago come first, and none has a second turn
     /// before all have had one. The result of a device whose turn did not come by
     /// `deadline` is `None`.
@@ -182,7 +182,7 @@ impl Engine {
         const TURN: Duration = Duration::from_secs(2);
         let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
         reconnects.sort_by_key(|reconnect| reconnect.last_turn());
-        let turn = if reconnects.len() > pool::MOST {
+        let turn = if reconnects.len() > pool::MAX_THREADS {
             TURN
         } else {
             Duration::MAX
@@ -194,7 +194,7 @@ impl Engine {
             let is_over = healing.outcome.serves() || !limit.has_passed();
             (healing, is_over)
         };
-        let reconnected = pool::in_turns(Stage::Resolve, each, deadline, one);
+        let reconnected = pool::round_robin(Stage::Resolve, each, deadline, one);
         let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
         let reconnected =
             reconnects
@@ -324,7 +324,7 @@ impl Healer<'_> {
                     self.add_device(index, reconnect);
                 }
             }
-            LinkNotice::LookAgain => {
+            LinkNotice::Resync => {
                 for (index, reconnect) in self.engine.reconnects()? {
                     self.add_device(index, reconnect);
                 }

@@ -7,7 +7,8 @@ use crate::id::{BackendId, NbdIndex, Source};
 use crate::nbd::Difference;
 
 /// How the healing of one device came out.
-#[derive(Debug)]
+#[derive(Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
     feature = "serde",
@@ -45,15 +46,7 @@ pub enum HealOutcome {
 impl HealOutcome {
     /// A word for logs and labels.
     pub(in crate::engine) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Adopted(_) => "adopted",
-            Self::Degraded(_) => "degraded",
-            Self::DiscardedByKernel => "discarded_by_kernel",
-            Self::GeometryChanged(_) => "geometry_changed",
-            Self::BudgetSpent => "budget_spent",
-            Self::Failed(_) => "failed",
-        }
+        self.into()
     }
 
     /// Whether the device serves I/O.

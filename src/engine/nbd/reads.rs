@@ -48,7 +48,7 @@ impl NbdReads {
             if deadline.has_passed() {
                 return None;
             }
-            let woken = self.0.ended.wait_timeout(under_way, deadline.turn());
+            let woken = self.0.ended.wait_timeout(under_way, deadline.max_sleep());
             under_way = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         let number = under_way.next;
@@ -82,7 +82,7 @@ impl NbdReads {
             let _until_it_returns = guard;
             read(&disk, &roots)
         };
-        worker::start_apart(Stage::Probe, call).map(Some)
+        worker::start_with_own_fd_table(Stage::Probe, call).map(Some)
     }
 
     /// The kernel took a new connection of the device. A read that went out over an old

@@ -319,7 +319,7 @@ impl NbdReconnect {
             }
             if deadline.has_passed() {
                 // A try that the deadline cut short says less than one before.
-                let cut_short = failure.kind().is_out_of_time();
+                let cut_short = failure.kind().is_timeout_or_cancel();
                 return Err(last.filter(|_| cut_short).unwrap_or(failure));
             }
             last = Some(failure);

@@ -1,4 +1,4 @@
-//! What a container may lack of the machine.
+//! Checks for the parts of the machine that a container may lack.
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
@@ -10,7 +10,7 @@ use crate::multipath::{Daemon, Map};
 use crate::uevent;
 
 impl Engine {
-    /// Whether the directory of locks is that of the machine's other processes.
+    /// Checks that the lock directory is the one that the machine's other processes use.
     pub(super) fn check_locks(&self, _: Deadline) -> Result<Check> {
         let run = &self.roots().run;
         let seen = run.display().to_string();
@@ -40,7 +40,7 @@ impl Engine {
         })
     }
 
-    /// Whether all that may use a disk is to be seen.
+    /// Checks that this process can see every possible user of a disk.
     pub(super) fn check_users(&self, deadline: Deadline) -> Result<Check> {
         let places = self.places_not_looked_at(deadline)?;
         if places.is_empty() {
@@ -93,7 +93,8 @@ impl Engine {
         Ok(Check::limited("multipath", seen, remedy))
     }
 
-    /// Whether each device has its node, and the kernel makes those of devices that come.
+    /// Checks that each device has its node, and that the kernel creates the nodes of new
+    /// devices.
     pub(super) fn check_nodes(&self, _: Deadline) -> Result<Check> {
         let remedy = "mount the machine's devtmpfs: a container needs the host's /dev";
         let dev = &self.roots().dev;

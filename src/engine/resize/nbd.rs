@@ -1,4 +1,4 @@
-//! The way of one resize of an NBD device, from top to bottom.
+//! The steps of resizing an NBD device, from top to bottom.
 
 use nix::libc;
 
@@ -17,7 +17,7 @@ use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeo
 use crate::uevent;
 
 impl Engine {
-    /// Takes in the size that the server of this backend id's device says.
+    /// Takes over the size that the server of this backend id's device reports.
     pub(super) fn resize_nbd_backend(
         &self,
         backend: &BackendId,
@@ -34,7 +34,7 @@ impl Engine {
         self.grow_nbd(&device, backend, lock, request, timer, deadline)
     }
 
-    /// The same of the device that was named.
+    /// Does the same for the named device.
     pub(super) fn resize_nbd_device(
         &self,
         device: &NbdDevice,
@@ -71,7 +71,8 @@ impl Engine {
     ) -> Result<Resized> {
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let uri = self.server_of(device, backend, request)?;
-        // The kernel holds I/O while it changes the size: none is to wait for a server.
+        // The kernel holds I/O while it changes the size, so no request may wait for a
+        // dead server.
         timer.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
         let connections = self.connections_of(device, backend)?;
@@ -91,7 +92,7 @@ impl Engine {
         if changed && connections.are_several && connections.own.is_none() {
             return Err(several_of_another(index));
         }
-        // Nothing of the device is changed before.
+        // Nothing of the device has changed up to here.
         timer.enter(Stage::Identify);
         let written = device.written()?;
         let names = self.require_same_volume(device, &server, deadline)?;
@@ -101,8 +102,8 @@ impl Engine {
             timer.enter(Stage::Reconfigure);
             self.set_nbd_size(device, backend, size, deadline)?;
         }
-        // Also where the kernel has the size: an earlier resize may have been ended before
-        // its proof. One read proves one connection.
+        // The read also happens where the kernel has the size already: an earlier resize
+        // may have been interrupted before it. One read proves one connection.
         timer.enter(Stage::Probe);
         let is_served = if changed && connections.are_several {
             None
@@ -120,7 +121,7 @@ impl Engine {
             }
             (_, Some(timeouts)) => {
                 self.end_connections(device);
-                // The heal takes it.
+                // The heal takes this lock itself.
                 drop(lock);
                 let content = KnownContent { names, written };
                 let mut reconnect =
@@ -150,7 +151,7 @@ impl Engine {
         })
     }
 
-    /// Tells the kernel the size, and reads it back.
+    /// Sets the size in the kernel, and reads it back.
     fn set_nbd_size(
         &self,
         device: &NbdDevice,
@@ -168,7 +169,7 @@ impl Engine {
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
     }
 
-    /// Its connections serve what the kernel was told.
+    /// Checks with a read that the connections serve the new size.
     fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
         let read =
             self.nbd_reads
@@ -198,7 +199,7 @@ impl Engine {
             let message = format!("a connection of nbd{index} is dead: heal the device first");
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Probe));
         }
-        // Where requests do not wait for new connections, they fail when these are ended.
+        // Without that timeout requests would fail when the old connections end.
         let waits = link.timeouts.dead_connection;
         let can_be_replaced = state.is_whole() && waits.is_some_and(|limit| !limit.is_zero());
         Ok(Connections {
@@ -207,15 +208,15 @@ impl Engine {
         })
     }
 
-    /// Ends this process's connections, to have others in their place.
+    /// Ends this process's connections, so that new ones can replace them.
     fn end_connections(&self, device: &NbdDevice) {
         if let Some(link) = self.links_beside(device).get(&device.index()) {
             link.shut_down();
         }
     }
 
-    /// Where its server is: by the source that was named, by this process's connections,
-    /// or by an id that is a URI.
+    /// The server of the device: the named source, the server of this process's
+    /// connections, or a backend id that is a URI.
     fn server_of(
         &self,
         device: &NbdDevice,
@@ -237,15 +238,14 @@ impl Engine {
     }
 }
 
-/// The connections of a device.
 struct Connections {
     are_several: bool,
-    /// The device's timeouts, where all connections are of this process and can be
-    /// replaced.
+    /// The device's timeouts, where this process made all connections and can replace
+    /// them.
     own: Option<NewTimeouts>,
 }
 
-/// A read proves the new size of one connection alone.
+/// The error where a read proves the new size of only one of several connections.
 fn several_of_another(index: NbdIndex) -> Error {
     let message = format!(
         "nbd{index} has several connections that this process cannot replace, and a read checks \
@@ -255,8 +255,8 @@ fn several_of_another(index: NbdIndex) -> Error {
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
 
-/// A server may serve a connection no more than the export had when it was made, as nbdkit
-/// does, and nobody can end the connections of another process.
+/// The error where old connections keep the old size: a server may fix it when the
+/// connection is made, as nbdkit does, and no process can end another's connections.
 fn serves_others_only(index: NbdIndex, before: u64) -> Error {
     let message = format!(
         "the server of nbd{index} serves the new size only on new connections, and this process \
@@ -267,7 +267,7 @@ fn serves_others_only(index: NbdIndex, before: u64) -> Error {
 }
 
 /// # Errors
-/// `NotReady` where the server does not serve the last block of the size that it says.
+/// `NotReady` where the server does not serve the last block of the size that it reports.
 fn require_end(index: NbdIndex, server: &Connection, deadline: Deadline) -> Result<()> {
     let Err(error) = server.last_block(deadline)? else {
         return Ok(());
@@ -295,8 +295,8 @@ fn require_renewed(outcome: HealOutcome) -> Result<()> {
 }
 
 /// # Errors
-/// `IdentityMismatch` where the export is smaller than the device, or is another in
-/// something that the kernel cannot be told.
+/// `IdentityMismatch` where the export is smaller than the device, or differs in a way
+/// that the kernel cannot take over.
 fn size_on_server(index: NbdIndex, shown: u64, differences: &[Difference]) -> Result<u64> {
     let mut size = shown;
     for difference in differences {

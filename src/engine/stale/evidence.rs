@@ -1,4 +1,4 @@
-//! What proves that a device's unit is gone.
+//! The evidence that a device's unit is gone.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,57 +11,53 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sg::Presence;
 use crate::scsi::{self, Comparison, Identity, ScsiDevice, State};
 
-/// How long one device may take for an answer: the others wait for it.
+/// How long one device may take to answer, since the others wait for it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The target's own word that a LUN is not what the kernel scanned there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The target's own statement that a LUN is not the unit that the kernel scanned there.
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Evidence {
-    /// It refused a command for the LUN with LOGICAL UNIT NOT SUPPORTED (sense
+    /// The target refused a command for the LUN with LOGICAL UNIT NOT SUPPORTED (sense
     /// key ILLEGAL REQUEST, 25h/00h).
     NotSupported {
-        /// The command.
+        /// The refused command.
         command: &'static str,
     },
-    /// Its INQUIRY data for the LUN say that no unit is there: peripheral
-    /// qualifier 011b, or 001b with no device type. 001b with a type is no
-    /// proof: a path in the ALUA state offline says that of a unit that stands.
+    /// The target's INQUIRY data for the LUN say that no unit is there: peripheral
+    /// qualifier 011b, or 001b with no device type. 001b with a type is no proof: a path
+    /// in the ALUA state offline reports that of an existing unit.
     NoUnit {
         /// The peripheral qualifier.
         qualifier: u8,
         /// The peripheral device type.
         device_type: u8,
     },
-    /// Its list of LUNs has others and not this one, under neither of its
-    /// addresses. It is asked for through another device of the target, and
-    /// counts where that one is in it, and where all of it are plain LUNs.
+    /// The target's list of LUNs, read through another device of the target, has other
+    /// LUNs and not this one, under neither of its addresses. The list counts only where
+    /// that device is in it and all its entries are plain LUNs.
     NotListed {
-        /// That other device.
+        /// The device that returned the list.
         through: Hctl,
-        /// How many LUNs are in the list.
+        /// The number of LUNs in the list.
         listed: usize,
     },
     /// Another unit answers at the LUN: [unique](crate::id::Wwid::is_unique) names of
-    /// both contradict each other.
+    /// both differ.
     Replaced {
-        /// Who answers.
+        /// The unit that answers.
         now: Identity,
     },
 }
 
 impl Evidence {
-    /// The name of its kind, as in `--json`.
+    /// The name of the kind, as in `--json`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::NotSupported { .. } => "not_supported",
-            Self::NoUnit { .. } => "no_unit",
-            Self::NotListed { .. } => "not_listed",
-            Self::Replaced { .. } => "replaced",
-        }
+        self.into()
     }
 }
 
@@ -89,11 +85,11 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// What can be said of one device.
+/// The result of checking one device.
 pub(in crate::engine) enum LunCheck {
-    /// A unit answers, and nothing says that it is another one.
+    /// A unit answers, and nothing shows that it is another one.
     Present,
-    /// It went away while it was looked at.
+    /// The device went away during the check.
     Removed,
     Stale(Box<StaleProof>),
     Unproven {
@@ -102,18 +98,18 @@ pub(in crate::engine) enum LunCheck {
     },
 }
 
-/// A phantom.
+/// A stale device and the evidence for it.
 pub(super) struct StaleProof {
     pub(in crate::engine) disk: BlockDevice,
     pub(in crate::engine) diskseq: Option<DiskSeq>,
-    /// What it was scanned as.
+    /// The unit that the kernel scanned.
     pub(in crate::engine) was: Identity,
     pub(in crate::engine) evidence: Evidence,
 }
 
 impl Engine {
-    /// Asks the device itself, and its target through another one where that
-    /// brought nothing.
+    /// Asks the device itself, and where it does not answer, its target through another
+    /// device.
     pub(super) fn check_lun(&self, device: &ScsiDevice, deadline: Deadline) -> LunCheck {
         let disk = device.disk().ok().flatten();
         let check = match disk.clone() {
@@ -153,7 +149,7 @@ impl Engine {
             Ok(Presence::Present) => {
                 let limit = answer_limit(deadline);
                 let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
-                let Some(earlier) = self.scanned_as_other(&was, &disk, &now)? else {
+                let Some(earlier) = self.proven_earlier_identity(&was, &disk, &now)? else {
                     return Ok(match was.compare(&now) {
                         Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
@@ -188,10 +184,10 @@ impl Engine {
         })))
     }
 
-    /// What the device was scanned as, where `now` is certainly another unit: by
-    /// the kernel's copy, or, where somebody had the kernel read that again, by
-    /// udev's record of the disk's birth.
-    fn scanned_as_other(
+    /// The unit that the kernel scanned, where `now` is certainly another one: from the
+    /// kernel's copy or, where some process made the kernel read that again, from udev's
+    /// record of the disk's first event.
+    fn proven_earlier_identity(
         &self,
         cached: &Identity,
         disk: &BlockDevice,
@@ -200,11 +196,12 @@ impl Engine {
         if cached.compare(now).is_proven_different() {
             return Ok(Some(cached.clone()));
         }
-        let born = Identity::of(self.born_as(disk)?);
+        let born = Identity::of(self.names_in_udev_record(disk)?);
         Ok(born.compare(now).is_proven_different().then_some(born))
     }
 
-    /// Asks the other devices of the target for its list, until one gives it.
+    /// Asks the target for its list of LUNs through its other devices, until one returns
+    /// it.
     fn ask_the_target(&self, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
         for sibling in device.siblings().unwrap_or_default() {
             let runs = matches!(sibling.state(), Ok(Some(State::Running)));
@@ -243,9 +240,9 @@ fn answer_limit(deadline: Deadline) -> Deadline {
     deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4))
 }
 
-/// Whether a target's list proves that it does not have `lun`: all of it are plain
-/// addresses, that of the device that was asked among them. A unit below 256 may
-/// be listed under its other address (1 and 16385).
+/// Whether a target's list proves that it does not have `lun`: all entries are plain
+/// addresses, and the device that was asked is among them. A unit below 256 may be listed
+/// under its other address (1 and 16385).
 fn is_missing(lun: Lun, asked: Lun, list: &[Lun]) -> bool {
     let listed: Option<Vec<u16>> = list.iter().map(|lun| lun.plain_number()).collect();
     match (lun.plain_number(), asked.plain_number(), listed) {
@@ -269,7 +266,7 @@ mod tests {
         assert!(!is_missing(plain(3), plain(0), &list));
         assert!(!is_missing(plain(7), plain(8), &list), "who was asked");
         assert!(!is_missing(plain(7), plain(3), &[]));
-        // On a bus behind the unit, of two levels, and well-known.
+        // LUNs on a bus behind the unit, of two levels, and well-known.
         for odd in [plain(300), plain(7 << 16), plain(0xc101)] {
             assert!(!is_missing(odd, plain(3), &list), "{odd}");
             let list = [plain(3), odd];

@@ -18,7 +18,8 @@ use crate::scsi::{Identity, ScsiDevice};
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// What became of a phantom, or would.
-#[derive(Debug)]
+#[derive(Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
     feature = "serde",
@@ -38,11 +39,7 @@ pub enum ReapOutcome {
 impl ReapOutcome {
     /// A word for logs and labels.
     pub(in crate::engine) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Reaped => "reaped",
-            Self::Reapable => "reapable",
-            Self::Skipped(_) => "skipped",
-        }
+        self.into()
     }
 }
 

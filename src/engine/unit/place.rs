@@ -1,13 +1,13 @@
-//! Whether a device is a path of a unit, where names do not prove it.
+//! Whether a device is a path of a unit, where the names do not prove it.
 //!
-//! Names that are not unique are equal on targets that have nothing to do with each
-//! other ([`Comparison`]). So a device whose names agree with a unit's only weakly is a
-//! path of that unit where something else says so too: the caller named both, or both
-//! are the same LUN of the same target port. A target that the transport names
-//! otherwise is another unit, also where the caller named both.
+//! Names that are not unique can be equal on unrelated targets ([`Comparison`]). A device
+//! whose names agree with a unit's only weakly is therefore a path of that unit only with
+//! further evidence: the caller named both, or both are the same LUN of the same target
+//! port. A device at another iSCSI target belongs to another unit, even where the caller
+//! named both.
 
 use crate::engine::Engine;
-use crate::engine::unit::goes;
+use crate::engine::unit::is_vanishing;
 use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(any(feature = "journal", test))]
 use crate::id::Source;
@@ -17,26 +17,26 @@ use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 use crate::transport::TargetPort;
 
-/// Where a device is: its address, and the target port behind that.
+/// The place of a device: its address, and the target port behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct PathPlace {
     pub(in crate::engine) hctl: Hctl,
     port: Option<TargetPort>,
 }
 
-/// Whether one unit is at two places.
+/// Whether two places lead to one unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum PlaceComparison {
     /// The same LUN of the same target port.
     Same,
     /// Two LUNs of one target port, or two iSCSI targets.
     Different,
-    /// Two ports of Fibre Channel may be one target's, other transports name no target,
+    /// Two Fibre Channel ports may belong to one target, other transports name no target,
     /// and a target may have a unit at both plain addresses of its number.
     Unknown,
 }
 
-/// Whether one unit of one target port is at two LUNs.
+/// Whether two LUNs of one target port are one unit.
 fn compare_luns(ours: Lun, theirs: Lun) -> PlaceComparison {
     if ours == theirs {
         PlaceComparison::Same
@@ -47,7 +47,8 @@ fn compare_luns(ours: Lun, theirs: Lun) -> PlaceComparison {
     }
 }
 
-/// Whether two LUNs are one number in the two plain addressings, as 1 and 16385 are.
+/// Whether two LUNs are the same number in the two plain addressings, such as 1 and
+/// 16385.
 pub(in crate::engine) fn are_addresses_of_one_number(ours: Lun, theirs: Lun) -> bool {
     let number = ours.plain_number();
     number.is_some() && number == theirs.plain_number()
@@ -88,7 +89,7 @@ impl PathPlace {
         }
     }
 
-    /// Whether a source leads to this place, by whatever portal.
+    /// Whether a source leads to this place, through any portal.
     #[cfg(any(feature = "journal", test))]
     pub(in crate::engine) fn compare_source(&self, source: &Source) -> PlaceComparison {
         let by_lun = |lun| compare_luns(lun, self.hctl.lun);
@@ -113,8 +114,8 @@ impl PathPlace {
 }
 
 impl Engine {
-    /// Whether two devices that the caller named may be paths of one unit, by what each
-    /// says that it is.
+    /// Whether two devices that the caller named may be paths of one unit, by the
+    /// identity that each reports.
     pub(in crate::engine) fn may_be_one_unit(
         &self,
         (one, identity): (&ScsiDevice, &Identity),
@@ -131,8 +132,8 @@ impl Engine {
         }
     }
 
-    /// Whether a device that nobody named is a path of this unit, at one of whose paths
-    /// each of `named_devices` is.
+    /// Whether a device that the caller did not name is a path of this unit. All of
+    /// `named_devices` are paths of it.
     pub(in crate::engine) fn is_path_of(
         &self,
         device: &ScsiDevice,
@@ -153,9 +154,9 @@ impl Engine {
         }
     }
 
-    /// What may be left of a unit whose names do not prove whose a device is: devices, and
-    /// of a unit whose names are all weak maps, that have these names and are at no other
-    /// target than its paths were. None is touched.
+    /// Describes what may be left of a unit where names prove nothing: devices with these
+    /// names and, for a unit with only weak names, maps, except those at other targets
+    /// than the unit's paths. None is touched.
     pub(in crate::engine) fn lookalikes(
         &self,
         unit: &Identity,
@@ -174,10 +175,10 @@ impl Engine {
         let mut doubts = Vec::new();
         for device in self
             .units()
-            .that_may_be(self.roots(), |name| unit.is(name))?
+            .candidates(self.roots(), |name| unit.is(name))?
         {
             let identity = match device.cached_identity() {
-                Err(error) if goes(&device, &error) => continue,
+                Err(error) if is_vanishing(&device, &error) => continue,
                 identity => identity?,
             };
             let why = match unit.compare(&identity) {
@@ -209,7 +210,7 @@ impl Engine {
     }
 }
 
-/// The refusal of a unit that was named by a name that others may have too.
+/// The error for a unit that was named by a name which other units may share.
 pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -> Error {
     let addresses: Vec<String> = devices.iter().map(|it| it.hctl().to_string()).collect();
     let addresses = addresses.join(" and ");
@@ -250,7 +251,7 @@ mod tests {
             here.compare(&at_iscsi("2:0:0:4", "b", 1)),
             PlaceComparison::Different
         );
-        // The flat address of 4, and another number's.
+        // The flat address of LUN 4, and that of another number.
         assert_eq!(
             here.compare(&at_iscsi("1:0:0:16388", "a", 1)),
             PlaceComparison::Unknown

@@ -209,7 +209,7 @@ impl Engine {
             &format!("{} to write back", disk.name()),
             deadline,
             || disk.describe(),
-            move || worker::apart_with(file, |file| Ok(written(file))),
+            move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
         );
         match flushed {
             Ok(Ok(Ok(()))) => Ok(Flush::Done),
@@ -258,7 +258,8 @@ pub(in crate::engine) fn flush(
     lost: &FailedFlush,
 ) -> Result<Flush> {
     let begun = lost.begin();
-    let flushed = worker::apart_with(file, |file| flush_in_its_state(roots, disk, file));
+    let flushed =
+        worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {
         // To who may not drop the pages nothing was lost: they were written.
         Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
@@ -303,7 +304,7 @@ fn run<T: Send + 'static>(
 ) -> Result<T> {
     match lane {
         Some((scheduler, hctl)) => {
-            scheduler.on_device(hctl, stage, what, deadline, last_seen, call)
+            scheduler.run_on_device(hctl, stage, what, deadline, last_seen, call)
         }
         None => worker::run(stage, what, deadline, last_seen, call),
     }

@@ -89,7 +89,7 @@ impl FailedFlush {
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
-        point!(LostToWrite);
+        point!(FailedFlushToWrite);
         let failed = |error| Error::io("cannot write", &self.path, &error);
         // Written beside and renamed: a process that is killed leaves no mark without its
         // text, which would be taken for a loss.
@@ -100,14 +100,14 @@ impl FailedFlush {
         if let Err(failure) = written {
             tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot record the outcome of a flush");
         }
-        point!(LostWritten);
+        point!(FailedFlushWritten);
     }
 
     /// Forgets it: the flush has come to its end, or this life of the disk.
     pub(in crate::engine) fn clear(&self) {
-        point!(LostToClear);
+        point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
-        point!(LostCleared);
+        point!(FailedFlushCleared);
     }
 }
 
@@ -201,9 +201,9 @@ pub(in crate::engine) fn purge_stale(
         }
         said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         if note.names.is_empty() || (of_unit && acknowledged) {
-            point!(LostToSweep);
+            point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
-            point!(LostSwept);
+            point!(FailedFlushSwept);
         }
     }
     said

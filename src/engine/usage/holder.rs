@@ -46,6 +46,22 @@ pub enum Holder {
         /// Whether it can write.
         writes: bool,
     },
+    /// A process has it mapped, so that what it writes there is written to the disk. It needs
+    /// no descriptor for that.
+    Mapped {
+        /// The process.
+        pid: u32,
+        /// Its command name.
+        command: String,
+    },
+    /// A process has registered it with an `io_uring`. It needs no descriptor for its
+    /// requests, and the kernel does not show whether these may write.
+    Registered {
+        /// The process.
+        pid: u32,
+        /// Its command name.
+        command: String,
+    },
     /// A process has a generic node of the disk open for writing: what it sends passes
     /// by the block device.
     Generic {
@@ -81,6 +97,12 @@ impl fmt::Display for Holder {
             } => {
                 let how = if *writes { "open for writing" } else { "open" };
                 write!(f, "{how} in process {pid} ({command})")
+            }
+            Self::Mapped { pid, command } => {
+                write!(f, "mapped for writing in process {pid} ({command})")
+            }
+            Self::Registered { pid, command } => {
+                write!(f, "registered with io_uring in process {pid} ({command})")
             }
             Self::Generic { pid, command, node } => {
                 write!(f, "open for writing in process {pid} ({command}) as {node}")

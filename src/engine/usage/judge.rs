@@ -36,7 +36,7 @@ pub(in crate::engine) enum Usage {
 impl Users {
     /// What they come to for this act.
     pub(in crate::engine) fn judge(&self, roots: &Roots, act: Act) -> Usage {
-        let is_going = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_going(roots, device));
+        let is_going = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
         self.judge_by(&is_going, act)
     }
 

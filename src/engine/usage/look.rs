@@ -9,7 +9,7 @@ use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::generic_nodes::{self, GenericNode};
-use crate::kernel::process::Opener;
+use crate::kernel::process::{Means, Opener};
 use crate::kernel::{Roots, exports, loops, mounts, process, sysfs};
 
 /// How much is read.
@@ -43,7 +43,7 @@ pub(super) fn read(
     if extent == Extent::All {
         look.read_exclusive(roots, deadline)?;
     }
-    look.read_processes(roots)?;
+    look.read_processes(roots, deadline)?;
     look.read_without_process(roots, deadline)?;
     let not_looked_at = look.not_looked_at;
     let of_one = |found| Users {
@@ -55,9 +55,9 @@ pub(super) fn read(
 
 /// Reads the users of a SCSI device without a disk, by its directory in sysfs: the
 /// processes that have a character device of it open.
-pub(super) fn read_bare(roots: &Roots, device: &Path) -> Result<Users> {
+pub(super) fn read_bare(roots: &Roots, device: &Path, deadline: Deadline) -> Result<Users> {
     let mut look = Look::at_bare(device)?;
-    look.read_processes(roots)?;
+    look.read_processes(roots, deadline)?;
     Ok(Users {
         found: look.found.pop().unwrap_or_default(),
         not_looked_at: look.not_looked_at,
@@ -68,7 +68,7 @@ pub(super) fn read_bare(roots: &Roots, device: &Path) -> Result<Users> {
 pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
     let mut look = Look::at(&[])?;
     look.read_exclusive(roots, deadline)?;
-    look.read_processes(roots)?;
+    look.read_processes(roots, deadline)?;
     look.read_without_process(roots, deadline)?;
     Ok(look.not_looked_at)
 }
@@ -146,18 +146,18 @@ impl Look {
         for device in swaps.found {
             self.add(device, &Holder::Swap { device });
         }
-        let unseen = NotLookedAt::of_paths([mounts.unseen, swaps.unseen].concat());
+        let unseen = NotLookedAt::of_paths([mounts.unknown, swaps.unknown].concat());
         NotLookedAt::note(&mut self.not_looked_at, &unseen);
         Ok(())
     }
 
-    fn read_processes(&mut self, roots: &Roots) -> Result<()> {
+    fn read_processes(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
         let blocks = self.numbers.iter().copied().map(NumberedDevice::Block);
         let generic = self.generic.iter().map(|(_, node)| node.number);
         let wanted: Vec<_> = blocks
             .chain(generic.map(NumberedDevice::Character))
             .collect();
-        let openers = process::read_openers(roots, &wanted)?;
+        let openers = process::read_all_openers(roots, &wanted, deadline)?;
         for opener in openers.found {
             match opener.device {
                 NumberedDevice::Block(device) => self.add_opener(roots, device, opener)?,
@@ -166,8 +166,8 @@ impl Look {
         }
         self.not_looked_at
             .extend(not_looked_at::read_hidden(roots)?);
-        if openers.unreadable > 0 {
-            let count = openers.unreadable;
+        if !openers.unreadable.is_empty() {
+            let count = openers.unreadable.len();
             let unreadable = NotLookedAt::UnreadableProcesses { count };
             self.not_looked_at.push(unreadable);
         }
@@ -175,15 +175,18 @@ impl Look {
     }
 
     fn add_opener(&mut self, roots: &Roots, device: DevNo, opener: Opener) -> Result<()> {
-        if self.serves(roots, opener.pid, device)? {
-            return Ok(());
-        }
-        let open = Holder::Open {
-            pid: opener.pid,
-            command: opener.command,
-            writes: opener.writes,
+        let (pid, command, writes) = (opener.pid, opener.command, opener.writes);
+        let holder = match opener.means {
+            Means::Descriptor if self.serves(roots, pid, device)? => return Ok(()),
+            Means::Descriptor => Holder::Open {
+                pid,
+                command,
+                writes,
+            },
+            Means::Mapping => Holder::Mapped { pid, command },
+            Means::FixedFile => Holder::Registered { pid, command },
         };
-        self.add(device, &open);
+        self.add(device, &holder);
         Ok(())
     }
 
@@ -234,17 +237,17 @@ impl Look {
         for (device, backing) in loops.found {
             self.add(backing, &Holder::Loop { device });
         }
-        let unseen = loops.unseen.into_iter();
+        let unseen = loops.unknown.into_iter();
         let unseen = unseen.map(|device| NotLookedAt::LoopDevice { device });
         self.not_looked_at.extend(unseen);
         let exports = exports::read_exports(roots, &self.numbers, &servers, deadline)?;
         for (volume, device) in exports.found {
             self.add(device, &Holder::Export { volume });
         }
-        let unseen = exports.unseen.into_iter();
+        let unseen = exports.unknown.into_iter();
         let unseen = unseen.map(|module| NotLookedAt::Target { module });
         self.not_looked_at.extend(unseen);
-        let unseen = exports.unseen_volumes.into_iter();
+        let unseen = exports.unknown_volumes.into_iter();
         let unseen = unseen.map(|volume| NotLookedAt::TargetVolume { volume });
         self.not_looked_at.extend(unseen);
         Ok(())
@@ -256,6 +259,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::kernel::Devices;
@@ -285,7 +289,8 @@ mod tests {
             let path: &'static str = descriptor.to_str().unwrap().to_owned().leak();
             roots.devices = Devices::Other(Arc::new(Named(path, number)));
             let mut look = Look::at(std::slice::from_ref(&disk)).unwrap();
-            look.read_processes(&roots).unwrap();
+            let soon = Deadline::after(Duration::from_secs(60));
+            look.read_processes(&roots, soon).unwrap();
             look.found.concat().len()
         };
         assert_eq!(found_of(77), 0);

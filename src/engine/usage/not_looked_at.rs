@@ -19,7 +19,9 @@ pub enum NotLookedAt {
     /// `/proc` is mounted with `hidepid`, and this process has no
     /// `CAP_SYS_PTRACE`.
     HiddenProcesses,
-    /// The kernel did not let this process read what they have open.
+    /// The kernel did not show this process all that they have open: it is not permitted, or
+    /// the kernel did not answer in time, or they have an `io_uring` whose files it does not
+    /// show.
     UnreadableProcesses {
         /// How many.
         count: usize,
@@ -58,7 +60,10 @@ impl fmt::Display for NotLookedAt {
                 f.write_str("processes that /proc hides (hidepid, and no CAP_SYS_PTRACE)")
             }
             Self::UnreadableProcesses { count } => {
-                write!(f, "the open files of {count} processes (not permitted)")
+                write!(
+                    f,
+                    "the open files of {count} processes (the kernel does not show all of them)"
+                )
             }
             Self::LoopDevice { device } => write!(
                 f,

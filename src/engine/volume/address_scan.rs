@@ -1,5 +1,5 @@
-//! What is at the addresses where a volume was meant to be, whosever it is: all
-//! that is known of one that no attach has come to its end with.
+//! The devices at the addresses of a volume's sources, no matter to which volume they
+//! belong. Of a volume whose attach was not completed nothing else is known.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub(super) struct AddressScan {
 }
 
 impl AddressScan {
-    /// Whether nothing has come since `before`.
+    /// Whether no device has appeared since `before`.
     pub(super) fn is_part_of(&self, before: &Self) -> bool {
         self.scsi.iter().all(|device| before.scsi.contains(device))
             && self.nbd.iter().all(|device| before.nbd.contains(device))
@@ -28,7 +28,8 @@ impl AddressScan {
 }
 
 impl Engine {
-    /// What is at the addresses of a volume's sources, whosever it is.
+    /// The devices at the addresses of a volume's sources, no matter to which volume they
+    /// belong.
     pub(super) fn address_scan(&self, record: &Record) -> Result<AddressScan> {
         let mut there = AddressScan::default();
         if let Some(nbd) = &record.spec.nbd {
@@ -51,7 +52,8 @@ impl Engine {
         Ok(there)
     }
 
-    /// None for an NBD source: no path of a SCSI unit, as the attach will say.
+    /// The addresses of a source; empty for an NBD source, which is no path of a SCSI
+    /// unit.
     pub(super) fn scsi_addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
         match source {
             Source::Nbd(_) => Ok(BTreeSet::new()),
@@ -59,8 +61,9 @@ impl Engine {
         }
     }
 
-    /// Whether a source is an address that the kernel has given anew since the record was
-    /// begun, in an earlier boot, and no name of the unit says that it is there again.
+    /// Whether a source is an address that the kernel may have assigned to another
+    /// device: the record is from an earlier boot, and no unique name of the unit is
+    /// known.
     pub(super) fn is_renumbered(&self, record: &Record, source: &Source) -> bool {
         let is_known = record.names().first().is_some_and(Wwid::is_unique);
         let Some(boot) = &record.boot else {
@@ -71,9 +74,9 @@ impl Engine {
         is_address && !is_known && now().is_some_and(|now| now != *boot)
     }
 
-    /// Whether what is at a source's addresses is another volume's, or another unit
-    /// than the volume is expected to be, or nothing says that it is the volume's any
-    /// more. What has said nothing may be that.
+    /// Whether the device at a source's addresses belongs to another volume or is another
+    /// unit than expected, or whether the addresses no longer identify the volume. A
+    /// device that reports no names may be the volume's.
     pub(super) fn leads_to_another(
         &self,
         guard: &VolumeGuard,
@@ -96,7 +99,7 @@ impl Engine {
         Ok(false)
     }
 
-    /// Whether a scan for a volume is in the kernel still, and may bring something.
+    /// Whether the kernel still runs a scan for the volume, which may bring a device.
     pub(super) fn is_being_scanned(&self, record: &Record) -> Result<bool> {
         for source in &record.spec.sources {
             if self.are_scanned(&self.scsi_addresses_of(source)?)? {

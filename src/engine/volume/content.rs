@@ -1,5 +1,5 @@
-//! What the journal has of the content of NBD volumes is brought up to date: a volume that
-//! was blank when it was attached has a file system soon after.
+//! Keeps the journal's content names of NBD volumes up to date: a volume that was blank at
+//! its attach soon gets a file system.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::id::ContentName;
 use crate::uevent::Mode;
 
 impl Engine {
-    /// Writes down what udev has read of those volumes that are attached. What cannot be
-    /// written now is written at the next event, or at the next attach.
+    /// Records the content names that udev has read of the attached volumes. A failed
+    /// write is repeated at the next event or the next attach.
     pub(crate) fn learn_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
-        /// A write to the file of a journal takes less.
+        /// A write to the journal takes less than this.
         const LIMIT: Duration = Duration::from_secs(5);
         let is_attached = |there: &&VolumeStatus| {
             there.spec.nbd.is_some()
@@ -24,7 +24,8 @@ impl Engine {
                 && there.condition == Condition::Complete
         };
         for there in found.iter().filter(is_attached) {
-            // Whoever works on it now reads its content, or leaves it as it is.
+            // The process that works on the volume now records its content itself, or does
+            // not change it.
             let no_wait = Deadline::after(Duration::ZERO);
             let Ok(guard) = journal.guard(&there.volume, None, no_wait) else {
                 continue;
@@ -35,10 +36,10 @@ impl Engine {
         }
     }
 
-    /// The same of one volume.
+    /// Does the same for one volume.
     ///
     /// # Errors
-    /// Where sysfs or udev's record cannot be read, or the journal cannot be written.
+    /// Those of reading sysfs or udev's record, and of writing the journal.
     pub(super) fn learn_content(&self, guard: &Arc<VolumeGuard>, deadline: Deadline) -> Result<()> {
         if let Some(mut record) = guard.record()
             && record.intent.is_none()
@@ -63,14 +64,14 @@ impl Engine {
             return Ok(None);
         };
         let read = device.content_by_udev(self.roots())?.unwrap_or_default();
-        // It may have been detached, and the record be that of the next volume.
+        // The device may have been detached, so that udev's record is of the next volume.
         let is_its_own = device.backend()?.as_deref() == Some(nbd.backend.as_str());
         let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
         Ok(is_news.then_some(read))
     }
 }
 
-/// That udev has found no name says nothing: its read may have failed.
+/// An empty list proves nothing, since udev's read may have failed.
 fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
     let known = known.unwrap_or_default();
     !read.is_empty() && !read.iter().any(|name| known.contains(name))
@@ -118,7 +119,7 @@ mod tests {
                 },
                 "boot": null,
             });
-            // As an earlier version wrote it.
+            // The JSON is a record of an earlier version.
             let mut record: Record = serde_json::from_value(record).unwrap();
             assert_eq!(record.outcome.as_ref().unwrap().content, None);
             record

@@ -306,7 +306,7 @@ impl Engine {
 
     fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
         for device in paths {
-            if !scsi::have_size_read(device, &self.scheduler, deadline)? {
+            if !scsi::reread_size(device, &self.scheduler, deadline)? {
                 let hctl = device.hctl();
                 let message =
                     format!("the kernel still shows {hctl} without a size after a rescan");
@@ -323,7 +323,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one of `count` volumes may wait for its server: where there are more than
 /// threads, not so long that the last have no time.
 fn patience(count: usize, deadline: Deadline) -> Duration {
-    let rounds = u32::try_from(count.div_ceil(pool::MOST)).unwrap_or(u32::MAX);
+    let rounds = u32::try_from(count.div_ceil(pool::MAX_THREADS)).unwrap_or(u32::MAX);
     PATIENCE.min(deadline.remaining() / rounds.saturating_mul(2).max(1))
 }
 
@@ -346,7 +346,7 @@ mod tests {
         let deadline = Deadline::after(limit);
         assert_eq!(patience(1, deadline), PATIENCE);
         let many = 1000;
-        let rounds = u32::try_from(many / pool::MOST + 1).unwrap();
+        let rounds = u32::try_from(many / pool::MAX_THREADS + 1).unwrap();
         assert!(patience(many, deadline) * rounds <= limit / 2);
     }
 }

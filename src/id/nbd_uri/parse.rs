@@ -1,5 +1,4 @@
-//! Reading an NBD URI, strictly: what two readers could understand in two ways
-//! is refused.
+//! Parses an NBD URI strictly: it refuses text that two parsers could read in two ways.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -68,7 +67,7 @@ fn parse(text: &str) -> Result<NbdUri, &'static str> {
             .map(|path| Path::new(OsStr::from_bytes(path)));
         let hostname = hostname.as_deref();
         let uri = |export| NbdUri::tls(&host, port, export, certificates, hostname);
-        // Which of the two it was, if the one is in order with the other empty.
+        // If the URI is valid with an empty export, the export is wrong, else the query.
         let expected = uri("").map_or(TLS_QUERY, |_| EXPORT);
         uri(&export).ok_or(expected)
     } else {
@@ -81,7 +80,7 @@ fn parse(text: &str) -> Result<NbdUri, &'static str> {
         let socket = socket.filter(|path| !path.contains(['&', '=', ';']));
         let socket = socket.and_then(decoded).ok_or(SOCKET)?;
         let socket = Path::new(OsStr::from_bytes(&socket));
-        // Which of the two it was, if the one is in order with the other empty.
+        // If the URI is valid with an empty export, the export is wrong, else the socket.
         let expected = NbdUri::unix(socket, "").map_or(SOCKET, |_| EXPORT);
         NbdUri::unix(socket, &export).ok_or(expected)
     }
@@ -90,7 +89,7 @@ fn parse(text: &str) -> Result<NbdUri, &'static str> {
 const TLS_QUERY: &str = "after nbds:// no other keys than tls-certificates=DIRECTORY, from the root, \
     and tls-hostname=NAME, each once";
 
-/// What stands after the question mark of a URI with TLS.
+/// The keys after the question mark of a URI with TLS.
 #[derive(Default)]
 struct TlsQuery {
     certificates: Option<Vec<u8>>,
@@ -121,12 +120,12 @@ impl TlsQuery {
     }
 }
 
-/// RFC 3986's characters, less the fragment's `#`.
+/// RFC 3986's characters without `#`, which begins a fragment.
 fn belongs_in_a_uri(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=%".contains(&byte)
 }
 
-/// `None` for a `%` without two hex digits.
+/// `None` if a `%` has no two hex digits after it.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let escapes_are_whole = text.split('%').skip(1).all(|after| {
         let digits = after.as_bytes().get(..2);

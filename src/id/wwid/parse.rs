@@ -1,14 +1,14 @@
-//! The spellings of a world-wide name. What a text means is said by what it
-//! begins with; bare digits are nobody's name.
+//! Parses the spellings of a world-wide name. The prefix says what a text means; bare
+//! digits are no name.
 
 use std::str::FromStr;
 
-use super::{Name, Wwid, hex_bytes, printable, spelt_by_udev, told_from_hex};
+use super::{Name, Wwid, hex_bytes, is_not_bare_hex, printable, udev_spelling};
 use crate::id::ParseIdError;
 
-/// What others put before a name in udev's spelling: the uuid of a multipath
-/// map, and the links to a map and to a disk.
-const AROUND: [&str; 3] = ["dm-uuid-mpath-", "mpath-", "scsi-"];
+/// The prefixes before a name in udev's spelling: in the uuid of a multipath map, and in
+/// the links to a map and to a disk.
+const UDEV_PREFIXES: [&str; 3] = ["dm-uuid-mpath-", "mpath-", "scsi-"];
 
 impl FromStr for Wwid {
     type Err = ParseIdError;
@@ -28,9 +28,11 @@ fn parse(text: &str) -> Option<Wwid> {
     if let Some(hex) = text.strip_prefix("wwn-0x") {
         return Wwid::naa(&hex_bytes(hex)?);
     }
-    let around = AROUND.iter().find_map(|prefix| text.strip_prefix(prefix));
-    if let Some(name) = around {
-        // A map may be named by udev's `ID_WWN_WITH_EXTENSION`.
+    let prefixed = UDEV_PREFIXES
+        .iter()
+        .find_map(|prefix| text.strip_prefix(prefix));
+    if let Some(name) = prefixed {
+        // udev's `ID_WWN_WITH_EXTENSION` may name a map.
         let wwn = name.strip_prefix("0x").and_then(hex_bytes);
         return wwn
             .and_then(|bytes| Wwid::naa(&bytes))
@@ -45,13 +47,13 @@ fn parse(text: &str) -> Option<Wwid> {
     Wwid::scsi_name(text.as_bytes()).or_else(|| by_udev(text))
 }
 
-/// udev's `scsi_id`, the rules of sg3-utils and multipath put the designator's
-/// type in front.
+/// udev's `scsi_id`, the rules of sg3-utils and multipath put the designator's type before
+/// the name.
 fn by_udev(text: &str) -> Option<Wwid> {
     let (kind, name) = text.split_at_checked(1)?;
     let words = || {
-        let text = spelt_by_udev(printable(name.as_bytes())?)?;
-        told_from_hex(&text).then_some(text)
+        let text = udev_spelling(printable(name.as_bytes())?)?;
+        is_not_bare_hex(&text).then_some(text)
     };
     match kind {
         "3" => Wwid::naa(&hex_bytes(name)?),

@@ -1,4 +1,4 @@
-//! The hashes of CHAP, and which of them are offered.
+//! The hashes of CHAP, and the list that a login offers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,16 +11,16 @@ use sha3::Sha3_256;
 use super::{Secret, invalid};
 use crate::error::{Error, Result};
 
-/// A hash for CHAP, by its number at IANA. Written as open-iscsi's
-/// `node.session.auth.chap_algs` has them: `MD5`, `SHA1`, `SHA256`, `SHA3-256`.
+/// A hash for CHAP, by its IANA number. Its text is that of open-iscsi's
+/// `node.session.auth.chap_algs`: `MD5`, `SHA1`, `SHA256`, `SHA3-256`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// What every target knows.
+    /// MD5, which every target knows.
     Md5 = 5,
     /// SHA-1.
     Sha1 = 6,
-    /// SHA-256. tgt and an SCST of old mean SHA-1 by its number, and
-    /// refuse who proves himself with SHA-256.
+    /// SHA-256. tgt and old versions of SCST take its number for SHA-1, and refuse an
+    /// initiator that uses SHA-256.
     Sha256 = 7,
     /// SHA3-256.
     Sha3 = 8,
@@ -29,8 +29,8 @@ pub enum Algorithm {
 impl Algorithm {
     const ALL: [Self; 4] = [Self::Md5, Self::Sha1, Self::Sha256, Self::Sha3];
 
-    /// What proves that one knows `secret`: the hash over the identifier, the
-    /// secret and the challenge.
+    /// The proof of knowing `secret`: the hash over the identifier, the secret and the
+    /// challenge.
     #[must_use]
     pub fn response(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
         fn hash<D: Digest>(parts: [&[u8]; 3]) -> Vec<u8> {
@@ -49,7 +49,7 @@ impl Algorithm {
         }
     }
 
-    /// Of a response, in bytes.
+    /// The length of a response in bytes.
     pub(super) fn length(self) -> usize {
         match self {
             Self::Md5 => 16,
@@ -83,16 +83,16 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The hashes that a target may pick from, the most wanted first. As text they stand
-/// behind each other with commas: `SHA3-256,SHA256`.
+/// The hashes that a target may pick from, the most preferred first. As text they are
+/// separated by commas: `SHA3-256,SHA256`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Algorithms(Vec<Algorithm>);
 
 impl Algorithms {
-    /// These, in this order. Many targets pick the first that they know.
+    /// A list in this order. Many targets pick the first hash that they know.
     ///
     /// # Errors
-    /// `InvalidInput` where there are none, or one twice.
+    /// `InvalidInput` if the list is empty or names a hash twice.
     pub fn new(wanted: impl IntoIterator<Item = Algorithm>) -> Result<Self> {
         let mut list = Vec::new();
         for algorithm in wanted {
@@ -113,7 +113,7 @@ impl Algorithms {
         numbers.collect::<Vec<_>>().join(",")
     }
 
-    /// What a target that says this number has picked; `None` where it was not
+    /// The offered hash with this number, which the target has picked; `None` if it was not
     /// offered.
     pub(super) fn picked(&self, number: u32) -> Option<Algorithm> {
         let mut offered = self.0.iter().copied();
@@ -122,14 +122,15 @@ impl Algorithms {
 }
 
 impl Default for Algorithms {
-    /// All, SHA-256 last: there are targets that take its number for SHA-1
-    /// (see [`Algorithm::Sha256`]), of which each knows MD5 and none number 8, and
-    /// those that take it for SHA-256 (LIO, SCST of today) know SHA3-256. Nothing is
-    /// weakened: whoever offers MD5 lets the target, or who speaks in its place, pick
-    /// it, wherever it stands. CHAP asks of a hash only that its input cannot be found,
-    /// which is still so of MD5; what a faster one makes cheaper is guessing at a
-    /// secret, so that one counts. For a target that has SHA-256 and not SHA3-256 a list
-    /// of one's own is better.
+    /// All hashes, SHA-256 last, because some targets take its number for SHA-1 (see
+    /// [`Algorithm::Sha256`]). All of these know MD5 and none knows number 8. The targets
+    /// that take it for SHA-256 (LIO, current SCST) know SHA3-256.
+    ///
+    /// The order weakens nothing: if MD5 is offered at all, the target, or an attacker in
+    /// its place, may pick it. CHAP needs only that the input of the hash cannot be found,
+    /// which still holds for MD5. A faster hash makes it cheaper to guess the secret, so
+    /// the strength of the secret counts. For a target that has SHA-256 but not SHA3-256,
+    /// use a list of your own.
     fn default() -> Self {
         use Algorithm::{Md5, Sha1, Sha3, Sha256};
         Self(vec![Sha3, Sha1, Md5, Sha256])
@@ -161,7 +162,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::iscsi::chap::encode_binary;
 
-    /// Worked with Python's hashlib over the byte 7, the secret and 00 to 0f.
+    /// Python's hashlib computed these over the byte 7, the secret and 00 to 0f.
     #[test]
     fn responses_are_what_other_programs_compute() {
         let secret = Secret::new(b"lunbd-secret-12").unwrap();

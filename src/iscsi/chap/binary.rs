@@ -8,14 +8,14 @@ use base64::engine::general_purpose::STANDARD;
 use crate::error::Result;
 use crate::iscsi::text::Pair;
 
-/// The bytes of a value.
+/// Decodes the bytes of a value.
 ///
 /// # Errors
-/// `Protocol` where it is neither hex nor Base64, or not of 1 to `longest`
+/// `Protocol` if the value is neither hex nor Base64, or does not have 1 to `longest`
 /// bytes.
 pub fn decode_binary(pair: &Pair<'_>, longest: usize) -> Result<Vec<u8>> {
     let text = pair.value.as_bytes();
-    // Longer than hex of the longest: not looked at.
+    // A text longer than the hex of `longest` bytes is not decoded.
     let bytes = match text.split_at_checked(2) {
         _ if text.len() > 2 + 2 * longest => None,
         Some((b"0x" | b"0X", digits)) => hex(digits),
@@ -40,11 +40,11 @@ fn hex(digits: &[u8]) -> Option<Vec<u8>> {
     rest.is_empty().then(|| bytes.collect()).flatten()
 }
 
-/// As hex, which every target reads.
+/// Encodes the bytes as hex, which every target reads.
 #[must_use]
 pub fn encode_binary(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |mut text, byte| {
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

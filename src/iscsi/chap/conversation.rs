@@ -5,11 +5,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::text::{Pair, Text};
 use crate::iscsi::{PEER, broken, random};
 
-/// Of a challenge, in bytes (RFC 7143, 12.1.3).
+/// The longest challenge in bytes (RFC 7143, 12.1.3).
 const LONGEST_CHALLENGE: usize = 1024;
 
-/// One conversation; `sent` are the challenges of ours that other targets of
-/// the same login have seen.
+/// One CHAP conversation. `sent` holds the challenges that we have sent to the targets of
+/// the same login.
 #[derive(Debug)]
 pub(in crate::iscsi) struct Conversation<'a> {
     credentials: &'a Credentials,
@@ -19,14 +19,14 @@ pub(in crate::iscsi) struct Conversation<'a> {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing was said.
+    /// Neither side has sent anything.
     New,
-    /// The target picks an algorithm and sends its challenge.
+    /// We wait for the target to pick an algorithm and send its challenge.
     Offered,
-    /// It waits for our proof.
+    /// The target waits for our proof.
     Challenged(Challenge),
-    /// We wait for its proof, where it owes one.
-    Proved(Option<Owed>),
+    /// We wait for the target's proof, if it owes one.
+    Proved(Option<ExpectedProof>),
     Done,
 }
 
@@ -37,11 +37,11 @@ struct Challenge {
     bytes: Vec<u8>,
 }
 
-/// What a target must answer to our challenge.
+/// The proof that a target owes to our challenge.
 #[derive(Debug)]
-struct Owed {
+struct ExpectedProof {
     expected: Vec<u8>,
-    /// What it must not send back.
+    /// Our own response, which the target must not send back.
     ours: Vec<u8>,
 }
 
@@ -54,12 +54,12 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// The target owes nothing more.
+    /// Whether the target owes nothing more.
     pub(in crate::iscsi) fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Writes what is next. `true` where that is our last word.
+    /// Writes the next keys. Returns `true` if these are our last keys.
     pub(in crate::iscsi) fn request(&mut self, text: &mut Text) -> Result<bool> {
         match &self.state {
             State::New => {
@@ -71,39 +71,38 @@ impl<'a> Conversation<'a> {
                 let ours = challenge.answer(&self.credentials.secret);
                 text.push("CHAP_N", &self.credentials.user);
                 text.push("CHAP_R", encode_binary(&ours));
-                let owed = match &self.credentials.target {
+                let expected = match &self.credentials.target {
                     Some((_, secret)) => {
-                        let counter = challenge.counter()?;
-                        text.push("CHAP_I", counter.identifier);
-                        text.push("CHAP_C", encode_binary(&counter.bytes));
-                        let expected = counter.answer(secret);
-                        self.sent.push(counter.bytes);
-                        Some(Owed { expected, ours })
+                        let reciprocal = challenge.reciprocal_challenge()?;
+                        text.push("CHAP_I", reciprocal.identifier);
+                        text.push("CHAP_C", encode_binary(&reciprocal.bytes));
+                        let expected = reciprocal.answer(secret);
+                        self.sent.push(reciprocal.bytes);
+                        Some(ExpectedProof { expected, ours })
                     }
                     None => None,
                 };
-                self.state = State::Proved(owed);
+                self.state = State::Proved(expected);
                 Ok(true)
             }
             State::Offered | State::Proved(_) | State::Done => Ok(true),
         }
     }
 
-    /// Takes the keys of CHAP of one response, each at most once in it.
+    /// Takes the CHAP keys of one response, which holds each key at most once.
     ///
     /// # Errors
-    /// `Protocol`, naming the key; `NotPermitted` where the target proves itself
-    /// wrongly or not at all, or sends back what is ours. Nothing may be sent to
-    /// it then.
+    /// `Protocol`, naming the key; `NotPermitted` if the target's proof is wrong or
+    /// missing, or if it sends back what is ours. The caller must then send nothing to it.
     pub(in crate::iscsi) fn take(&mut self, keys: &[Pair<'_>]) -> Result<()> {
         let next = match &self.state {
             State::Offered => {
                 only(keys, &["CHAP_A", "CHAP_I", "CHAP_C"])?;
                 State::Challenged(self.challenge(keys)?)
             }
-            State::Proved(Some(owed)) => {
+            State::Proved(Some(proof)) => {
                 only(keys, &["CHAP_N", "CHAP_R"])?;
-                self.check(owed, keys)?;
+                self.check(proof, keys)?;
                 State::Done
             }
             State::Proved(None) => {
@@ -135,16 +134,16 @@ impl<'a> Conversation<'a> {
         Ok(challenge)
     }
 
-    fn check(&self, owed: &Owed, keys: &[Pair<'_>]) -> Result<()> {
+    fn check(&self, proof: &ExpectedProof, keys: &[Pair<'_>]) -> Result<()> {
         if keys.is_empty() {
             return Err(refused("did not prove that it knows its secret"));
         }
         let name = key(keys, "CHAP_N")?;
-        let response = decode_binary(key(keys, "CHAP_R")?, owed.expected.len())?;
-        if equal(&response, &owed.ours) {
+        let response = decode_binary(key(keys, "CHAP_R")?, proof.expected.len())?;
+        if equal(&response, &proof.ours) {
             return Err(refused("sent our own response back to us"));
         }
-        if !equal(&response, &owed.expected) {
+        if !equal(&response, &proof.expected) {
             return Err(refused(
                 "proved itself with another secret than ours for it",
             ));
@@ -165,8 +164,8 @@ impl Challenge {
             .response(self.identifier, secret, &self.bytes)
     }
 
-    /// Our challenge for who sent this one.
-    fn counter(&self) -> Result<Self> {
+    /// Our challenge to the target that sent this one.
+    fn reciprocal_challenge(&self) -> Result<Self> {
         let mut bytes = vec![0; 1 + self.algorithm.length()];
         random(&mut bytes)?;
         let identifier = bytes.pop().unwrap_or_default();
@@ -194,7 +193,7 @@ fn only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
     }
 }
 
-/// In a time that does not tell where they differ.
+/// Compares in constant time, so that the time does not show where the bytes differ.
 fn equal(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differ == 0
@@ -221,7 +220,7 @@ mod tests {
         text.iter().map(pair).collect()
     }
 
-    /// Up to our proof; `make` makes the target's answer of our words.
+    /// Runs a conversation up to our proof; `make` makes the target's answer from our keys.
     fn mutual(make: impl FnOnce(u8, &[u8], &str) -> (String, String)) -> Result<()> {
         let credentials = credentials();
         let mut sent = Vec::new();

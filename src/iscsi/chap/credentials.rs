@@ -1,5 +1,5 @@
-//! Names and secrets: from a file or from the environment, never from where a
-//! list of processes shows them.
+//! CHAP names and secrets. They come from a file or from the environment, never from a
+//! place that a list of processes shows.
 
 use zeroize::Zeroizing;
 
@@ -8,8 +8,7 @@ use super::invalid;
 use super::secret::{LONGEST, Secret};
 use crate::error::Result;
 
-/// What a file calls them; in the environment they are in capitals, behind a
-/// prefix.
+/// The keys in a file. The environment has them in capitals, after a prefix.
 const FIELDS: [&str; 5] = [
     "user",
     "secret",
@@ -18,10 +17,10 @@ const FIELDS: [&str; 5] = [
     "algorithms",
 ];
 
-/// What the variables begin with where nothing else is said.
+/// The default prefix of the environment variables.
 pub(super) const VARIABLES: &str = "LUNBD_CHAP_";
 
-/// What we prove to a target that we know, and what it must prove to us.
+/// The proof that we give to a target, and the proof that it must give to us.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     pub(super) user: String,
@@ -31,12 +30,11 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// One-way: the target learns that we know `secret`. A target that does not
-    /// ask for it gets no proof.
+    /// One-way CHAP: the target learns that we know `secret`. A target that does not ask
+    /// for a proof gets none.
     ///
     /// # Errors
-    /// `InvalidInput` where the name has not 1 to 255 bytes, or has control
-    /// characters.
+    /// `InvalidInput` if the name does not have 1 to 255 bytes, or has control characters.
     pub fn new(user: impl Into<String>, secret: Secret) -> Result<Self> {
         Ok(Self {
             user: checked(user.into())?,
@@ -46,12 +44,12 @@ impl Credentials {
         })
     }
 
-    /// Mutual: the target must prove that it knows `secret`, under the name
-    /// `user` where one is given. One that does not is refused.
+    /// Mutual CHAP: the target must prove that it knows `secret`, under the name `user` if
+    /// one is given. A target without this proof is refused.
     ///
     /// # Errors
-    /// `InvalidInput` as of [`new`](Self::new), and where both secrets are the
-    /// same: then the target's proof could be had from us.
+    /// `InvalidInput` as for [`new`](Self::new), and if both secrets are the same, because
+    /// an attacker could then get the target's proof from us.
     pub fn mutual(mut self, user: Option<String>, secret: Secret) -> Result<Self> {
         if secret == self.secret {
             return Err(invalid("the two secrets of mutual CHAP must differ"));
@@ -60,8 +58,8 @@ impl Credentials {
         Ok(self)
     }
 
-    /// Offers these alone, and not [all](Algorithms::default). A target that knows none
-    /// of them refuses the login, or picks another and is refused.
+    /// Offers only these and not [all](Algorithms::default). A target that knows none of
+    /// them refuses the login, or picks another hash and is refused.
     #[must_use]
     pub fn algorithms(mut self, algorithms: Algorithms) -> Self {
         self.algorithms = algorithms;
@@ -74,8 +72,8 @@ impl Credentials {
         self.target.is_some()
     }
 
-    /// From lines `user=`, `secret=`, and so on; `None` where there are none. The first
-    /// has this number.
+    /// Parses lines `user=`, `secret=`, and so on, each with its number in the file; `None`
+    /// if there are no lines.
     pub(super) fn of_lines<'a>(
         lines: impl Iterator<Item = (usize, &'a [u8])>,
     ) -> Result<Option<Self>> {
@@ -95,22 +93,22 @@ impl Credentials {
         Self::of(values)
     }
 
-    /// From `LUNBD_CHAP_USER`, `LUNBD_CHAP_SECRET`, for mutual CHAP
-    /// `LUNBD_CHAP_TARGET_SECRET` and `LUNBD_CHAP_TARGET_USER`, and for
-    /// [`Algorithms`] `LUNBD_CHAP_ALGORITHMS`; `None` where none of them is set. The
-    /// environment itself cannot be wiped.
+    /// Reads `LUNBD_CHAP_USER` and `LUNBD_CHAP_SECRET`; for mutual CHAP
+    /// `LUNBD_CHAP_TARGET_SECRET` and `LUNBD_CHAP_TARGET_USER`; for [`Algorithms`]
+    /// `LUNBD_CHAP_ALGORITHMS`. `None` if none of them is set. This crate cannot wipe the
+    /// environment itself.
     ///
     /// # Errors
-    /// `InvalidInput` where one is missing or none.
+    /// `InvalidInput` if a variable is missing or invalid.
     pub fn from_environment() -> Result<Option<Self>> {
         Self::from_variables(VARIABLES)
     }
 
-    /// As [`from_environment`](Self::from_environment), with another beginning of
-    /// the variables' names than `LUNBD_CHAP_`.
+    /// As [`from_environment`](Self::from_environment), with another prefix than
+    /// `LUNBD_CHAP_`.
     ///
     /// # Errors
-    /// `InvalidInput` where one is missing or none.
+    /// `InvalidInput` if a variable is missing or invalid.
     pub fn from_variables(prefix: &str) -> Result<Option<Self>> {
         use std::os::unix::ffi::OsStringExt as _;
         let values = FIELDS.map(|field| {
@@ -145,7 +143,7 @@ impl Credentials {
             }
         };
         Ok(Some(match algorithms {
-            // What is in the wrong place may be a secret, so it is not shown.
+            // The error does not show the value, because a misplaced value may be a secret.
             Some(list) => {
                 let list = std::str::from_utf8(list).ok();
                 let list = list.and_then(|list| list.parse().ok()).ok_or_else(|| {

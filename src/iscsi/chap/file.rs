@@ -1,4 +1,4 @@
-//! A file of credentials: for everybody, and by target and portal.
+//! A file of credentials, with defaults and with sections for targets and portals.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,25 +13,25 @@ use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal};
 use crate::kernel::worker;
 
-/// Of a file, in bytes: a thousand targets with long secrets.
+/// The longest file in bytes: a thousand targets with long secrets.
 const LONGEST: usize = 1 << 20;
 
-/// Whose a section is.
+/// The target or portal that a section is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Whose {
+enum SectionKey {
     Target(Iqn),
     Portal(Portal),
 }
 
 /// Credentials by target and portal.
 ///
-/// Lines `user=` and `secret=`, and for mutual CHAP `target_secret=` and, where it is to
-/// be checked, `target_user=`. A line `algorithms=` is for
+/// The lines are `user=` and `secret=`, and for mutual CHAP `target_secret=` and, to check
+/// the target's name, `target_user=`. A line `algorithms=` gives
 /// [`Algorithms`](super::Algorithms). A line `[IQN]` or `[PORTAL]` begins the section of
-/// that target or portal, which has all of its own; what stands before the first section
-/// is for every target that has none. The section of a target counts before that of its
-/// portal. Lines that begin with `#` and empty lines say nothing; a value is all behind the
-/// first equals sign.
+/// that target or portal. A section inherits nothing. The lines before the first section
+/// apply to every target without a section. The section of a target goes before that of its
+/// portal. Empty lines and lines that begin with `#` are ignored. A value is everything
+/// after the first equals sign.
 ///
 /// ```text
 /// user=host-7
@@ -45,16 +45,16 @@ enum Whose {
 #[derive(Debug, Default)]
 pub struct CredentialsFile {
     for_everybody: Option<Credentials>,
-    sections: Vec<(Whose, Credentials)>,
+    sections: Vec<(SectionKey, Credentials)>,
     is_open_to_others: bool,
 }
 
 impl CredentialsFile {
-    /// The same until a deadline, on a thread of its own, which stays where the file
-    /// system does not answer.
+    /// As [`read`](Self::read), but within `deadline`, on a separate thread. The thread
+    /// remains if the file system does not answer.
     ///
     /// # Errors
-    /// As [`read`](Self::read); `TimedOut` at stage `login`.
+    /// As for [`read`](Self::read); `TimedOut` at stage `login`.
     pub fn read_within(path: &Path, deadline: Deadline) -> Result<Self> {
         let what = format!("credentials from {}", path.display());
         let path = path.to_owned();
@@ -63,11 +63,11 @@ impl CredentialsFile {
         worker::run(Stage::Login, &what, deadline, last_seen, read)
     }
 
-    /// Reads the file. **Blocks** for as long as its file system does.
+    /// Reads the file. **Blocks** as long as its file system does.
     ///
     /// # Errors
-    /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and others of
-    /// reading a file.
+    /// `InvalidInput`, naming the line but not its content; `NotPermitted`, and other
+    /// errors of reading a file.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |error: &std::io::Error| Error::io("cannot read credentials", path, error);
         let file = File::open(path).map_err(|error| failed(&error))?;
@@ -76,7 +76,8 @@ impl CredentialsFile {
         if is_open_to_others {
             tracing::warn!(path = %path.display(), "others may read these secrets: chmod 0600");
         }
-        // No growing: that would leave copies behind.
+        // The buffer does not grow, because growing would leave copies of secrets in
+        // memory.
         let mut text = Zeroizing::new(Vec::with_capacity(LONGEST + 1));
         let most = u64::try_from(LONGEST + 1).unwrap_or(u64::MAX);
         file.take(most)
@@ -107,13 +108,13 @@ impl CredentialsFile {
                 continue;
             }
             let at = |what: &str| invalid(&format!("line {number}: {what}"));
-            let whose = Whose::of(first).ok_or_else(|| at("expected [IQN] or [PORTAL]"))?;
-            if file.sections.iter().any(|(other, _)| *other == whose) {
+            let key = SectionKey::of(first).ok_or_else(|| at("expected [IQN] or [PORTAL]"))?;
+            if file.sections.iter().any(|(other, _)| *other == key) {
                 return Err(at("this section is there already"));
             }
             let known = Credentials::of_lines(rest.iter().copied())?;
             let known = known.ok_or_else(|| at("this section has no user= and no secret="))?;
-            file.sections.push((whose, known));
+            file.sections.push((key, known));
         }
         if file.for_everybody.is_none() && file.sections.is_empty() {
             return Err(invalid("no line user=NAME and no line secret=SECRET"));
@@ -121,19 +122,19 @@ impl CredentialsFile {
         Ok(file)
     }
 
-    /// Those for this target through this portal; without a target those of the portal.
-    /// `None` where the file has none for them and none for everybody.
+    /// The credentials for this target through this portal, or without a target those for
+    /// the portal. `None` if the file has neither a section for them nor defaults.
     #[must_use]
     pub fn find(&self, target: Option<&Iqn>, portal: &Portal) -> Option<&Credentials> {
-        let of_target = target.and_then(|target| self.section(&Whose::Target(target.clone())));
+        let of_target = target.and_then(|target| self.section(&SectionKey::Target(target.clone())));
         of_target
-            .or_else(|| self.section(&Whose::Portal(portal.clone())))
+            .or_else(|| self.section(&SectionKey::Portal(portal.clone())))
             .or(self.for_everybody.as_ref())
     }
 
-    fn section(&self, whose: &Whose) -> Option<&Credentials> {
+    fn section(&self, key: &SectionKey) -> Option<&Credentials> {
         let mut sections = self.sections.iter();
-        let found = sections.find(|(other, _)| other == whose);
+        let found = sections.find(|(other, _)| other == key);
         found.map(|(_, known)| known)
     }
 
@@ -141,7 +142,7 @@ impl CredentialsFile {
         self.for_everybody.as_ref()
     }
 
-    /// Whether the file's permissions let others than its owner read it.
+    /// Whether the file's permissions let other users read it.
     #[must_use]
     pub fn is_open_to_others(&self) -> bool {
         self.is_open_to_others
@@ -161,11 +162,12 @@ impl CredentialsFile {
 }
 
 impl Credentials {
-    /// Reads the credentials of a [`CredentialsFile`] that apply where no section matches.
+    /// Reads the default credentials of a [`CredentialsFile`], which stand before its
+    /// sections.
     ///
     /// # Errors
-    /// `InvalidInput`, naming the line but not what it holds; `NotPermitted`, and
-    /// others of reading a file.
+    /// `InvalidInput`, naming the line but not its content; `NotPermitted`, and other
+    /// errors of reading a file.
     pub fn from_file(path: &Path) -> Result<Self> {
         let file = CredentialsFile::read(path)?;
         let none = || CredentialsFile::none_for_everybody().with_path(path);
@@ -173,7 +175,7 @@ impl Credentials {
     }
 }
 
-impl Whose {
+impl SectionKey {
     fn of(line: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(line).ok()?;
         let name = name.strip_prefix('[')?.strip_suffix(']')?;

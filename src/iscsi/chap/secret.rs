@@ -1,4 +1,4 @@
-//! A secret of CHAP.
+//! A CHAP secret.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use zeroize::Zeroizing;
 use super::invalid;
 use crate::error::Result;
 
-/// Of a name or a secret, in bytes.
+/// The longest name or secret in bytes.
 pub(super) const LONGEST: usize = 255;
 
-/// A secret of CHAP, 1 to 255 bytes. It is not shown, and its memory is wiped
-/// when it is dropped.
+/// A CHAP secret of 1 to 255 bytes. `Debug` does not show it, and dropping it wipes its
+/// memory.
 ///
-/// The RFC wants 12 random bytes at least; many arrays have shorter ones, which
-/// are taken.
+/// The RFC wants at least 12 random bytes. Shorter secrets are accepted, because many
+/// arrays have them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
@@ -22,7 +22,7 @@ impl Secret {
     /// The secret of these bytes.
     ///
     /// # Errors
-    /// `InvalidInput` where they are none or more than 255.
+    /// `InvalidInput` if there are no bytes or more than 255.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         if bytes.is_empty() || bytes.len() > LONGEST {

@@ -1,4 +1,4 @@
-//! Where credentials are.
+//! The places where credentials are stored.
 
 use std::path::PathBuf;
 
@@ -8,32 +8,31 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::{Iqn, Portal};
 
-/// Where credentials are, for what is written down: not what they are. They are
-/// read at each login, so that a secret that was changed counts from the next.
+/// The place of credentials without the credentials themselves, to be stored. Each login
+/// reads the place again, so the next login uses a changed secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CredentialsSource {
-    /// In a file, as of [`Credentials::from_file`].
+    /// A file, as for [`Credentials::from_file`].
     File(PathBuf),
-    /// In the environment, in variables whose names begin so, as of
-    /// [`Credentials::from_variables`].
+    /// Environment variables with this prefix, as for [`Credentials::from_variables`].
     Environment(String),
 }
 
 impl CredentialsSource {
-    /// What the variables of [`Credentials::from_environment`] begin with.
+    /// The prefix of the variables of [`Credentials::from_environment`].
     pub const VARIABLES: &str = VARIABLES;
 
-    /// Reads those for this target through this portal; without a target, as for a
-    /// discovery, those of the portal. A file that does not answer, as that of a server
-    /// that is gone, is left to a thread of its own when the deadline has passed.
+    /// Reads the credentials for this target through this portal, or without a target, as
+    /// for a discovery, those for the portal. A file whose file system does not answer is
+    /// left to a separate thread after the deadline.
     ///
     /// # Errors
-    /// `InvalidInput`, naming the line or the variables but not what they hold, also where
-    /// there are none for this target; `TimedOut`; `NotPermitted`, and others of reading a
-    /// file.
+    /// `InvalidInput`, naming the line or the variables but not their content, also if
+    /// there are no credentials for this target; `TimedOut`; `NotPermitted`, and other
+    /// errors of reading a file.
     pub fn read(
         &self,
         target: Option<&Iqn>,

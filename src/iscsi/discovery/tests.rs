@@ -41,7 +41,7 @@ fn a_record_that_no_login_could_use_is_skipped_and_named_and_the_others_are_foun
         shown(&found.targets),
         [
             "iqn.2026-01.example:a 10.0.0.1:3260,Some(1)",
-            // Not at the portal that was asked: the target names another.
+            // The portal that was asked is not added, because the target names another.
             "iqn.2026-01.example:b ",
             "iqn.2026-01.example:c [::1]:3261,None",
         ]

@@ -1,16 +1,16 @@
-//! A portal as a target names it.
+//! Parses a portal in the form in which a target names it.
 
 use crate::error::Result;
 use crate::id::{Portal, PortalHost};
 use crate::iscsi::text::Pair;
 
-/// A `TargetAddress`: a portal, and the tag of its group where it has one.
+/// Parses a `TargetAddress`: a portal, and the tag of its group if it has one.
 pub(in crate::iscsi) fn target_address(pair: &Pair<'_>) -> Result<(Portal, Option<u16>)> {
     let (address, tag) = match pair.value.rsplit_once(',') {
         Some((address, tag)) => (address, Some(tag)),
         None => (pair.value, None),
     };
-    // A zone is an interface of the target's machine.
+    // A zone would be an interface of the target's machine.
     let has_no_zone = |portal: &Portal| !matches!(portal.host(), PortalHost::LinkLocal { .. });
     let portal = address.parse().ok().filter(has_no_zone);
     let group = match tag {

@@ -1,5 +1,4 @@
-//! The stages of a login, without I/O: what is to be said next, and what an
-//! answer means.
+//! The stages of a login, without I/O: what to send next, and what an answer means.
 
 use std::collections::BTreeSet;
 
@@ -11,18 +10,18 @@ use crate::iscsi::pdu::{LoginResponse, LoginStage};
 use crate::iscsi::text::{Answer, Pair, PartialText, Text, pairs};
 use crate::iscsi::{PEER, Proven, broken};
 
-/// More than a target has to say in a whole login. As many answers of ours, and
-/// what we offer, fit into one PDU.
+/// More keys than a target needs in a whole login. As many answers of ours, together with
+/// our offer, fit into one PDU.
 const MOST_KEYS: usize = 64;
-/// Of the text of one answer, which may come in several PDUs.
+/// The longest text of one answer in bytes; it may come in several PDUs.
 const LONGEST_ANSWER: usize = 16 << 10;
 
-/// What comes after an answer.
+/// What follows an answer.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Another request.
+    /// We send another request.
     Again,
-    /// Nothing: the full feature phase has begun.
+    /// The full feature phase has begun.
     Done(Box<Agreed>),
 }
 
@@ -38,24 +37,24 @@ pub(super) struct Negotiation<'a> {
     options: &'a LoginOptions,
     stage: LoginStage,
     security: Security<'a>,
-    /// The parameters were offered.
+    /// Whether the parameters were offered.
     offered: bool,
     /// The stage that the last request asked for.
     asked_for: Option<LoginStage>,
-    /// The last answer's text goes on.
+    /// Whether the text of the last answer continues.
     more: bool,
     text: PartialText,
-    /// What the target has said, whatever the answer to it.
+    /// The keys that the target has sent, with any value.
     keys: BTreeSet<String>,
-    /// What is owed to keys that the target has brought up.
+    /// The answers that we owe to keys that the target has introduced.
     answers: Vec<(String, &'static str)>,
     agreed: Box<Agreed>,
 }
 
 enum Security<'a> {
-    /// Nothing was said; with these CHAP is done where the target picks it.
+    /// We have sent nothing. With a conversation, CHAP runs if the target picks it.
     New(Option<Conversation<'a>>),
-    /// The target picks a method.
+    /// We wait for the target to pick a method.
     Offered(Option<Conversation<'a>>),
     Chap(Conversation<'a>),
     Settled,
@@ -110,7 +109,7 @@ impl<'a> Negotiation<'a> {
         Ok((text, self.asked_for))
     }
 
-    /// Our part of the security stage. `true` where it is our last word in it.
+    /// Writes our part of the security stage. Returns `true` if it is our last part.
     fn identify(&mut self, text: &mut Text) -> Result<bool> {
         match &mut self.security {
             Security::New(chap) => {
@@ -134,11 +133,11 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    /// Takes the answer to the last request, of a login that has not failed.
+    /// Takes the successful answer to the last request.
     ///
     /// # Errors
-    /// `Protocol`, naming the field or key; `NotPermitted` where the target is
-    /// not who it should be.
+    /// `Protocol`, naming the field or key; `NotPermitted` if the target does not prove its
+    /// identity.
     pub(super) fn take(&mut self, response: &LoginResponse, data: &[u8]) -> Result<Step> {
         if response.stage != self.stage {
             let (found, expected) = (response.stage, format!("{:?}", self.stage));
@@ -185,7 +184,7 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    /// A key may be said once in a whole login, and so many at most.
+    /// Refuses a key that repeats within the login, and too many keys.
     fn note(&mut self, pair: &Pair<'_>) -> Result<()> {
         if self.keys.len() >= MOST_KEYS {
             return Err(broken("the number of keys", "too large", "at most 64"));
@@ -224,7 +223,7 @@ impl<'a> Negotiation<'a> {
                 self.agreed.alias = Some(pair.value.to_owned());
                 return Ok(());
             }
-            // Of a redirect, which this is not.
+            // This key belongs to a redirect, and this answer is none.
             "TargetAddress" => return Ok(()),
             _ => {}
         }
@@ -236,7 +235,7 @@ impl<'a> Negotiation<'a> {
         } else if Parameters::default().settle(&Parameters::offer(), kind, pair)? {
             return Err(pair.broken("no such key before the operational stage"));
         }
-        // An answer is not answered.
+        // An answer to our offer needs no answer.
         if let Answer::Value(_) = pair.answer() {
             let answer = if NORMAL.contains(&pair.key) {
                 "Irrelevant"
@@ -251,7 +250,7 @@ impl<'a> Negotiation<'a> {
     fn transit(&mut self, next: LoginStage) -> Result<Step> {
         match &self.security {
             Security::Settled => {}
-            // A target may be silent on what can only be "None".
+            // A target may omit an answer that can only be "None".
             Security::Offered(None) if self.options.credentials.is_none() => {
                 self.security = Security::Settled;
             }
@@ -266,12 +265,12 @@ impl<'a> Negotiation<'a> {
 }
 
 impl LoginOptions {
-    /// The ways of authentication that are offered.
+    /// The offered authentication methods.
     pub(super) fn methods(&self) -> &'static str {
         match self.credentials.as_ref().map(Credentials::is_mutual) {
             None => "None",
             Some(false) => "CHAP,None",
-            // Who must prove itself may not choose not to.
+            // A target that must prove itself may not choose `None`.
             Some(true) => "CHAP",
         }
     }

@@ -1,4 +1,4 @@
-//! What a login is for and what it offers.
+//! The purpose and the offer of a login.
 
 use super::parameters::{Parameters, SessionKind};
 use crate::error::{Error, ErrorKind, Result};
@@ -8,7 +8,7 @@ use crate::iscsi::chap::Credentials;
 use crate::iscsi::pdu::Isid;
 use crate::kernel::tcp::LocalEnd;
 
-/// Who logs in, for what, and what is offered.
+/// The initiator of a login, its purpose and its offer.
 #[derive(Debug, Clone)]
 pub struct LoginOptions {
     pub(in crate::iscsi) initiator: Iqn,
@@ -21,8 +21,8 @@ pub struct LoginOptions {
 }
 
 impl LoginOptions {
-    /// A login of `initiator`, without credentials. `isid` must be one that no
-    /// other session of the initiator has with the same portal group.
+    /// A login of `initiator`, without credentials. No other session of the initiator with
+    /// the same portal group may have this `isid`.
     #[must_use]
     pub fn new(initiator: Iqn, kind: SessionKind, isid: Isid) -> Self {
         Self {
@@ -36,30 +36,30 @@ impl LoginOptions {
         }
     }
 
-    /// With CHAP. One-way, a target that wants none is not refused; mutual, it
-    /// is.
+    /// Uses CHAP. With one-way CHAP a target that does not ask for a proof is accepted;
+    /// with mutual CHAP it is refused.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
     }
 
-    /// Offers these: the most that is taken of each size, and a digest wherever
-    /// it is `true`, for the target to choose.
+    /// Offers these parameters: for each size the most that we accept, and each digest that
+    /// is `true`, for the target to choose.
     #[must_use]
     pub fn offer(mut self, offer: Parameters) -> Self {
         self.offer = offer;
         self
     }
 
-    /// Refuses a target that does not take each digest that is offered.
+    /// Refuses a target that does not accept each offered digest.
     #[must_use]
     pub fn require_digests(mut self) -> Self {
         self.requires_digests = true;
         self
     }
 
-    /// Connects from this end alone, also where a redirect leads.
+    /// Connects only from this local end, also after a redirect.
     #[must_use]
     pub(in crate::iscsi) fn from(mut self, local: LocalEnd) -> Self {
         self.local = local;

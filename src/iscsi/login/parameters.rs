@@ -1,4 +1,4 @@
-//! What a login negotiates (RFC 7143, 13).
+//! The parameters that a login negotiates (RFC 7143, 13).
 
 use std::ops::RangeInclusive;
 
@@ -9,8 +9,8 @@ use crate::iscsi::text::{Answer, Pair, Text};
 
 const LENGTHS: RangeInclusive<u32> = 512..=0x00ff_ffff;
 
-/// Every parameter of a session. [`Default`] is what holds where nothing was
-/// negotiated. Lengths are in bytes, times in seconds.
+/// The parameters of a session. [`Default`] holds the values without a negotiation. Lengths
+/// are in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -21,31 +21,32 @@ pub struct Parameters {
     pub header_digest: bool,
     /// CRC32C over data.
     pub data_digest: bool,
-    /// What we take in one PDU.
+    /// The longest data segment that we accept in one PDU.
     pub max_recv_data_segment_length: u32,
-    /// What the target takes in one PDU. Not offered: the target says it.
+    /// The longest data segment that the target accepts in one PDU. It is not offered: the
+    /// target declares it.
     pub max_xmit_data_segment_length: u32,
-    /// The target asks for all data of a write.
+    /// The target requests all data of a write (R2T).
     pub initial_r2t: bool,
-    /// Data may come with the command.
+    /// Data may come in the PDU of the command.
     pub immediate_data: bool,
-    /// Of all data of a burst.
+    /// The longest burst.
     pub max_burst_length: u32,
-    /// Of what is sent unasked.
+    /// The most unsolicited data of a write.
     pub first_burst_length: u32,
-    /// How often a target may ask for more before it has had what it asked for.
+    /// How many requests for data (R2T) a target may have outstanding.
     pub max_outstanding_r2t: u32,
-    /// Of the session.
+    /// The most connections of the session.
     pub max_connections: u32,
-    /// How long to wait before coming back.
+    /// How long to wait before a reconnect.
     pub default_time2wait: u32,
-    /// How long after that the target keeps the state.
+    /// How long the target keeps the session's state after that.
     pub default_time2retain: u32,
-    /// Data PDUs of a burst come in their order.
+    /// The data PDUs of a burst come in order.
     pub data_pdu_in_order: bool,
-    /// Bursts come in their order.
+    /// Bursts come in order.
     pub data_sequence_in_order: bool,
-    /// 0: a session is recovered by a new one.
+    /// The recovery level; at 0 a new session recovers a lost one.
     pub error_recovery_level: u32,
 }
 
@@ -72,8 +73,8 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// What is offered where nothing else is asked for: no digests, large
-    /// bursts, writes that begin without being asked for.
+    /// The default offer: no digests, large bursts, writes that begin with unsolicited
+    /// data.
     #[must_use]
     pub fn offer() -> Self {
         Self {
@@ -86,7 +87,7 @@ impl Parameters {
         }
     }
 
-    /// Writes the offer. What means nothing to a session is not offered to it.
+    /// Writes the offer, without the keys that have no meaning in a session of this kind.
     pub(super) fn write(&self, kind: &SessionKind, text: &mut Text) {
         let digest = |on| if on { "CRC32C,None" } else { "None" };
         let boolean = |yes| if yes { "Yes" } else { "No" };
@@ -112,11 +113,11 @@ impl Parameters {
         text.push("DataSequenceInOrder", boolean(self.data_sequence_in_order));
     }
 
-    /// Takes the target's answer to `offer`. `false` where it is none to what
-    /// was offered to a session of this kind.
+    /// Takes the target's answer to `offer`. Returns `false` if the key was not offered in
+    /// a session of this kind.
     ///
     /// # Errors
-    /// `Protocol` where it is not one of those that the offer allows.
+    /// `Protocol` if the offer does not allow the value.
     pub(super) fn settle(
         &mut self,
         offer: &Self,
@@ -125,7 +126,7 @@ impl Parameters {
     ) -> Result<bool> {
         let known = match pair.key {
             "MaxRecvDataSegmentLength" => {
-                // A declaration: each side makes its own.
+                // This key is a declaration, which each side makes for itself.
                 self.max_xmit_data_segment_length = pair.number(LENGTHS)?;
                 return Ok(true);
             }
@@ -136,7 +137,7 @@ impl Parameters {
         match pair.answer() {
             _ if !known => return Ok(false),
             Answer::Value(_) => {}
-            // What holds without an agreement goes on to hold.
+            // The value that holds without an agreement stays.
             Answer::Irrelevant => return Ok(true),
             Answer::Reject | Answer::NotUnderstood => {
                 return Err(pair.broken("a value: every target must take one that was offered"));
@@ -183,7 +184,7 @@ impl Parameters {
         Ok(true)
     }
 
-    /// What holds together, at the end. Where nothing is sent unasked,
+    /// Checks at the end that the values fit together. Without unsolicited data,
     /// `FirstBurstLength` is irrelevant (RFC 7143, 13.14).
     pub(super) fn check(&self) -> Result<()> {
         let is_sent_unasked = !self.initial_r2t || self.immediate_data;
@@ -196,7 +197,7 @@ impl Parameters {
     }
 }
 
-/// What a target may speak of in a normal session alone.
+/// The keys that a target may send only in a normal session.
 pub(super) const NORMAL: [&str; 8] = [
     "InitialR2T",
     "ImmediateData",
@@ -208,12 +209,12 @@ pub(super) const NORMAL: [&str; 8] = [
     "DataSequenceInOrder",
 ];
 
-/// What the session is for.
+/// The purpose of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionKind {
-    /// To ask which targets there are.
+    /// The session asks for the targets.
     Discovery,
-    /// To use this target.
+    /// The session uses this target.
     Normal(Iqn),
 }
 

@@ -1,9 +1,9 @@
-//! What came of a login (RFC 7143, 11.13.5).
+//! The status of a login as an error (RFC 7143, 11.13.5).
 
 use crate::error::{Error, ErrorKind};
 use crate::iscsi::{PEER, broken};
 
-/// A status class and detail that are neither success nor a redirect.
+/// The error for a status class and detail that are neither success nor a redirect.
 pub(super) fn failure(class: u8, detail: u8) -> Error {
     let (kind, why) = match (class, detail) {
         (2, 1) => (ErrorKind::NotPermitted, "authentication failed"),

@@ -1,30 +1,29 @@
-//! What an initiator sends. All of it is immediate, so that no command number
-//! is used up.
+//! The PDUs that an initiator sends. All are immediate, so they use up no `CmdSN`.
 
 use super::{HEADER, Isid, LoginStage, NO_TAG, assemble, put};
 
 const IMMEDIATE: u8 = 0x40;
-/// F, or T in a login: the last of its kind.
+/// The F bit, or T in a login: the last PDU of its kind.
 const FINAL: u8 = 0x80;
 
 /// One request of a login, of protocol version 0.
 #[derive(Debug, Clone, Copy)]
 pub struct LoginRequest<'a> {
-    /// The stage that it belongs to.
+    /// The stage that the request belongs to.
     pub stage: LoginStage,
-    /// The stage that is to follow at once.
+    /// The stage that the initiator asks to enter next.
     pub transit: Option<LoginStage>,
     /// The initiator's part of the session's name.
     pub isid: Isid,
-    /// The target's part; 0 for a new session.
+    /// The target's part of the session's name; 0 for a new session.
     pub tsih: u16,
-    /// The same in the whole login.
+    /// The task's tag, which is the same in the whole login.
     pub tag: u32,
     /// The number of the connection.
     pub cid: u16,
-    /// The number of the session's first command.
+    /// The `CmdSN` of the session's first command.
     pub cmd_sn: u32,
-    /// The status number that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
     /// Keys and values, at most 8,192 bytes.
     pub text: &'a [u8],
@@ -50,18 +49,18 @@ impl LoginRequest<'_> {
     }
 }
 
-/// A question in text, whole in one PDU.
+/// A text request, whole in one PDU.
 #[derive(Debug, Clone, Copy)]
 pub struct TextRequest<'a> {
-    /// The same for a question and for asking on.
+    /// The task's tag, which is the same in a request and in its continuations.
     pub tag: u32,
-    /// As in the response that is to go on; [`NO_TAG`] for a question.
+    /// The value from the response to continue; [`NO_TAG`] in a first request.
     pub transfer_tag: u32,
-    /// As in the response that is to go on; else 0.
+    /// The value from the response to continue; else 0.
     pub lun: [u8; 8],
-    /// The number of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The status number that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
     /// Keys and values.
     pub text: &'a [u8],
@@ -83,14 +82,14 @@ impl TextRequest<'_> {
     }
 }
 
-/// The wish to close the session.
+/// The request to close the session.
 #[derive(Debug, Clone, Copy)]
 pub struct LogoutRequest {
-    /// Of this task.
+    /// The tag of the logout's task.
     pub tag: u32,
-    /// The number of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The status number that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
 }
 
@@ -100,7 +99,7 @@ impl LogoutRequest {
     pub fn encode(&self) -> Vec<u8> {
         let mut header = [0; HEADER];
         header[0] = IMMEDIATE | 0x06;
-        // The reason: 0, close the session.
+        // The reason code 0 closes the session.
         header[1] = FINAL;
         put(&mut header, 16, self.tag);
         put(&mut header, 24, self.cmd_sn);
@@ -112,13 +111,13 @@ impl LogoutRequest {
 /// The answer to a target's ping.
 #[derive(Debug, Clone, Copy)]
 pub struct NopOut {
-    /// As in the ping.
+    /// The value from the ping.
     pub lun: [u8; 8],
-    /// As in the ping.
+    /// The value from the ping.
     pub transfer_tag: u32,
-    /// The number of the session's next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The status number that is expected next.
+    /// The `StatSN` that is expected next.
     pub exp_stat_sn: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What a target sends.
+//! The PDUs that a target sends.
 
 use super::{HEADER, Isid, LoginStage, NO_TAG, half, lun, word};
 use crate::error::Result;
@@ -7,112 +7,113 @@ use crate::iscsi::broken;
 const FINAL: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
 
-/// A PDU of a target's; its data segment is beside it.
+/// A PDU from a target, without its data segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Response {
-    /// To a request of a login.
+    /// The answer to a login request.
     Login(LoginResponse),
-    /// To a question in text.
+    /// The answer to a text request.
     Text(TextResponse),
-    /// To the wish to close the session.
+    /// The answer to a logout request.
     Logout(LogoutResponse),
-    /// A PDU of ours that the target could not take.
+    /// The target does not accept a PDU of ours.
     Reject(Reject),
     /// A ping.
     NopIn(NopIn),
-    /// What the target says by itself.
+    /// An asynchronous message of the target.
     Async(AsyncMessage),
 }
 
-/// See RFC 7143, 11.13.
+/// The fields of a login response (RFC 7143, 11.13).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoginResponse {
-    /// The stage that it belongs to.
+    /// The stage that the response belongs to.
     pub stage: LoginStage,
     /// The stage that follows at once.
     pub transit: Option<LoginStage>,
-    /// The text goes on in the next response.
+    /// Whether the text continues in the next response.
     pub continues: bool,
-    /// The protocol's version that is spoken.
+    /// The active version of the protocol.
     pub version: u8,
-    /// As in the request.
+    /// The value from the request.
     pub isid: Isid,
     /// The target's part of the session's name.
     pub tsih: u16,
-    /// As in the request.
+    /// The value from the request.
     pub tag: u32,
-    /// The number of this status.
+    /// The `StatSN` of this status.
     pub stat_sn: u32,
-    /// What came of it: 0 is success.
+    /// The class of the result: 0 is success.
     pub status_class: u8,
-    /// More of it.
+    /// The detail of the result.
     pub status_detail: u8,
 }
 
-/// See RFC 7143, 11.11.
+/// The fields of a text response (RFC 7143, 11.11).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextResponse {
-    /// Nothing more is to come.
+    /// Whether this is the last response.
     pub is_final: bool,
-    /// The text goes on in the next response, in the middle of a pair maybe.
+    /// Whether the text continues in the next response, possibly in the middle of a pair.
     pub continues: bool,
-    /// To be given back when asking on.
+    /// The next request must return this value.
     pub lun: [u8; 8],
-    /// As in the request.
+    /// The value from the request.
     pub tag: u32,
-    /// To be given back when asking on; without a meaning at the end.
+    /// The next request must return this value; it has no meaning in the last response.
     pub transfer_tag: u32,
-    /// The number of this status.
+    /// The `StatSN` of this status.
     pub stat_sn: u32,
 }
 
-/// See RFC 7143, 11.15.
+/// The fields of a logout response (RFC 7143, 11.15).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogoutResponse {
-    /// 0 where the session is closed.
+    /// 0 if the session is closed.
     pub response: u8,
-    /// As in the request.
+    /// The value from the request.
     pub tag: u32,
 }
 
-/// See RFC 7143, 11.17.
+/// The fields of a reject (RFC 7143, 11.17).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reject {
-    /// Why.
+    /// The reason code.
     pub reason: u8,
 }
 
-/// See RFC 7143, 11.19.
+/// The fields of a ping (RFC 7143, 11.19).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NopIn {
-    /// To be given back.
+    /// The answer must return this value.
     pub lun: [u8; 8],
-    /// To be given back; [`NO_TAG`] where no answer is wanted.
+    /// The answer must return this value; [`NO_TAG`] if the target wants no answer.
     pub transfer_tag: u32,
-    /// The number of the last status, or of the next where no answer is wanted.
+    /// The `StatSN` of the last status, or of the next if the target wants no answer.
     pub stat_sn: u32,
 }
 
-/// See RFC 7143, 11.9.
+/// The fields of an asynchronous message (RFC 7143, 11.9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncMessage {
-    /// 1 asks for a logout; 2 and 3 drop connections; 4 asks for a negotiation.
+    /// The event: 1 asks for a logout; 2 and 3 drop connections; 4 asks for a negotiation.
     pub event: u8,
-    /// By the event: of a dropped connection its number; how many seconds to wait
-    /// before coming back; how many there are for what is asked.
+    /// Their meaning depends on the event: the number of a dropped connection; how many
+    /// seconds to wait before a reconnect; how many seconds are left for the requested
+    /// action.
     pub parameters: [u16; 3],
 }
 
 impl Response {
-    /// What `header` says.
+    /// Decodes a header.
     ///
     /// # Errors
     /// `Protocol`, naming the field.
     pub fn decode(header: &[u8; HEADER]) -> Result<Self> {
         let flags = header[1];
         let (is_final, continues) = (flags & FINAL != 0, flags & CONTINUE != 0);
-        // Both bits above are reserved in what a target sends.
+        // The target's two top bits of the opcode byte are reserved.
         Ok(match header[0] & 0x3f {
             0x20 => Self::NopIn(NopIn {
                 lun: lun(header),
@@ -125,7 +126,7 @@ impl Response {
                 if is_final && continues {
                     return Err(broken("C of a text response", 1, "0 where F is 1"));
                 }
-                // LIO leaves a tag in the last of several: F alone is the end.
+                // LIO leaves a tag in the last of several responses: only F marks the end.
                 if !is_final && transfer_tag == NO_TAG {
                     let expected = "another where F is 0";
                     return Err(broken("Target Transfer Tag", "0xffffffff", expected));
@@ -155,7 +156,7 @@ impl Response {
         })
     }
 
-    /// What it is called in errors.
+    /// The PDU's name in errors.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -189,7 +190,7 @@ impl LoginResponse {
             status_detail,
         };
         if status_class != 0 {
-            // The flags mean nothing then (RFC 7143, 11.13.5).
+            // The flags have no meaning then (RFC 7143, 11.13.5).
             return Ok(decoded);
         }
         let current = LoginStage::of(flags >> 2 & 3);

@@ -1,4 +1,4 @@
-//! What happens to sessions, as the kernel tells it.
+//! Notices of the kernel about iSCSI sessions.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -12,29 +12,28 @@ use crate::iscsi::pdu::{AsyncMessage, HEADER, Response};
 use crate::kernel::Roots;
 use crate::kernel::iscsi_netlink::{self, Listener, Notification};
 
-/// What a [`SessionWatch`] delivers.
+/// A notice of a [`SessionWatch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionNotice {
-    /// A connection of this session's is lost, now or some time ago: the kernel says
-    /// it up to three times, and its word may be older than the connection that the
-    /// session has now.
+    /// A connection of this session is lost, now or earlier. The kernel reports a loss up
+    /// to three times, and the report may be older than the session's current connection.
     Lost(SessionId),
-    /// The target says something of its own accord.
-    Said(SessionId, AsyncMessage),
-    /// There is a new session, still without its names.
+    /// The target has sent an asynchronous message.
+    AsyncMessage(SessionId, AsyncMessage),
+    /// There is a new session, which does not have its names yet.
     Created(SessionId),
-    /// Notices may be missing: look at the sessions again.
-    LookAgain,
+    /// Notices may be missing: read the sessions again.
+    Resync,
 }
 
-/// Hears what happens to the sessions of this machine, whoever made them, from when
-/// it is opened: in the initial network namespace, as root. A hint and no state:
-/// the kernel sends nothing when it has no memory for it.
+/// Reports events of all sessions of this machine, whichever process made them, from its
+/// opening on. It needs root and the initial network namespace. A notice is a hint and not
+/// a state: the kernel drops notices when it is out of memory.
 #[derive(Debug)]
 pub struct SessionWatch {
     roots: Roots,
-    /// `None` as long as the kernel has no iSCSI.
+    /// `None` while the kernel has no iSCSI.
     listener: Option<Listener>,
     wake: UnixStream,
     waker: SessionWaker,
@@ -45,15 +44,16 @@ pub struct SessionWatch {
 pub struct SessionWaker(Arc<UnixStream>);
 
 impl SessionWaker {
-    /// Ends the wait that is under way, or the next.
+    /// Ends the current wait, or the next.
     pub fn wake(&self) {
-        // One that is full has what ends the wait.
+        // If the socket is full, it already holds the byte that ends the wait.
         let _ = (&*self.0).write(&[0]);
     }
 }
 
 impl SessionWatch {
-    /// Begins to listen. A module `iscsi_tcp` that is loaded later is heard too.
+    /// Begins to listen. It also reports events after a later load of the module
+    /// `iscsi_tcp`.
     ///
     /// # Errors
     /// `NotPermitted` without root; `NotSupported` in another network namespace.
@@ -74,20 +74,19 @@ impl SessionWatch {
         Ok(watch)
     }
 
-    /// What ends a wait from another thread.
+    /// A handle that ends a wait from another thread.
     #[must_use]
     pub fn waker(&self) -> SessionWaker {
         self.waker.clone()
     }
 
-    /// Waits for the next notice; `None` when the deadline has passed or it was
-    /// woken.
+    /// Waits for the next notice; `None` after the deadline or a wake.
     ///
     /// # Errors
     /// `Io`.
     pub fn next(&mut self, deadline: Deadline) -> Result<Option<SessionNotice>> {
         if self.listen_if_possible()? {
-            return Ok(Some(SessionNotice::LookAgain));
+            return Ok(Some(SessionNotice::Resync));
         }
         loop {
             let Some(listener) = &mut self.listener else {
@@ -95,7 +94,7 @@ impl SessionWatch {
                 return Ok(None);
             };
             let Some(heard) = listener.next_or(Some(self.wake.as_fd()), deadline)? else {
-                // What woke it is there already.
+                // The byte that woke the wait is already in the socket.
                 self.take_wakes(Deadline::after(std::time::Duration::ZERO))?;
                 return Ok(None);
             };
@@ -105,7 +104,7 @@ impl SessionWatch {
         }
     }
 
-    /// Whether it has just begun to.
+    /// Opens the listener if the kernel has iSCSI. Returns whether it has just done so.
     fn listen_if_possible(&mut self) -> Result<bool> {
         if self.listener.is_some() || !iscsi_netlink::has_driver(&self.roots) {
             return Ok(false);
@@ -114,9 +113,9 @@ impl SessionWatch {
         Ok(true)
     }
 
-    /// Waits for one until `deadline`, and takes those that are there.
+    /// Waits for a wake until `deadline`, and reads all that are there.
     fn take_wakes(&mut self, deadline: Deadline) -> Result<()> {
-        // No time is no limit to the standard library.
+        // The standard library refuses a timeout of zero.
         let shortest = std::time::Duration::from_micros(1);
         let limit = deadline.remaining().max(shortest);
         let read = self
@@ -140,12 +139,12 @@ fn notice(heard: Notification) -> Option<SessionNotice> {
         Notification::Pdu { session, pdu } => {
             let said = Response::decode(pdu.first_chunk::<HEADER>()?);
             match said {
-                Ok(Response::Async(message)) => Some(SessionNotice::Said(session, message)),
+                Ok(Response::Async(message)) => Some(SessionNotice::AsyncMessage(session, message)),
                 _ => None,
             }
         }
         Notification::Created(session) => Some(SessionNotice::Created(session)),
-        Notification::Missed => Some(SessionNotice::LookAgain),
+        Notification::Missed => Some(SessionNotice::Resync),
         Notification::Unbound(_) | Notification::Destroyed(_) => None,
     }
 }
@@ -169,9 +168,12 @@ mod tests {
             let pdu = pdu.to_vec();
             notice(Notification::Pdu { session, pdu })
         };
-        assert_eq!(heard(&pdu), Some(SessionNotice::Said(session, said)));
+        assert_eq!(
+            heard(&pdu),
+            Some(SessionNotice::AsyncMessage(session, said))
+        );
         assert_eq!(heard(&pdu[..47]), None);
-        // An answer to a logout of another's.
+        // This is the answer to a logout by another process.
         pdu[0] = 0x26;
         assert_eq!(heard(&pdu), None);
         let lost = Notification::ConnectionLost {
@@ -179,7 +181,7 @@ mod tests {
             error: 1020,
         };
         assert_eq!(notice(lost), Some(SessionNotice::Lost(session)));
-        assert_eq!(notice(Notification::Missed), Some(SessionNotice::LookAgain));
+        assert_eq!(notice(Notification::Missed), Some(SessionNotice::Resync));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::incomplete::take_away;
 use super::kept;
-use super::settings::{Made, RECOVERY, Settings};
+use super::settings::{NewSessionSettings, RECOVERY, Settings};
 use super::{IscsiSession, KernelSession, SessionName, SessionOptions};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -46,7 +46,7 @@ pub fn hand_over(
     deadline: Deadline,
 ) -> Result<KernelSession> {
     options.require_valid()?;
-    let made = Made {
+    let made = NewSessionSettings {
         recovery: options.recovery_timeout.unwrap_or(RECOVERY),
         tunables: &options.tunables,
     };

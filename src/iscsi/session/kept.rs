@@ -1,4 +1,5 @@
-//! What a session keeps over a loss, so that any process logs it in again as it was made.
+//! The settings that a session keeps over a loss, so that any process logs it in again
+//! unchanged.
 
 use super::unmet::stated;
 use super::{IscsiSession, SessionOptions};
@@ -7,12 +8,12 @@ use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::HostParam;
 use crate::kernel::tcp::LocalEnd;
 
-/// Before the address from which a session of ours is logged in, in the kernel's place for
-/// the hardware address of its interface, which nothing reads.
+/// Marks the address from which a session of lunbd logs in. The mark is in the kernel's
+/// field for the hardware address of the interface, which nothing reads.
 const SOURCE: &str = "lunbd:source:";
 
-/// What the kernel is told of a session's host, so that the session's own end of the
-/// connection is known as long as it is there.
+/// The parameters of a session's host that store the local end of its connection in the
+/// kernel, for as long as the session exists.
 pub(super) fn of_host(local: &LocalEnd) -> Vec<(HostParam, String)> {
     let interface = local.interface.as_ref();
     let interface = interface.map(|name| (HostParam::NetworkInterface, name.to_string()));
@@ -24,11 +25,11 @@ pub(super) fn of_host(local: &LocalEnd) -> Vec<(HostParam, String)> {
 }
 
 impl SessionOptions {
-    /// With the lengths that were agreed on for `session`, which is ours, and its own end of
-    /// the connection. Its times stay in the kernel.
+    /// Takes the lengths that were negotiated for `session`, which lunbd must have made,
+    /// and the local end of its connection. Its times stay in the kernel.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// Those of reading sysfs.
     pub(crate) fn kept_by(mut self, session: &IscsiSession) -> Result<Self> {
         let of_session = |name| Ok::<_, Error>(number(session.attribute(name)?));
         let of_connection = |name| Ok::<_, Error>(number(session.connection_attribute(name)?));
@@ -36,7 +37,7 @@ impl SessionOptions {
         let first = of_session("first_burst_len")?;
         let lengths = [
             (Tunable::MaxBurst, max),
-            // Where nothing is sent unasked it may be more, and is not looked at.
+            // Without unsolicited data it may exceed the maximum, and has no effect.
             (
                 Tunable::FirstBurst,
                 first.map(|first| first.min(max.unwrap_or(first))),
@@ -46,7 +47,7 @@ impl SessionOptions {
         ];
         let mut tunables = Tunables::default();
         for (tunable, length) in lengths {
-            // A length that was never set is 0.
+            // A length that was never set reads as 0.
             if let Some(length) = length.filter(|length| tunable.limits().contains(length)) {
                 tunables.set(tunable, length)?;
             }

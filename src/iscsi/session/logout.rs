@@ -1,5 +1,5 @@
-//! The end of a session, in the order in which the kernel loses nothing and
-//! nobody waits.
+//! Ends a session, in an order that loses nothing in the kernel and leaves no process
+//! waiting.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, Listener, Notification, Stop};
 use crate::kernel::{Roots, worker};
 
-/// How long a target may take to say goodbye.
-pub(in crate::iscsi) const TO_LEAVE: Duration = Duration::from_secs(2);
+/// How long to wait for the target's answer to the logout.
+pub(in crate::iscsi) const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Logs `session` out, and reads back that it is gone, its SCSI host included.
-/// **Devices on it go with it, flushed by nobody**: that there are none, and that
-/// the session may be ended, is for the caller to see to.
+/// Logs `session` out, and checks that it is gone with its SCSI host. **The session's
+/// devices go with it, and nothing flushes them.** The caller must make sure that there are
+/// none and that the session may end.
 ///
-/// On a healthy path the target goes first, then its connection is closed with a
-/// logout; on one that is known to be dead the connection is ended first, since
-/// nobody would answer what is sent in between. Where the kernel does not know it
-/// yet, the target's answer is waited for two seconds at most. A repeated call goes
-/// on where one before it ended. One that is gone is no error.
+/// On a healthy path this removes the target first, then closes the connection with a
+/// logout. On a path that is known to be dead it ends the connection first, because nothing
+/// would answer what the kernel sends in between. If the kernel does not know yet that the
+/// path is dead, this waits at most two seconds for the target's answer. A repeated call
+/// continues where the call before it ended. A session that is gone already is no error.
 ///
-/// After a timeout the kernel goes on with what it was told, and the rest is not
-/// done: a repeated call does it.
+/// After a timeout the kernel finishes the steps that it was given, and the remaining steps
+/// do not happen until a repeated call.
 ///
 /// # Errors
 /// `NotPermitted`; `TimedOut` at stage `logout`.
@@ -42,27 +42,27 @@ pub fn log_out(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Res
         deadline,
         || session.describe(),
         move || {
-            let mut ending = Ending {
+            let mut logout = SessionLogout {
                 control: Control::open(&roots)?,
-                // Before anything that it is to hear of.
+                // The listener opens before any step that it must report.
                 listener: Listener::open()?,
                 session: mine,
                 deadline,
             };
-            ending.run()
+            logout.run()
         },
     )
 }
 
-/// Asks the target to close the session. One that does not answer by `patience` is
-/// left all the same: to close the connection ends the session too.
-pub(in crate::iscsi) fn say_goodbye(
+/// Asks the target to close the session. If the target does not answer by `patience`, this
+/// returns anyway: closing the connection ends the session too.
+pub(in crate::iscsi) fn request_logout(
     control: &mut Control,
     listener: &mut Listener,
     id: SessionId,
-    patience: Deadline,
+    logout_deadline: Deadline,
 ) -> Result<()> {
-    // The kernel puts in its own numbers.
+    // The kernel fills in its own numbers.
     let request = LogoutRequest {
         tag: 0,
         cmd_sn: 0,
@@ -72,7 +72,7 @@ pub(in crate::iscsi) fn say_goodbye(
         tracing::debug!(%id, %error, "no logout could be sent");
         return Ok(());
     }
-    while let Some(heard) = listener.next(patience)? {
+    while let Some(heard) = listener.next(logout_deadline)? {
         match heard {
             Notification::Pdu { session, pdu } if session == id => {
                 let header = pdu.first_chunk::<HEADER>();
@@ -90,23 +90,24 @@ pub(in crate::iscsi) fn say_goodbye(
     Ok(())
 }
 
-/// How the kernel names a number that it does not know (`EINVAL`,
+/// Whether the kernel does not know the session's number (`EINVAL`,
 /// `scsi_transport_iscsi.c`, `iscsi_if_recv_msg`).
 pub(super) fn is_unknown(error: &Error) -> bool {
     error.kind() == ErrorKind::Refused
 }
 
-struct Ending {
+struct SessionLogout {
     control: Control,
     listener: Listener,
     session: IscsiSession,
     deadline: Deadline,
 }
 
-impl Ending {
+impl SessionLogout {
     fn run(&mut self) -> Result<()> {
         let id = self.session.id();
-        // Its number is given to the next host at once, so it is held fast.
+        // The kernel gives the host's number to the next host at once, so the directory
+        // stays open.
         let path = self.session.host_dir()?;
         let host = path.as_deref().map(DeviceDir::open).transpose()?.flatten();
         let Some(state) = self.session.state()? else {
@@ -114,7 +115,7 @@ impl Ending {
         };
         if state == IscsiSession::LOGGED_IN {
             self.unbind()?;
-            self.say_goodbye()?;
+            self.request_logout()?;
             self.stop()?;
         } else {
             self.stop()?;
@@ -128,7 +129,7 @@ impl Ending {
         self.wait_until_gone(host.as_ref())
     }
 
-    /// Takes the target away: the kernel says so once in a session's life.
+    /// Removes the target. The kernel reports that only once in a session's life.
     fn unbind(&mut self) -> Result<()> {
         let id = self.session.id();
         self.in_time()?;
@@ -136,7 +137,7 @@ impl Ending {
             self.unless_gone(|ending| ending.control.unbind(id))?;
         }
         let session = self.session.clone();
-        // The kernel takes the target's number first, then the devices
+        // The kernel clears the target's number first and removes the devices after it
         // (`__iscsi_unbind_session`).
         self.wait_for("its target to be taken away", |heard| {
             let is_said = *heard == Some(Notification::Unbound(id));
@@ -144,11 +145,11 @@ impl Ending {
         })
     }
 
-    fn say_goodbye(&mut self) -> Result<()> {
+    fn request_logout(&mut self) -> Result<()> {
         self.in_time()?;
-        let patience = self.deadline.at_most(TO_LEAVE);
+        let logout_deadline = self.deadline.at_most(LOGOUT_TIMEOUT);
         let id = self.session.id();
-        say_goodbye(&mut self.control, &mut self.listener, id, patience)
+        request_logout(&mut self.control, &mut self.listener, id, logout_deadline)
     }
 
     fn stop(&mut self) -> Result<()> {
@@ -160,7 +161,7 @@ impl Ending {
         Ok(())
     }
 
-    /// Until sysfs shows neither it nor its host any more: the host goes last
+    /// Waits until sysfs shows neither the session nor its host. The host goes last
     /// (`iscsi_sw_tcp_session_destroy`).
     fn wait_until_gone(&mut self, host: Option<&DeviceDir<'_>>) -> Result<()> {
         let session = self.session.clone();
@@ -170,8 +171,8 @@ impl Ending {
         })
     }
 
-    /// The kernel's word wakes us; sysfs says how it is, also where a word was
-    /// lost.
+    /// A notification of the kernel ends each wait early; sysfs gives the state, also if a
+    /// notification was lost.
     fn wait_for(
         &mut self,
         what: &str,
@@ -190,9 +191,9 @@ impl Ending {
         Ok(())
     }
 
-    /// Another may be ending it too, or have begun to and died. The kernel does not
-    /// know its number any more then, while sysfs shows it until it is gone: that
-    /// is waited for in the end.
+    /// Runs a step that may find the session gone, because another process ends it or has
+    /// died at that. The kernel then does not know its number any more, while sysfs still
+    /// shows it. The last wait covers that.
     fn unless_gone(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match step(self) {
             Err(error) if is_unknown(&error) => {
@@ -203,7 +204,7 @@ impl Ending {
         }
     }
 
-    /// Nothing more is begun for a caller that has gone.
+    /// Fails after the deadline, so that no step begins for a caller that has gone.
     fn in_time(&self) -> Result<()> {
         if !self.deadline.has_passed() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the kernel is told of a session.
+//! The parameters of a session that the kernel stores.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::iscsi::login::Connection;
 use crate::iscsi::tunables::{Tunable, Tunables};
 use crate::kernel::iscsi_netlink::{Control, Param};
 
-/// What a session's interface is called: the kernel keeps it with the session,
-/// and so says whose it is.
+/// The name of a session's interface. The kernel stores it with the session, so it marks
+/// the sessions of lunbd.
 pub(super) const INTERFACE: &str = "lunbd";
-/// What the kernel keeps in the place of our user name with a session that is not to be
-/// without digests.
+/// The text that the kernel stores in the field of our user name, for a session that must
+/// have digests.
 pub(super) const REQUIRES_DIGESTS: &str = "lunbd:digests-required";
-/// How long I/O waits for a lost session where nobody chose, as iscsid has it.
+/// The default recovery timeout, which is iscsid's: how long I/O waits for a lost session.
 pub(super) const RECOVERY: Duration = Duration::from_secs(120);
 
-/// How a session is made, as far as a login again does not change it.
-pub(in crate::iscsi) struct Made<'a> {
+/// The settings of a new session that a later login does not change.
+pub(in crate::iscsi) struct NewSessionSettings<'a> {
     pub(super) recovery: Duration,
     pub(super) tunables: &'a Tunables,
 }
 
-impl Made<'_> {
+impl NewSessionSettings<'_> {
     fn times(&self) -> [(Param, String); 6] {
         let tuned = |param, tunable| (param, self.tunables.value(tunable).to_string());
         [
@@ -38,37 +38,39 @@ impl Made<'_> {
     }
 }
 
-/// What a connection is given each time that it is bound, as iscsid gives it.
+/// The parameters that a connection gets at each bind, as iscsid sets them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::iscsi) struct Settings(Vec<(Param, String)>);
 
 impl Settings {
-    /// All that was negotiated (RFC 7143, 13), the names, and the times of `made`; without
-    /// it the session keeps its own, as one that is logged in again. No user's name and
-    /// no secret: sysfs would show them. In the place of the target's user name is the
-    /// [mark](crate::iscsi::Proven::mark) of how the sides proved themselves.
+    /// All negotiated parameters (RFC 7143, 13), the names, and the times of `new_session`.
+    /// Without it the session keeps its times, as at another login. User names and
+    /// secrets are left out, because sysfs would show them. The field of the target's user
+    /// name holds the [mark](crate::iscsi::Proven::mark) of how the sides proved
+    /// themselves.
     pub(in crate::iscsi) fn of(
         name: &SessionName,
         connection: &Connection,
-        made: Option<&Made<'_>>,
+        new_session: Option<&NewSessionSettings<'_>>,
     ) -> Self {
         let agreed = &connection.session.parameters;
         let flag = |yes: bool| u8::from(yes).to_string();
-        // First, so that one that has any of its names shows that it is ours, and how
-        // its sides proved themselves.
+        // These come first, so that a session with any of its names already shows that
+        // lunbd made it and how its sides proved themselves.
         let mut all = vec![(Param::InterfaceName, INTERFACE.to_owned())];
         let mark = connection.session.proven.mark();
         all.extend(mark.map(|mark| (Param::UsernameIn, mark.to_owned())));
         if connection.session.requires_digests {
             all.push((Param::Username, REQUIRES_DIGESTS.to_owned()));
         }
-        // Before the names, by which a session is found that was never started.
-        all.extend(made.iter().flat_map(|made| made.times()));
+        // The times come before the names, by which a session that was never started is
+        // found.
+        all.extend(new_session.iter().flat_map(|settings| settings.times()));
         all.extend([
             (Param::TargetName, name.target.to_string()),
             (Param::InitiatorName, name.initiator.to_string()),
-            // The portal that was asked: a redirect is a matter of one login. udev
-            // makes the names below by-path of it.
+            // The portal that was asked, because a redirect counts for one login only. udev
+            // makes the by-path names of it.
             (Param::PersistentAddress, name.portal.host().to_string()),
             (Param::PersistentPort, name.portal.port().to_string()),
             (Param::HeaderDigest, flag(agreed.header_digest)),
@@ -103,7 +105,7 @@ impl Settings {
         Self(all)
     }
 
-    /// Tells the kernel, of a connection that is bound. **Blocks.**
+    /// Sets the parameters of a bound connection in the kernel. **Blocks.**
     pub(in crate::iscsi) fn set(&self, control: &mut Control, session: SessionId) -> Result<()> {
         let mut each = self.0.iter();
         each.try_for_each(|(param, value)| control.set(session, *param, value))

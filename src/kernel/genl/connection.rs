@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use super::conversation::{Conversation, Payload, Progress};
 use crate::error::{Error, ErrorKind, Result};
 
-/// A socket for one request after another.
+/// A socket for consecutive requests.
 pub(super) struct Connection {
     socket: Socket,
     sequence: u32,
@@ -25,9 +25,9 @@ impl Connection {
         let open = || {
             let mut socket = Socket::new(NETLINK_GENERIC)?;
             socket.bind_auto()?;
-            // Of a connected socket the kernel keeps other senders away.
+            // A connected socket receives from no other sender.
             socket.connect(&SocketAddr::new(0, 0))?;
-            // Only the words of a refusal depend on these (Linux 4.12, 4.3).
+            // Only the text of a refusal depends on these (Linux 4.12, 4.3).
             let _ = socket.set_ext_ack(true);
             let _ = socket.set_cap_ack(true);
             Ok(socket)
@@ -63,7 +63,8 @@ impl Connection {
     fn receive(&mut self) -> Result<&[u8]> {
         loop {
             self.buffer.clear();
-            // With MSG_TRUNC the true length comes back, also of what was cut.
+            // With MSG_TRUNC the true length is returned, even if the message
+            // was cut.
             let received = self
                 .socket
                 .recv_from(&mut self.buffer, nix::libc::MSG_TRUNC);

@@ -1,4 +1,4 @@
-//! What comes back for one request, from bytes.
+//! Parses the messages that come back for one request.
 
 use netlink_packet_core::{
     DecodeError, Emitable, ErrorMessage, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_ALIGNTO,
@@ -19,7 +19,7 @@ pub(crate) struct Payload {
 }
 
 impl GenlFamily for Payload {
-    // The name is beside each request: this type serves every family.
+    // Each request has the name beside it: this type serves every family.
     fn family_name() -> &'static str {
         ""
     }
@@ -79,10 +79,10 @@ impl Conversation {
         }
     }
 
-    /// Takes in one datagram, which may hold several messages.
+    /// Reads one datagram, which may hold several messages.
     ///
     /// # Errors
-    /// The kernel's refusal; `Io` where the bytes are no netlink messages.
+    /// The kernel's refusal; `Io` if the bytes are no netlink messages.
     pub(super) fn take(&mut self, datagram: &[u8]) -> Result<Progress> {
         let mut rest = datagram;
         while !rest.is_empty() {
@@ -149,8 +149,8 @@ fn acknowledged(header: NetlinkHeader, answer: &ErrorMessage) -> Result<()> {
 }
 
 /// The text of the extended acknowledgement (`include/uapi/linux/netlink.h`,
-/// `enum nlmsgerr_attrs`). `echo` is our request, whole or only its header, and
-/// then the attributes.
+/// `enum nlmsgerr_attrs`). `echo` holds our request, whole or only its header,
+/// and then the attributes.
 fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
     /// `NLMSGERR_ATTR_MSG`.
     const MESSAGE: u16 = 1;
@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn what_answers_another_request_is_passed_over() {
         let mut conversation = Conversation::new(FAMILY, 5);
-        // Another sequence number, also on an error and on bytes that mean
-        // nothing; another family under ours.
+        // Another sequence number, also on an error and on a meaningless
+        // message; another family under our sequence number.
         for stranger in [
             message(FAMILY, 0, 4, &[1, 1, 0, 0]),
             ack(0, 4, -22, &[0; 16]),

@@ -1,4 +1,4 @@
-//! The numbers that the kernel gave to families.
+//! The numbers that the kernel assigned to families.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,8 @@ use super::connection::Connection;
 use super::conversation::Payload;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Asked once in a process: to ask waits behind every other command.
+/// A process resolves each family once, because a request waits behind every
+/// other command.
 static KNOWN: Mutex<BTreeMap<&'static str, u16>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn known(family: &str) -> Option<u16> {
@@ -25,7 +26,7 @@ pub(super) fn remember(family: &'static str, id: u16) {
 /// Asks the kernel for the family's number and remembers it.
 ///
 /// # Errors
-/// `NotSupported` where there is no such family in this network namespace.
+/// `NotSupported` if this network namespace has no such family.
 pub(super) fn resolve(connection: &mut Connection, family: &'static str) -> Result<u16> {
     lock().remove(family);
     let answers = connection.exchange(GENL_ID_CTRL, &get_family(family));
@@ -60,7 +61,7 @@ pub(super) fn get_family(name: &str) -> Payload {
     }
 }
 
-/// Only this attribute is read: those that a later kernel adds do not matter.
+/// Reads only this attribute, so attributes of a later kernel do not matter.
 pub(super) fn id_in(answer: &Payload) -> Option<u16> {
     NlasIterator::new(&answer.attributes)
         .map_while(Result::ok)

@@ -1,7 +1,7 @@
-//! What the kernel multicasts to a group of a family, on one private thread.
+//! Listens to a family's multicast group on one private thread.
 //!
-//! genetlink resolves the names and reads the socket; its runtime lives and
-//! ends on that thread, and no caller's context ever sees it.
+//! The crate genetlink resolves the names and reads the socket. Its runtime
+//! lives and ends on that thread, and no caller's context ever sees it.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -26,28 +26,29 @@ use super::Payload;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// What a [`Listener`] hears.
+/// What a [`Listener`] delivers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// A message of the family's.
+    /// A message of the family.
     Message(Payload),
-    /// Messages may be lost: the buffer was full, or the family is new.
+    /// Messages may be lost: the buffer was full, the socket was replaced, or
+    /// the family's module was loaded.
     Missed,
 }
 
-/// Listens until it is dropped. A family that is not there yet is heard as soon
-/// as its module is loaded, and again when it is loaded anew.
+/// Listens until it is dropped. If the family's module is loaded later, or
+/// loaded anew, the listener joins it then.
 #[derive(Debug)]
 pub(crate) struct Listener {
     _stop: oneshot::Sender<()>,
 }
 
 impl Listener {
-    /// Starts the thread and returns when it listens.
+    /// Starts the thread, and returns when it listens.
     ///
     /// # Errors
-    /// `Io` where a socket, a runtime or the thread cannot be had; `TimedOut`,
-    /// since another's hanging command blocks the resolution of names.
+    /// `Io` if a socket, a runtime or the thread cannot be created; `TimedOut`
+    /// if another process's hanging command blocks the resolution of names.
     pub(crate) fn start<F: GenlFamily + Send>(
         group: &'static str,
         deadline: Deadline,
@@ -66,7 +67,7 @@ impl Listener {
                 match runtime {
                     Ok(runtime) => {
                         runtime.block_on(listen::<F>(group, deliver, ready, stopped));
-                        // A resolution that hangs must not hold the thread.
+                        // A resolution that hangs must not hold this thread.
                         runtime.shutdown_background();
                     }
                     Err(error) => {
@@ -90,7 +91,7 @@ impl Listener {
     }
 }
 
-/// One socket after another: one that breaks is replaced.
+/// Opens one socket after another: it replaces a socket that breaks.
 async fn listen<F: GenlFamily>(
     group: &'static str,
     mut deliver: impl FnMut(Notification),
@@ -131,25 +132,25 @@ async fn attend<F: GenlFamily>(
 ) -> Result<()> {
     /// The default holds some hundred messages.
     const RECEIVE_BUFFER: usize = 1 << 20;
-    // The connection ends without its handle.
+    // Keep the handle: the connection ends without it.
     let (mut connection, _handle, messages) = new_connection().map_err(|error| failed(&error))?;
-    // Without a number of its own a socket is in no group: the kernel takes it
-    // for the sender (`net/netlink/af_netlink.c`, `do_one_broadcast`).
+    // A socket without a number of its own gets no multicasts: the kernel takes
+    // it for the sender (`net/netlink/af_netlink.c`, `do_one_broadcast`).
     let bound = connection.socket_mut().socket_mut().bind_auto();
     bound.map_err(|error| failed(&error))?;
     let socket = connection.socket_mut().socket_ref();
     let enlarged = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
         .or_else(|_| setsockopt(socket, sockopt::RcvBuf, &RECEIVE_BUFFER));
     enlarged.map_err(|errno| failed(&errno.into()))?;
-    // The controller announces families there. It comes first: one that is
-    // loaded meanwhile is found or announced.
+    // In this group the controller announces families. Join it first, so that a
+    // family loaded meanwhile is either resolved or announced.
     socket
         .add_membership(GENL_ID_CTRL.into())
         .map_err(|error| failed(&error))?;
     let mut family = join::<F>(socket, group).await?;
     match ready.take() {
         Some(ready) => drop(ready.send(Ok(()))),
-        // What came between two sockets is lost.
+        // Messages between two sockets are lost.
         None => deliver(Notification::Missed),
     }
     let mut messages = pin!(messages);
@@ -158,8 +159,9 @@ async fn attend<F: GenlFamily>(
             if Pin::new(&mut *stopped).poll(context).is_ready() {
                 return Poll::Ready(Next::Stop);
             }
-            // Once before the socket is read, so that messages do not pile up,
-            // and once after, since nothing else wakes us for what it brought.
+            // Poll once before reading the socket, so that messages do not pile
+            // up, and once after it, because nothing else wakes this task for
+            // what was read.
             for read in [false, true] {
                 if read && Pin::new(&mut connection).poll(context).is_ready() {
                     return Poll::Ready(Next::Closed);
@@ -199,8 +201,8 @@ async fn attend<F: GenlFamily>(
     }
 }
 
-/// Joins the group and returns the family's number; `None` where there is no
-/// such family.
+/// Joins the group and returns the family's number; `None` if there is no such
+/// family.
 async fn join<F: GenlFamily>(socket: &Socket, group: &str) -> Result<Option<u16>> {
     let (connection, handle, _messages) = new_connection().map_err(|error| failed(&error))?;
     let reading = tokio::spawn(connection);
@@ -228,7 +230,7 @@ fn is_missing(error: &io::Error) -> bool {
     error.raw_os_error().map(Errno::from_raw) == Some(Errno::ENOENT)
 }
 
-/// Whether the controller says that the family is there now.
+/// Whether the controller announces that the family now exists.
 fn announces<F: GenlFamily>(message: &RawGenlMessage) -> bool {
     message.family_id == GENL_ID_CTRL
         && message.header.cmd == CTRL_CMD_NEWFAMILY
@@ -275,7 +277,7 @@ mod tests {
         let deliver = move |what| drop(heard.send(what));
         let listener = Listener::start::<Absent>("any", soon(), deliver).unwrap();
         assert!(told.try_recv().is_err());
-        // The thread drops what it was given when it ends.
+        // The thread drops `deliver` when it ends.
         drop(listener);
         let ended = told.recv_timeout(Duration::from_secs(10));
         assert_eq!(ended, Err(RecvTimeoutError::Disconnected));

@@ -113,7 +113,7 @@ impl Listener {
                 self.heard.push_back(Notification::Missed);
             }
             Ok(_) => {
-                let news = iscsi::messages(&self.buffer).filter_map(iscsi::news);
+                let news = iscsi::messages(&self.buffer).filter_map(iscsi::event);
                 self.heard.extend(news.filter_map(heard));
             }
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
@@ -130,7 +130,7 @@ impl Listener {
     fn wait(&self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<bool> {
         let both = [other, Some(self.socket.as_fd())].into_iter().flatten();
         let mut polled: Vec<_> = both.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let left = deadline.turn();
+        let left = deadline.max_sleep();
         // A part of a millisecond would be none, and this a loop that spins.
         let milliseconds = left.as_micros().div_ceil(1000);
         let timeout = i32::try_from(milliseconds).ok().map(PollTimeout::try_from);

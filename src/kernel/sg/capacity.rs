@@ -10,13 +10,13 @@ const SERVICE_ACTION_IN_16: u8 = 0x9e;
 /// READ CAPACITY(16) is a service action.
 const READ_CAPACITY_16: u8 = 0x10;
 
-/// The size in bytes, asked with READ CAPACITY(16), and with (10) where the
-/// device does not know that. **Blocks** for up to `timeout` a command and the
+/// The size in bytes, from READ CAPACITY(16), or from (10) if the device does
+/// not know that. **Blocks** for up to `timeout` per command and the
 /// kernel's error recovery: call it on a worker.
 ///
 /// # Errors
-/// `Io` where the command failed or the answer is malformed; `NotReady` where
-/// the path to the device is down.
+/// `Io` if the command failed or the answer is malformed; `NotReady` if the
+/// path to the device is down.
 pub(crate) fn read_capacity(device: Opened<'_>, timeout: Duration) -> Result<u64> {
     const LENGTH: usize = 32;
     let mut memory = page()?;
@@ -24,7 +24,7 @@ pub(crate) fn read_capacity(device: Opened<'_>, timeout: Duration) -> Result<u64
     let mut cdb = [0; 16];
     cdb[0] = SERVICE_ACTION_IN_16;
     cdb[1] = READ_CAPACITY_16;
-    // Big-endian in bytes 10 to 13.
+    // The length is big-endian in bytes 10 to 13.
     cdb[13] = 32;
     if let Some(answer) = command(device, "READ CAPACITY(16)", &cdb, buffer, timeout)? {
         return long_form(answer).ok_or_else(malformed);
@@ -47,7 +47,8 @@ pub(super) fn short_form(answer: &[u8]) -> Option<u64> {
     let (last, rest) = answer.split_first_chunk()?;
     let (length, _) = rest.split_first_chunk()?;
     let last = u32::from_be_bytes(*last);
-    // "Too many for this command", from a device that has no other.
+    // This value means "too large for this command", but the device has no
+    // other command.
     if last == u32::MAX {
         return None;
     }

@@ -1,13 +1,13 @@
-//! The fuzz target of the answers to SCSI commands, whose parsers are private.
+//! The fuzz target for the answers to SCSI commands, whose parsers are private.
 
 use lunbd_sys::sg::{Completion, Info};
 
 use super::inquiry::{Page, page_in};
-use super::{LONGEST, capacity, failed, port_groups, presence, report_luns, verdict};
+use super::{LONGEST, capacity, failed, outcome, port_groups, presence, report_luns};
 
-/// What a device answers, as data of each command and as sense data. Of the first
-/// four bytes three are the statuses, and the fourth is the code of a VPD page.
-/// Returns whether there is such a page.
+/// Parses `bytes` as a device's answer to each command and as sense data. Three
+/// of the first four bytes are the statuses, and the fourth is the code of a VPD
+/// page. Returns whether the answer holds that page.
 pub fn sg_reply(bytes: &[u8]) -> bool {
     let Some(([status, host_status, driver_status, code], answer)) = bytes.split_first_chunk()
     else {
@@ -16,12 +16,12 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
     let mut understood = false;
     for allocation in [255, LONGEST] {
         match page_in(answer, *code, allocation) {
-            Ok(Page::Whole(page)) => {
+            Ok(Page::Complete(page)) => {
                 assert!(page.len() >= 4 && page.len() <= answer.len());
                 understood = true;
             }
-            // Each try asks for more, so there is a last one.
-            Ok(Page::Needs(longer)) => assert!(longer > allocation && longer <= LONGEST),
+            // Each try asks for more, so the tries end.
+            Ok(Page::Truncated(longer)) => assert!(longer > allocation && longer <= LONGEST),
             Err(error) => assert!(!error.to_string().contains(char::is_control)),
         }
     }
@@ -35,7 +35,7 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
         assert!(size.is_none_or(|size| size > 0));
     }
     if let Some(first) = answer.first() {
-        let _ = presence::says_no_unit(*first);
+        let _ = presence::reports_no_unit(*first);
     }
     for info in [Info::empty(), Info::CHECK] {
         let done = Completion {
@@ -46,7 +46,7 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
             info,
             sense: answer.get(..64).unwrap_or(answer).to_vec(),
         };
-        let _ = (verdict(&done), presence::is_refused(&done));
+        let _ = (outcome(&done), presence::is_refused(&done));
         assert!(
             !failed("INQUIRY", &done)
                 .to_string()

@@ -6,23 +6,23 @@ use super::{LONGEST, Opened, command, page};
 use crate::error::{Error, ErrorKind, Result};
 
 const INQUIRY: u8 = 0x12;
-/// The first try asks for what every device since SCSI-2 can answer.
+/// The allocation length of the first try. Every device since SCSI-2 can answer
+/// it.
 const SHORT: u16 = 255;
-/// Of the standard data, up to and with the product's revision: every device
-/// answers as much.
+/// The length of the standard data, up to and including the product's revision.
+/// Every device answers as much.
 pub(super) const STANDARD: u8 = 36;
-/// Asks for the standard data.
 pub(super) const STANDARD_CDB: [u8; 6] = [INQUIRY, 0, 0, 0, STANDARD, 0];
 /// A VPD page's header: type, page code, length.
 const HEADER: usize = 4;
 
-/// Reads a page of vital product data, header and all; `None` where the device
-/// does not have it. **Blocks** for up to `timeout` and the kernel's error
-/// recovery: call it on a worker.
+/// Reads a page of vital product data, with its header; `None` if the device
+/// does not have the page. **Blocks** for up to `timeout` and the kernel's
+/// error recovery: call it on a worker.
 ///
 /// # Errors
-/// `Io` where the command failed or the answer is malformed; `NotReady` where
-/// the path to the device is down.
+/// `Io` if the command failed or the answer is malformed; `NotReady` if the path
+/// to the device is down.
 pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Result<Option<Vec<u8>>> {
     const EVPD: u8 = 1;
     let name = format!("INQUIRY for page {code:#04x}");
@@ -37,22 +37,22 @@ pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Resul
             return Ok(None);
         };
         match page_in(answer, code, allocation)? {
-            Page::Whole(page) => return Ok(Some(page.to_vec())),
-            Page::Needs(longer) => allocation = longer,
+            Page::Complete(page) => return Ok(Some(page.to_vec())),
+            Page::Truncated(longer) => allocation = longer,
         }
     }
 }
 
-/// What an answer has of a page.
+/// How much of a page an answer holds.
 #[derive(Debug)]
 pub(super) enum Page<'a> {
-    Whole(&'a [u8]),
-    /// An answer of so many bytes.
-    Needs(u16),
+    Complete(&'a [u8]),
+    /// The whole page needs an answer of this many bytes.
+    Truncated(u16),
 }
 
 /// # Errors
-/// `Io` where the answer, for which there were `allocation` bytes, is malformed.
+/// `Io` if the answer to a command with this allocation length is malformed.
 pub(super) fn page_in(answer: &[u8], code: u8, allocation: u16) -> Result<Page<'_>> {
     let [_, found, high, low, ..] = *answer else {
         return Err(malformed(code, "it is shorter than its header"));
@@ -63,17 +63,17 @@ pub(super) fn page_in(answer: &[u8], code: u8, allocation: u16) -> Result<Page<'
     }
     let whole = usize::from(u16::from_be_bytes([high, low])) + HEADER;
     if let Some(page) = answer.get(..whole) {
-        return Ok(Page::Whole(page));
+        return Ok(Page::Complete(page));
     }
     let needed = u16::try_from(whole).unwrap_or(LONGEST).min(LONGEST);
     if needed <= allocation {
         return Err(malformed(code, "it is cut short"));
     }
-    Ok(Page::Needs(needed))
+    Ok(Page::Truncated(needed))
 }
 
-/// Reads vendor and product of the standard data: eight and sixteen characters,
-/// padded with blanks. **Blocks** as [`read_vpd`].
+/// Reads vendor and product from the standard data: eight and sixteen
+/// characters, padded with blanks. **Blocks** like [`read_vpd`].
 ///
 /// # Errors
 /// As [`read_vpd`].

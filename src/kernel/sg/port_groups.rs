@@ -10,22 +10,23 @@ const MAINTENANCE_IN: u8 = 0xa3;
 const REPORT_TARGET_PORT_GROUPS: u8 = 0x0a;
 const HEADER: usize = 4;
 
-/// Target ports that have their access state in common.
+/// A group of target ports that share one access state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortGroup {
     pub(crate) number: u16,
     /// The asymmetric access state, four bits.
     pub(crate) state: u8,
-    /// The relative identifiers of its ports.
+    /// The relative identifiers of the group's ports.
     pub(crate) ports: Vec<u16>,
 }
 
-/// The target port groups of the unit; `None` where the device does not know the command.
-/// **Blocks** for up to `timeout` a try and the kernel's error recovery: call it on a worker.
+/// The target port groups of the unit; `None` if the device does not know the command.
+/// **Blocks** for up to `timeout` per try and the kernel's error recovery: call it on
+/// a worker.
 ///
 /// # Errors
-/// `Io` where the command failed or the answer is malformed; `NotReady` where the path to
-/// the device is down.
+/// `Io` if the command failed or the answer is malformed; `NotReady` if the path to the
+/// device is down.
 pub(crate) fn report_port_groups(
     device: Opened<'_>,
     timeout: Duration,
@@ -34,7 +35,7 @@ pub(crate) fn report_port_groups(
     let mut cdb = [0; 12];
     (cdb[0], cdb[1]) = (MAINTENANCE_IN, REPORT_TARGET_PORT_GROUPS);
     let [high, low] = LONGEST.to_be_bytes();
-    // Big-endian in bytes 6 to 9.
+    // The length is big-endian in bytes 6 to 9.
     (cdb[8], cdb[9]) = (high, low);
     let name = "REPORT TARGET PORT GROUPS";
     let Some(answer) = command(device, name, &cdb, &mut memory, timeout)? else {
@@ -47,7 +48,7 @@ pub(crate) fn report_port_groups(
     Ok(Some(groups))
 }
 
-/// Those that are whole in the answer; `None` where it is shorter than its header.
+/// The groups that are complete in the answer; `None` if it is shorter than its header.
 pub(super) fn port_groups(answer: &[u8]) -> Option<Vec<PortGroup>> {
     let (length, rest) = answer.split_first_chunk::<HEADER>()?;
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
@@ -86,7 +87,7 @@ mod tests {
         };
         let groups = [group(1, 0, &[7, 256]), group(258, 2, &[])];
         assert_eq!(port_groups(&answer).unwrap(), groups);
-        // What the answer has no room for is passed over.
+        // A group that is cut off is passed over.
         assert_eq!(port_groups(&answer[..27]).unwrap(), groups[..1]);
         assert_eq!(port_groups(&[0; 3]), None);
     }

@@ -1,11 +1,13 @@
-//! Whether a logical unit is there: what its target itself answers for it.
+//! Asks a target whether a logical unit exists.
 
 use std::time::Duration;
 
 use lunbd_sys::sg::Completion;
 
 use super::inquiry::{STANDARD, STANDARD_CDB};
-use super::{CHECK_CONDITION, ILLEGAL_REQUEST, Opened, Verdict, failed, page, send, verdict};
+use super::{
+    CHECK_CONDITION, CommandOutcome, ILLEGAL_REQUEST, Opened, failed, outcome, page, send,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 const INQUIRY: &str = "INQUIRY";
@@ -13,23 +15,24 @@ const TEST_UNIT_READY: &str = "TEST UNIT READY";
 /// LOGICAL UNIT NOT SUPPORTED (SPC-5, table F.1).
 const NOT_SUPPORTED: (u8, u8) = (0x25, 0x00);
 
-/// A target's word on one of its LUNs.
+/// A target's answer about one of its LUNs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// A unit is there, whichever it is.
+    /// Some unit is there.
     Present,
-    /// This command was refused with LOGICAL UNIT NOT SUPPORTED.
+    /// The target refused this command with LOGICAL UNIT NOT SUPPORTED.
     NotSupported(&'static str),
     /// The first byte of the standard INQUIRY data says that no unit is there.
     NoUnit(u8),
 }
 
-/// Asks with INQUIRY, which a target answers for LUNs as well that it does not
-/// have, and then with TEST UNIT READY. **Blocks** for up to `timeout` a try and
+/// Sends INQUIRY, which a target also answers for LUNs that it does not have,
+/// and then TEST UNIT READY. **Blocks** for up to `timeout` per try and
 /// the kernel's error recovery: call it on a worker.
 ///
 /// # Errors
-/// `Io` or `NotReady` where nobody answered, which says nothing of the unit.
+/// `Io` or `NotReady` if the target did not answer. That says nothing about the
+/// unit.
 pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Presence> {
     let mut memory = page()?;
     let (buffer, _) = memory.split_at_mut(usize::from(STANDARD));
@@ -37,7 +40,7 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
     if is_refused(&done) {
         return Ok(Presence::NotSupported(INQUIRY));
     }
-    if !matches!(verdict(&done), Verdict::Good) {
+    if !matches!(outcome(&done), CommandOutcome::Good) {
         return Err(failed(INQUIRY, &done));
     }
     let answer = buffer.get(..done.transferred).unwrap_or_default();
@@ -45,25 +48,25 @@ pub(crate) fn ask_presence(device: Opened<'_>, timeout: Duration) -> Result<Pres
         let message = "the device's standard INQUIRY data is empty";
         return Err(Error::new(ErrorKind::Io, message));
     };
-    if says_no_unit(first) {
+    if reports_no_unit(first) {
         return Ok(Presence::NoUnit(first));
     }
     let done = send(device, TEST_UNIT_READY, &[0; 6], &mut [], timeout)?;
     if is_refused(&done) {
         return Ok(Presence::NotSupported(TEST_UNIT_READY));
     }
-    // A unit that is not ready is there.
-    if done.status == 0 && !matches!(verdict(&done), Verdict::Good) {
+    // A unit that is not ready exists.
+    if done.status == 0 && !matches!(outcome(&done), CommandOutcome::Good) {
         return Err(failed(TEST_UNIT_READY, &done));
     }
     Ok(Presence::Present)
 }
 
-/// Peripheral qualifier and device type (SPC-5, 6.7.2): 011b is "no unit can be
-/// here". 001b is "none is connected here", which a path in the ALUA state
-/// offline says too, of a unit that stands; it names the unit's type then, and
-/// where it names none (1Fh, as LIO does at LUN 0) there is none.
-pub(super) fn says_no_unit(first: u8) -> bool {
+/// Decodes the peripheral qualifier and device type (SPC-5, 6.7.2). 011b means
+/// "no unit can be here". 001b means "none is connected here". A path in the
+/// ALUA state offline also answers 001b for a unit that exists, but then names
+/// the unit's type. With type 1Fh, no type (LIO at LUN 0), there is no unit.
+pub(super) fn reports_no_unit(first: u8) -> bool {
     const NO_TYPE: u8 = 0x1f;
     let (qualifier, kind) = (first >> 5, first & 0x1f);
     qualifier == 0b011 || (qualifier == 0b001 && kind == NO_TYPE)
@@ -73,7 +76,8 @@ pub(super) fn is_refused(done: &Completion) -> bool {
     done.status == CHECK_CONDITION && is_not_supported(&done.sense)
 }
 
-/// Only sense data of the command itself (70h, 72h), not of an earlier one.
+/// Accepts only sense data of the command itself (70h, 72h), not of an earlier
+/// one.
 fn is_not_supported(sense: &[u8]) -> bool {
     let at = |index: usize| sense.get(index).copied();
     let (key, code) = match at(0).map(|byte| byte & 0x7f) {
@@ -110,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_path_that_is_not_connected_to_a_disk_is_no_word_on_the_unit() {
-        assert!(says_no_unit(0x7f));
-        assert!(says_no_unit(0x60));
-        assert!(says_no_unit(0x3f));
-        assert!(!says_no_unit(0x20));
-        assert!(!says_no_unit(0x00));
+        assert!(reports_no_unit(0x7f));
+        assert!(reports_no_unit(0x60));
+        assert!(reports_no_unit(0x3f));
+        assert!(!reports_no_unit(0x20));
+        assert!(!reports_no_unit(0x00));
     }
 }

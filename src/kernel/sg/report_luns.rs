@@ -9,20 +9,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::Lun;
 
 const REPORT_LUNS: u8 = 0xa0;
-/// Length of the list, and four bytes that are reserved.
+/// The header: the length of the list, and four reserved bytes.
 const HEADER: usize = 8;
-/// The first try, and then as much as 16,384 units need, which is all that flat
-/// addresses can name.
+/// The allocation length of the first try, and that of the second, which has
+/// room for 16,384 units. Flat addresses can name no more.
 const LENGTHS: [u32; 2] = [4096, 16_384 * 8 + 8];
 
-/// The LUNs that the device's target has for this initiator port, all of them.
-/// **Blocks** for up to `timeout` a try and the kernel's error recovery: call it
-/// on a worker.
+/// All LUNs that the device's target has for this initiator port. **Blocks** for
+/// up to `timeout` per try and the kernel's error recovery: call it on a
+/// worker.
 ///
 /// # Errors
-/// `Io` where the command failed, or the list is malformed or longer than any
-/// that can be judged; `NotReady` where the path to the device is down;
-/// `NotSupported`.
+/// `Io` if the command failed, or if the list is malformed or too long;
+/// `NotReady` if the path to the device is down; `NotSupported` if the device
+/// refuses the command.
 pub(crate) fn report_luns(device: Opened<'_>, timeout: Duration) -> Result<Vec<Lun>> {
     const NAME: &str = "REPORT LUNS";
     for length in LENGTHS {
@@ -43,7 +43,7 @@ pub(crate) fn report_luns(device: Opened<'_>, timeout: Duration) -> Result<Vec<L
     Err(Error::new(ErrorKind::Io, message))
 }
 
-/// `None` where it is not all there.
+/// `None` if the answer does not hold the whole list.
 pub(super) fn whole_list(answer: &[u8]) -> Option<Vec<Lun>> {
     let length = u32::from_be_bytes(*answer.first_chunk()?);
     let end = usize::try_from(length).ok()?.checked_add(HEADER)?;

@@ -1,5 +1,6 @@
-//! The threads of calls. One whose call has returned takes another for a moment: most
-//! calls are short, and the start and the end of a thread take twenty system calls.
+//! The threads of calls. A thread whose call has returned waits a moment for another:
+//! most calls are short, and the start and the end of a thread take twenty system
+//! calls.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -12,27 +13,26 @@ use std::time::Duration;
 use nix::sys::prctl;
 use nix::sys::signal::SigSet;
 
-/// What a thread runs.
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
-/// Whose open files a thread has.
+/// Which open files a thread has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Files {
-    /// The process's.
-    OfTheProcess,
-    /// Its own, which begin with none.
-    Apart,
-    /// Its own, and with a file that it was given. Such a thread takes no other call.
-    ApartWithOne,
+pub(super) enum FdTable {
+    /// Those of the process.
+    Shared,
+    /// Its own, initially none.
+    Own,
+    /// Its own, with one file that it was given. Such a thread takes no other call.
+    OwnWithFile,
 }
 
-/// How long a thread waits for another call. One attach has no longer pause.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a thread waits for another call. No pause within an attach is longer.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// So many wait at most.
-const MOST: usize = 8;
+/// The most threads that wait.
+const MAX_IDLE: usize = 8;
 
-/// The threads that wait; the last that came is the first to be taken.
+/// The waiting threads. The thread that came last is taken first.
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting {
     next: 0,
     threads: Vec::new(),
@@ -45,38 +45,38 @@ struct Waiting {
 
 struct Thread {
     number: u64,
-    files: Files,
+    fd_table: FdTable,
     calls: SyncSender<Call>,
 }
 
 thread_local! {
-    static FILES: Cell<Files> = const { Cell::new(Files::OfTheProcess) };
+    static FD_TABLE: Cell<FdTable> = const { Cell::new(FdTable::Shared) };
 }
 
-/// Whose files the calling thread has.
-pub(super) fn files() -> Files {
-    FILES.get()
+/// Which files the calling thread has.
+pub(super) fn fd_table() -> FdTable {
+    FD_TABLE.get()
 }
 
-/// Notes what the calling thread has done to its files, for good.
-pub(super) fn have_files(files: Files) {
-    FILES.set(files);
+/// Records what the calling thread has done to its files. A thread cannot go back.
+pub(super) fn set_fd_table(files: FdTable) {
+    FD_TABLE.set(files);
 }
 
-/// Runs `call` on a thread that has this name for so long. A thread that has files
-/// apart is one whose earlier call has [left](have_files) those of the process: where
-/// none waits, `call` has to do that.
+/// Runs `call` on a thread that has this name meanwhile. A waiting thread of the kind
+/// `Own` has [left](set_fd_table) the files of the process in an earlier call. If no
+/// such thread waits, `call` must leave them itself.
 ///
 /// # Errors
-/// Where no thread waits and none can be started.
-pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
+/// Fails if no thread waits and none can be started.
+pub(super) fn run(name: String, fd_table: FdTable, call: Call) -> io::Result<()> {
     let call: Call = Box::new(move || {
         if let Ok(name) = CString::new(name) {
             let _only_for_people = prctl::set_name(&name);
         }
         call();
     });
-    let call = match take(files) {
+    let call = match take(fd_table) {
         Some(thread) => match thread.calls.send(call) {
             Ok(()) => return Ok(()),
             Err(mpsc::SendError(call)) => call,
@@ -88,15 +88,17 @@ pub(super) fn run(name: String, files: Files, call: Call) -> io::Result<()> {
         .map(drop)
 }
 
-fn take(files: Files) -> Option<Thread> {
+fn take(fd_table: FdTable) -> Option<Thread> {
     let threads = &mut lock().threads;
-    let last = threads.iter().rposition(|thread| thread.files == files)?;
+    let last = threads
+        .iter()
+        .rposition(|thread| thread.fd_table == fd_table)?;
     Some(threads.remove(last))
 }
 
-/// Runs a call and those that come while the thread waits. The thread takes no signal:
-/// those of the process are for the caller's own threads, and a write past a limit
-/// (`SIGXFSZ`) is an error of the call and not the end of the process.
+/// Runs a call, and those that come while the thread waits. The thread takes no
+/// signal: those of the process are for the caller's own threads. A write past a limit
+/// (`SIGXFSZ`) is an error of the call and does not end the process.
 fn run_all(first: Call) {
     let _stays_as_it_was = SigSet::all().thread_block();
     let mut call = first;
@@ -105,7 +107,7 @@ fn run_all(first: Call) {
         let Some((number, calls)) = wait() else {
             return;
         };
-        call = match calls.recv_timeout(PATIENCE) {
+        call = match calls.recv_timeout(IDLE_TIMEOUT) {
             Ok(next) => next,
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
@@ -114,7 +116,7 @@ fn run_all(first: Call) {
                 waiting.threads.retain(|thread| thread.number != number);
                 let is_taken = waiting.threads.len() == before;
                 drop(waiting);
-                // Somebody has taken the thread, and sends the call.
+                // Another thread has taken this one, and sends the call.
                 match is_taken.then(|| calls.recv()) {
                     Some(Ok(next)) => next,
                     _ => return,
@@ -124,28 +126,28 @@ fn run_all(first: Call) {
     }
 }
 
-/// Has the calling thread wait among the others; `None` where enough wait, and where
-/// its files are of no use to another call.
+/// Adds the calling thread to those that wait. `None` if enough wait, or if no other
+/// call can use its files.
 fn wait() -> Option<(u64, Receiver<Call>)> {
-    let files = files();
+    let files = fd_table();
     let mut waiting = lock();
-    if files == Files::ApartWithOne || waiting.threads.len() >= MOST {
+    if files == FdTable::OwnWithFile || waiting.threads.len() >= MAX_IDLE {
         return None;
     }
-    // Room for one: who takes the thread never waits for it.
+    // The channel holds one call, so the thread that sends it never waits.
     let (sender, calls) = mpsc::sync_channel(1);
     let number = waiting.next;
     waiting.next += 1;
     waiting.threads.push(Thread {
         number,
-        files,
+        fd_table: files,
         calls: sender,
     });
     Some((number, calls))
 }
 
 fn lock() -> MutexGuard<'static, Waiting> {
-    // No code under this lock can leave it half changed.
+    // No code under this lock can leave the list half changed.
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -158,7 +160,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     fn on_a_thread<T: Send + 'static>(
-        files: Files,
+        files: FdTable,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> T {
         let (done, result) = mpsc::sync_channel(1);
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn calls_one_after_the_other_share_threads_and_those_beside_each_other_do_not() {
         let own = nix::unistd::gettid;
-        let next = move || on_a_thread(Files::OfTheProcess, own);
+        let next = move || on_a_thread(FdTable::Shared, own);
         // Other tests take threads too.
         let limit = Instant::now() + LIMIT;
         while next() != next() {
@@ -184,7 +186,7 @@ mod tests {
             begun.send(own()).unwrap();
             let _ = hang.recv();
         });
-        run("lunbd-test".to_owned(), Files::OfTheProcess, call).unwrap();
+        run("lunbd-test".to_owned(), FdTable::Shared, call).unwrap();
         let thread = thread.recv_timeout(LIMIT).unwrap();
         for _ in 0..20 {
             assert_ne!(next(), thread);
@@ -194,29 +196,30 @@ mod tests {
 
     #[test]
     fn a_call_never_runs_on_a_thread_that_has_other_files_than_it_needs() {
-        for left in [Files::Apart, Files::ApartWithOne] {
+        for left in [FdTable::Own, FdTable::OwnWithFile] {
             for _ in 0..5 {
-                // In fact, since calls of other tests may take the thread.
+                // Leave the files in fact, because calls of other tests may take the
+                // thread.
                 on_a_thread(left, move || {
-                    lunbd_sys::files::leave_those_of_the_process().unwrap();
-                    have_files(left);
+                    lunbd_sys::files::unshare_fd_table().unwrap();
+                    set_fd_table(left);
                 });
-                let found = on_a_thread(Files::OfTheProcess, files);
-                assert_eq!(found, Files::OfTheProcess);
+                let found = on_a_thread(FdTable::Shared, fd_table);
+                assert_eq!(found, FdTable::Shared);
             }
         }
-        let found = on_a_thread(Files::ApartWithOne, files);
-        assert_eq!(found, Files::OfTheProcess, "a new thread");
-        let found = on_a_thread(Files::Apart, files);
-        assert!(matches!(found, Files::Apart | Files::OfTheProcess));
+        let found = on_a_thread(FdTable::OwnWithFile, fd_table);
+        assert_eq!(found, FdTable::Shared, "a new thread");
+        let found = on_a_thread(FdTable::Own, fd_table);
+        assert!(matches!(found, FdTable::Own | FdTable::Shared));
     }
 
     #[test]
     fn a_call_that_panics_ends_its_thread_and_no_other_call() {
         let panics = Box::new(|| panic!("on purpose"));
-        run("lunbd-test".to_owned(), Files::OfTheProcess, panics).unwrap();
+        run("lunbd-test".to_owned(), FdTable::Shared, panics).unwrap();
         for number in 0..20 {
-            assert_eq!(on_a_thread(Files::OfTheProcess, move || number), number);
+            assert_eq!(on_a_thread(FdTable::Shared, move || number), number);
         }
     }
 }

@@ -21,8 +21,8 @@ fn heard(stream: &mut UnixStream) -> String {
     wire::receive(stream).unwrap()
 }
 
-/// A daemon that answers one connection after the other with these bytes;
-/// what it was told comes back from the thread.
+/// A daemon that answers one connection after the other with these bytes; the thread
+/// returns the commands that it received.
 fn answering(replies: Vec<Vec<u8>>) -> (Daemon, thread::JoinHandle<Vec<String>>) {
     let (daemon, listener) = listen();
     let thread = thread::spawn(move || {
@@ -51,8 +51,8 @@ fn soon() -> Deadline {
 fn each_reply_is_an_answer_or_an_error_of_its_own_kind() {
     for (reply, expected) in [
         ("ok\n", Ok(Answer::Done)),
-        ("blacklisted\n", Ok(Answer::NotWanted)),
-        ("blacklisted\nfail\n", Ok(Answer::NotWanted)),
+        ("blacklisted\n", Ok(Answer::Excluded)),
+        ("blacklisted\nfail\n", Ok(Answer::Excluded)),
         ("delayed\n", Ok(Answer::Delayed)),
         ("delayedfail\n", Ok(Answer::Delayed)),
         ("fail\n", Err(ErrorKind::Refused)),
@@ -114,7 +114,7 @@ fn each_disk_is_told_with_the_units_name_and_one_without_a_name_is_left_out() {
     let wwids: Vec<_> = daemon.wwids(soon()).unwrap().into_iter().collect();
     let expected = [("sda", "36001405"), ("sdd", "1LIO-ORG_a/b")];
     assert_eq!(wwids, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
-    // It says so where it has no path.
+    // This is the reply if there is no path.
     assert_eq!(daemon.wwids(soon()).unwrap(), BTreeMap::new());
     let error = daemon.wwids(soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
@@ -130,7 +130,7 @@ fn one_with_a_socket_in_run_is_found_while_it_listens_and_not_by_the_file_that_i
     let listener = UnixListener::bind(roots.run.join(FILE)).unwrap();
     let daemon = Daemon::find(&roots).unwrap().unwrap();
     let answers = thread::spawn(move || {
-        // The first connection was to find it.
+        // The first connection comes from the search for the daemon.
         for (mut stream, _) in (0..2).map(|_| listener.accept().unwrap()) {
             let _closed = wire::receive(&mut stream).map(|_| stream.write_all(&packet("ok\n")));
         }
@@ -186,10 +186,10 @@ fn a_daemon_that_says_nothing_or_half_of_it_times_out() {
             let (mut stream, _) = listener.accept().unwrap();
             heard(&mut stream);
             stream.write_all(&half).unwrap();
-            // Until the client has given up.
+            // This read ends when the client has given up.
             let _end = stream.read(&mut [0]);
         });
-        // Long enough to be told on a busy machine.
+        // The deadline is long enough for the command to arrive on a busy machine.
         let deadline = Deadline::after(Duration::from_secs(1));
         let error = daemon.delete_path("sda", deadline).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);

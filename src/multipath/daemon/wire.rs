@@ -1,16 +1,15 @@
-//! How multipathd frames a command and a reply: a length in the machine's own
-//! `u64`, which counts the NUL at the end, then the text and the NUL
-//! (`libmpathcmd/mpath_cmd.c`).
+//! The framing of a multipathd command and reply: a length as a native-endian `u64`, which
+//! counts the NUL at the end, then the text and the NUL (`libmpathcmd/mpath_cmd.c`).
 
 use std::io::{self, Read, Write};
 
-/// More than the longest reply of the largest machine.
+/// A limit above the longest reply of the largest machine, in bytes.
 const LONGEST: u64 = 16 << 20;
 
 pub(super) fn send(to: &mut impl Write, text: &str) -> io::Result<()> {
     let length = u64::try_from(text.len() + 1).map_err(io::Error::other)?;
-    // In one piece: multipathd expects the whole length at its first read
-    // (`multipathd/uxlsnr.c`, `handle_client`).
+    // The packet goes out in one write, because multipathd expects the whole length in its
+    // first read (`multipathd/uxlsnr.c`, `handle_client`).
     let mut packet = length.to_ne_bytes().to_vec();
     packet.extend(text.as_bytes());
     packet.push(0);
@@ -18,8 +17,8 @@ pub(super) fn send(to: &mut impl Write, text: &str) -> io::Result<()> {
 }
 
 /// # Errors
-/// `InvalidData` where the reply announces more than 16 MiB; `UnexpectedEof`
-/// where it ends before its length.
+/// `InvalidData` if the reply announces more than 16 MiB; `UnexpectedEof` if it ends before
+/// its length.
 pub(super) fn receive(from: &mut impl Read) -> io::Result<String> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
@@ -28,7 +27,7 @@ pub(super) fn receive(from: &mut impl Read) -> io::Result<String> {
         let message = format!("it announces a reply of {length} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
-    // Grows with what comes, not with what is announced.
+    // The buffer grows with the bytes that arrive, not with the announced length.
     let mut bytes = Vec::new();
     from.take(length).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).ok() != Some(length) {

@@ -1,4 +1,4 @@
-//! Bringing a device up.
+//! The command that connects a device.
 
 use std::os::fd::OwnedFd;
 
@@ -16,7 +16,7 @@ use crate::nbd::export::ExportFlags;
 use crate::nbd::message::{Attribute, ClientFlags, Message};
 use crate::nbd::refusal::RefusedCommand;
 
-/// Connects a device that is not (`NBD_CMD_CONNECT`, Linux 4.12).
+/// Connects an unconnected device (`NBD_CMD_CONNECT`, Linux 4.12).
 #[derive(Debug)]
 pub struct Connect {
     sockets: Vec<OwnedFd>,
@@ -30,10 +30,10 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// A device of `size` bytes over `sockets`: connected TCP or unix stream
-    /// sockets, past the handshake, with no timeouts of their own (an idle
-    /// device's link would die of them). The kernel keeps the connections; the
-    /// descriptors are closed when the command has returned.
+    /// A device of `size` bytes over `sockets`. These are connected TCP or unix
+    /// stream sockets, past the handshake, without timeouts of their own (a
+    /// timeout would end an idle connection). The kernel keeps the connections.
+    /// The descriptors are closed when the command has returned.
     #[must_use]
     pub fn new(sockets: Vec<OwnedFd>, size: u64, timeouts: Timeouts) -> Self {
         Self {
@@ -48,8 +48,8 @@ impl Connect {
         }
     }
 
-    /// This device, made if it does not exist, instead of the lowest that is
-    /// free.
+    /// Connects this device instead of the lowest free one. The kernel creates
+    /// it if it does not exist.
     #[must_use]
     pub fn index(mut self, index: NbdIndex) -> Self {
         self.index = Some(index);
@@ -57,37 +57,37 @@ impl Connect {
     }
 
     /// The logical block size in bytes: a power of two from 512 to the page
-    /// size (the newest kernels, seen on 7.2, take more); 1,024 where none is
-    /// given.
+    /// size (the newest kernels, seen on 7.2, take more). The default is 1,024.
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.block_size = Some(bytes);
         self
     }
 
-    /// What the server said of the export.
+    /// The flags that the server announced for the export.
     #[must_use]
     pub fn server_flags(mut self, flags: ExportFlags) -> Self {
         self.server_flags = flags;
         self
     }
 
-    /// What the kernel does at the end; nothing where none is given.
+    /// What the kernel does when the device is disconnected or closed; nothing
+    /// by default.
     #[must_use]
     pub fn client_flags(mut self, flags: ClientFlags) -> Self {
         self.client_flags = flags;
         self
     }
 
-    /// The name that sysfs then shows and that a reconfiguration must repeat.
-    /// A kernel before 5.14 ignores it: read it back.
+    /// The name that sysfs shows and that a reconfiguration must repeat. A
+    /// kernel before 5.14 ignores it, so read it back.
     #[must_use]
     pub fn backend(mut self, id: BackendId) -> Self {
         self.backend = Some(id);
         self
     }
 
-    /// The message that is sent.
+    /// The message to send.
     #[must_use]
     pub fn message(&self) -> Message {
         let mut attributes = Vec::new();
@@ -108,17 +108,18 @@ impl Connect {
         }
     }
 
-    /// Sends it and returns the device's index once the kernel has brought the
-    /// device up; its `change` event came before (`add` where it was made).
+    /// Sends the message, and returns the device's index once the kernel has
+    /// connected the device. Its `change` event (`add` for a new device) comes
+    /// before that.
     ///
-    /// After a timeout the device may still come up: look for its `pid` and
-    /// backend id.
+    /// After a timeout the device may still be connected: look for its `pid`
+    /// and backend id.
     ///
     /// # Errors
-    /// `InUse` where the device is connected or open, `Refused` and
-    /// `InvalidInput` with a [`Refusal`](crate::nbd::Refusal) as the cause;
-    /// `NotSupported` without the `nbd` module; `NotPermitted`; `TimedOut` at
-    /// stage `connect`.
+    /// `InUse` if the device is connected or open, `Refused` and
+    /// `InvalidInput`, each with a [`Refusal`](crate::nbd::Refusal) as the
+    /// cause; `NotSupported` without the `nbd` module; `NotPermitted`;
+    /// `TimedOut` at stage `connect`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<NbdIndex> {
         require_sockets(&self.sockets, Stage::Connect)?;
         let attempt = RefusedCommand {

@@ -1,4 +1,4 @@
-//! Giving a connected device new links.
+//! The command that gives a connected device new connections.
 
 use std::os::fd::OwnedFd;
 
@@ -13,13 +13,12 @@ use crate::kernel::Roots;
 use crate::nbd::message::{Attribute, ClientFlags, Message};
 use crate::nbd::refusal::RefusedCommand;
 
-/// Hands new sockets or settings to a connected device
-/// (`NBD_CMD_RECONFIGURE`).
+/// Gives new sockets or settings to a connected device (`NBD_CMD_RECONFIGURE`).
 ///
-/// The kernel takes one socket for each link that is dead and **silently drops
-/// the others**: its success is no proof that a socket was adopted. Shut the
-/// old link down first, and prove the new one by traffic. The size is not
-/// changed here, since the kernel would apply it first and wait, inside this
+/// The kernel takes one socket for each dead connection and **silently drops the
+/// others**: its success does not prove that it took a socket. Shut the old
+/// connection down first, and prove the new one by traffic. This command does not
+/// change the size: the kernel would apply the size first and wait, inside this
 /// call, for the I/O that waits for the new socket.
 #[derive(Debug)]
 pub struct Reconfigure {
@@ -31,7 +30,7 @@ pub struct Reconfigure {
 }
 
 impl Reconfigure {
-    /// Sets these timeouts of a device, and nothing else yet.
+    /// Changes only these timeouts of a device, so far.
     #[must_use]
     pub fn new(index: NbdIndex, timeouts: impl Into<NewTimeouts>) -> Self {
         Self {
@@ -43,29 +42,31 @@ impl Reconfigure {
         }
     }
 
-    /// New connections for dead links, as in [`Connect::new`](super::Connect::new).
+    /// New connections in place of dead ones, as in
+    /// [`Connect::new`](super::Connect::new).
     #[must_use]
     pub fn sockets(mut self, sockets: Vec<OwnedFd>) -> Self {
         self.sockets = sockets;
         self
     }
 
-    /// What the kernel does at the end, all of it: a flag left out is cleared.
+    /// All that the kernel does when the device is disconnected or closed. A flag
+    /// that is left out is cleared.
     #[must_use]
     pub fn client_flags(mut self, flags: ClientFlags) -> Self {
         self.client_flags = Some(flags);
         self
     }
 
-    /// The device's own id: the kernel refuses another, or none, for a device
-    /// that has one, and ignores any for one that has none.
+    /// The device's own id. For a device with an id the kernel refuses another id
+    /// or none. For a device without an id it ignores this.
     #[must_use]
     pub fn backend(mut self, id: BackendId) -> Self {
         self.backend = Some(id);
         self
     }
 
-    /// The message that is sent.
+    /// The message to send.
     #[must_use]
     pub fn message(&self) -> Message {
         let mut attributes = vec![Attribute::Index(self.index.get())];
@@ -81,7 +82,7 @@ impl Reconfigure {
         }
     }
 
-    /// Sends it. After a timeout the kernel may still adopt a socket.
+    /// Sends the message. After a timeout the kernel may still take a socket.
     ///
     /// # Errors
     /// `Refused`, `IdentityMismatch` or `NotFound` with a

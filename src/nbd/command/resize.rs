@@ -1,4 +1,4 @@
-//! Telling the kernel the size of a connected device.
+//! The command that tells the kernel the size of a connected device.
 
 use lunbd_sys::nbd as abi;
 
@@ -11,17 +11,17 @@ use crate::kernel::Roots;
 use crate::nbd::message::{Attribute, Message};
 use crate::nbd::refusal::RefusedCommand;
 
-/// Gives a connected device of this backend id another size in bytes, and nothing else
+/// Changes only the size, in bytes, of a connected device with this backend id
 /// (`NBD_CMD_RECONFIGURE` with a size, Linux 5.4). Its connections and timeouts stay.
 ///
-/// Have the device answer a read first. Newer kernels (6.12) hold its I/O while they
-/// change the size, and wait inside this command, under the lock of all generic netlink,
-/// for what is in flight: a server that dies in that moment can be replaced only when
-/// those requests have failed.
+/// Prove first that the device answers a read. Newer kernels (6.12) hold its I/O while
+/// they change the size. Inside this command, under the lock of all generic netlink,
+/// they wait for the requests in flight. If a server dies in that moment, it can be
+/// replaced only after those requests have failed.
 ///
 /// # Errors
-/// As of [`Reconfigure::send`](super::Reconfigure::send). After a timeout the kernel may
-/// still change the size.
+/// Those of [`Reconfigure::send`](super::Reconfigure::send). After a timeout the kernel
+/// may still change the size.
 pub(crate) fn set_size(
     roots: &Roots,
     index: NbdIndex,

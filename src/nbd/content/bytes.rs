@@ -1,6 +1,6 @@
-//! Fields of the first bytes of a volume, whose end is looked at before each.
+//! Fields of the first bytes of a volume. Each read checks the end first.
 
-/// The first bytes of a volume. What lies behind their end is not there.
+/// The first bytes of a volume. A field behind their end reads as missing.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
@@ -18,7 +18,7 @@ impl<'a> Bytes<'a> {
         self.0.get(at..).map(Bytes)
     }
 
-    /// Up to the first zero.
+    /// The text up to the first zero byte.
     pub(super) fn text(self, at: usize, length: usize) -> Option<&'a str> {
         let field = self.0.get(at..)?.get(..length)?;
         let end = field.iter().position(|byte| *byte == 0);

@@ -3,22 +3,22 @@
 use super::bytes::Bytes;
 use crate::id::ContentName;
 
-/// ext2, ext3 and ext4: Linux, `fs/ext4/ext4.h`, `struct ext4_super_block`: at byte 1024,
-/// `s_magic` at 0x38 in it, little-endian, and `s_uuid` at 0x68.
+/// ext2, ext3 and ext4: Linux, `fs/ext4/ext4.h`, `struct ext4_super_block` at byte 1024.
+/// In it, `s_magic` is at 0x38, little-endian, and `s_uuid` at 0x68.
 pub(super) fn name_of_ext(first: Bytes<'_>) -> Option<ContentName> {
     let is_ext = first.has(1024 + 0x38, &0xef53_u16.to_le_bytes());
     is_ext.then(|| ContentName::file_system(first.array(1024 + 0x68)?))?
 }
 
-/// Linux, `fs/xfs/libxfs/xfs_format.h`, `struct xfs_dsb`: at byte 0, `XFSB`, and `sb_uuid`
-/// at 32.
+/// Linux, `fs/xfs/libxfs/xfs_format.h`, `struct xfs_dsb` at byte 0. It begins with `XFSB`,
+/// and `sb_uuid` is at 32.
 pub(super) fn name_of_xfs(first: Bytes<'_>) -> Option<ContentName> {
     let is_xfs = first.has(0, b"XFSB");
     is_xfs.then(|| ContentName::file_system(first.array(32)?))?
 }
 
-/// Linux, `include/uapi/linux/btrfs_tree.h`, `struct btrfs_super_block`: at 64 KiB
-/// (`BTRFS_SUPER_INFO_OFFSET`), `fsid` at 0x20 in it, and the magic at 0x40.
+/// Linux, `include/uapi/linux/btrfs_tree.h`, `struct btrfs_super_block` at 64 KiB
+/// (`BTRFS_SUPER_INFO_OFFSET`). In it, `fsid` is at 0x20, and the magic at 0x40.
 pub(super) fn name_of_btrfs(first: Bytes<'_>) -> Option<ContentName> {
     const AT: usize = 64 * 1024;
     let is_btrfs = first.has(AT + 0x40, b"_BHRfS_M");

@@ -8,7 +8,7 @@
 use super::bytes::Bytes;
 use crate::id::ContentName;
 
-/// A table counts in the sectors of the disk that it was made on.
+/// The sector sizes in which a table may count: those of the disk that it was made on.
 const SECTORS: [usize; 2] = [512, 4096];
 
 pub(super) fn name(first: Bytes<'_>) -> Option<ContentName> {
@@ -27,8 +27,9 @@ fn gpt(first: Bytes<'_>, at: usize) -> Option<ContentName> {
     ContentName::gpt(guid)
 }
 
-/// The boot sector of a FAT file system ends as an MBR does, and has code where the records
-/// are: the first byte of a record is 0 or 0x80, and one of the types is not 0.
+/// Checks the records too, because the boot sector of a FAT file system ends like an MBR
+/// but has code in their place. The first byte of a record is 0 or 0x80, and one type is
+/// not 0.
 fn mbr(first: Bytes<'_>) -> Option<ContentName> {
     let records = [446, 462, 478, 494].map(|at| first.array::<16>(at));
     let is_record = |record: &Option<[u8; 16]>| {
@@ -66,8 +67,8 @@ mod tests {
         for at in SECTORS {
             let mut bytes = with_mbr(8192);
             bytes[at..at + 8].copy_from_slice(b"EFI PART");
-            // C12A7328-F81F-11D2-BA4B-00A0C93EC93B, as the specification writes the GUID of
-            // an EFI system partition.
+            // C12A7328-F81F-11D2-BA4B-00A0C93EC93B, the GUID of an EFI system partition as
+            // the specification writes it.
             let guid = [
                 0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e,
                 0xc9, 0x3b,

@@ -1,13 +1,13 @@
-//! What names the content of a device by udev's word: its `blkid` reads the device when it
-//! is connected, and again whenever a process that had it open for writing closes it
+//! The names that udev recorded for a device's content. Its `blkid` reads the device when
+//! it is connected, and again whenever a process that had it open for writing closes it
 //! (systemd, `rules.d/60-block.rules`, `OPTIONS+="watch"`).
 
 use std::collections::BTreeMap;
 
 use crate::id::ContentName;
 
-/// The names in the properties of udev's record, sorted, of those formats alone that are
-/// known here too: both are compared with one another.
+/// The names in the properties of udev's record, sorted. It returns only the formats that
+/// [`content`](super) knows, because both are compared with one another.
 pub(in crate::nbd) fn names(properties: &BTreeMap<String, String>) -> Vec<ContentName> {
     let value = |key: &str| properties.get(key).map(String::as_str);
     let table = value("ID_PART_TABLE_UUID").unwrap_or_default();

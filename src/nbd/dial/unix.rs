@@ -11,13 +11,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::unix_socket;
 
 /// # Errors
-/// `Unreachable` where nobody listens, `NotPermitted`, `TimedOut` at stage
-/// `dial` where the server's queue stays full.
+/// `Unreachable` if no server listens; `NotPermitted`; `TimedOut` at stage
+/// `dial` if the server's queue stays full.
 pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd> {
     let failed = |errno: Errno| {
         let error = Error::io("cannot connect to the NBD server", path, &errno.into());
         match errno {
-            // Not there, no socket, or one that nobody listens on.
+            // There is no such file, no socket, or no listener on it.
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
                 error.with_kind(ErrorKind::Unreachable)
             }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use super::server::Server;
 use super::wire::OptionCode;
-use super::{Answer, ask_for, greet, in_handshake, read_list};
+use super::{Answer, ask_for, greet, read_list, with_handshake_stage};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
@@ -46,7 +46,7 @@ pub fn discover(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredExport>> {
-    in_handshake(stream, deadline, |server| {
+    with_handshake_stage(stream, deadline, |server| {
         greet(server)?;
         ask(server)
     })
@@ -58,7 +58,7 @@ pub(in crate::nbd) fn discover_in_tls(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredExport>> {
-    in_handshake(stream, deadline, ask)
+    with_handshake_stage(stream, deadline, ask)
 }
 
 fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExport>> {

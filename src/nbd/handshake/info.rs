@@ -1,7 +1,7 @@
-//! What a server says of its exports.
+//! Decodes what a server announces about its exports.
 
 use super::wire::{self, Fields};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result, escape_untrusted};
 use crate::nbd::block_size::BlockSizes;
 use crate::nbd::export::Export;
 use crate::nbd::violation::broken;
@@ -12,14 +12,14 @@ const INFO_BLOCK_SIZE: u16 = 3;
 /// The infos that came before the ACK to `OPT_GO` or `OPT_INFO`.
 #[derive(Debug, Default)]
 pub(super) struct Infos {
-    /// Size and flags.
+    /// The size in bytes and the transmission flags.
     export: Option<(u64, u16)>,
     block_sizes: Option<BlockSizes>,
 }
 
 impl Infos {
-    /// Takes one info. What is of no use here, as a description, is passed
-    /// over.
+    /// Decodes one info, and skips a kind that it does not need, such as a
+    /// description.
     pub(super) fn add(&mut self, payload: &[u8]) -> Result<()> {
         if payload.len() < 2 {
             return Err(broken("length of an info", payload.len(), "at least 2"));
@@ -46,7 +46,7 @@ impl Infos {
         Ok(())
     }
 
-    /// At the ACK.
+    /// Checks at the ACK that all required infos came.
     pub(super) fn finish(self, name: &str, ack: &[u8]) -> Result<Export> {
         wire::empty_ack(ack)?;
         let Some((size, flags)) = self.export else {
@@ -67,7 +67,8 @@ fn once(came_before: bool, info: &str) -> Result<()> {
     Ok(())
 }
 
-/// One entry of a list: the name's length, the name, and text for people.
+/// Decodes one entry of a list: the name's length, the name, and text for
+/// people.
 pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
     let not_text = |_| -> Error { broken("name of a listed export", "not UTF-8", "UTF-8") };
     if payload.len() < 4 {
@@ -83,7 +84,7 @@ pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
     };
     Ok(ListedExport {
         name: String::from_utf8(name.to_vec()).map_err(not_text)?,
-        description: (!description.is_empty()).then(|| shown(description)),
+        description: (!description.is_empty()).then(|| escape_untrusted(description)),
     })
 }
 
@@ -95,11 +96,11 @@ pub(super) const LONGEST_NAME: usize = 4096;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ListedExport {
-    /// Its name: free text, which may hold control characters, so show it with
-    /// `{:?}`.
+    /// The export's name. It is free text and may hold control characters, so
+    /// show it with `{:?}`.
     pub name: String,
-    /// What the server says of it, escaped and cut to be shown; `None` where it
-    /// says nothing.
+    /// The server's description, escaped and cut for display; `None` if it sent
+    /// none.
     pub description: Option<String>,
 }
 

@@ -1,21 +1,21 @@
 //! A server's error replies.
 
-use crate::error::{Error, ErrorKind, Result, shown};
+use crate::error::{Error, ErrorKind, Result, escape_untrusted};
 use crate::nbd::violation::broken;
 
-/// An error reply: which, and the server's words for it.
+/// An error reply: its code, and the server's text.
 #[derive(Debug)]
 pub(super) struct Refusal {
     code: u32,
     text: String,
 }
 
-/// Set in every error reply's type.
+/// This bit is set in every error reply's type.
 const ERROR: u32 = 1 << 31;
 const UNSUPPORTED: u32 = 1;
 
 impl Refusal {
-    /// A reply that is neither the answer nor its end.
+    /// Decodes a reply that is neither the answer nor its end.
     pub(super) fn decode(kind: u32, payload: &[u8]) -> Result<Self> {
         if kind & ERROR == 0 {
             return Err(broken(
@@ -26,17 +26,17 @@ impl Refusal {
         }
         Ok(Self {
             code: kind & !ERROR,
-            text: shown(payload),
+            text: escape_untrusted(payload),
         })
     }
 
-    /// Whether the server does not know the option; the only one after which
-    /// an older option may be tried.
+    /// Whether the server does not know the option. Only then may the client
+    /// try an older option.
     pub(super) fn is_unsupported(&self) -> bool {
         self.code == UNSUPPORTED
     }
 
-    /// `asked` is what was asked for.
+    /// `asked` names the request in the error.
     pub(super) fn into_error(self, asked: &str) -> Error {
         let (kind, why) = match self.code {
             UNSUPPORTED => (ErrorKind::NotSupported, "it does not know the option"),

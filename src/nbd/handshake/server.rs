@@ -1,4 +1,4 @@
-//! The server at the other end of a stream, read exactly.
+//! The server at the other end of a stream, with exact reads.
 
 use std::io::{Read, Write};
 
@@ -19,14 +19,13 @@ impl<'a, S: Read + Write> Server<'a, S> {
         ))
     }
 
-    /// Reads so many bytes and not one more.
     pub(super) fn read<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.0.fill(what, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads what follows a header, whose length has been checked.
+    /// Reads the payload after a header, whose length is already checked.
     pub(super) fn payload(&mut self, what: &str, reply: ReplyHeader) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(reply.length).unwrap_or(0)];
         self.0.fill(what, &mut bytes)?;
@@ -37,8 +36,8 @@ impl<'a, S: Read + Write> Server<'a, S> {
         self.0.write(what, bytes)
     }
 
-    /// Takes leave, as the protocol wants it. Who is going does not wait for
-    /// the answer, and does not mind when the server is gone.
+    /// Tells the server that the client leaves, as the protocol requires. It
+    /// does not wait for the answer, and ignores a server that is gone.
     pub(super) fn abort(&mut self) {
         let _ = self.write("OPT_ABORT", &wire::option(OptionCode::Abort, &[]));
     }

@@ -1,4 +1,4 @@
-//! The driver against a server that is a slice of bytes.
+//! Tests of the handshake against a server that is a slice of bytes.
 
 use std::io;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Plays what a server would send, and keeps what it is told.
+/// Sends what a server would send, and records what it receives.
 struct Canned<'a> {
     input: &'a [u8],
     output: Vec<u8>,
-    /// The longest buffer that was to be filled: so much was allocated.
+    /// The longest buffer that the client passed to a read: it allocated as
+    /// much.
     longest: usize,
 }
 
@@ -124,7 +125,7 @@ fn a_server_that_never_comes_to_its_ack_is_refused() {
     assert!(error.to_string().contains("list of exports"), "{error}");
 }
 
-/// A list of so many exports without a name, each described by `answer`.
+/// A list of `count` exports without a name, each described by `answer`.
 fn described(count: usize, answer: &[u8]) -> Vec<u8> {
     let listed = reply(LIST, 2, &[0; 4]).repeat(count);
     [
@@ -146,7 +147,7 @@ fn what_a_server_says_of_its_exports_is_bounded_for_each_and_for_all() {
     };
     let endless = reply(INFO, 3, b"\0\x01name").repeat(1000);
     protocol(&described(1, &endless), "number of replies");
-    // Both an answer that is long and a refusal that is.
+    // Test a long answer and a long refusal.
     let long = vec![b'x'; 65_000];
     let described_at_length = [
         reply(INFO, 3, &long),

@@ -1,4 +1,4 @@
-//! The bytes of the handshake. Everything is big-endian.
+//! The encoding of the handshake. All numbers are big-endian.
 
 use bitflags::bitflags;
 
@@ -7,19 +7,19 @@ use crate::nbd::violation::broken;
 
 const NBDMAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 const IHAVEOPT: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-/// What an oldstyle server sends instead of `IHAVEOPT`.
+/// An oldstyle server sends this instead of `IHAVEOPT`.
 const OLDSTYLE: u64 = 0x0000_4202_8186_1253;
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Size and flags, after `EXPORT_NAME`.
+/// The length of size and flags, after `EXPORT_NAME`, in bytes.
 pub(super) const EXPORT_NAME_REPLY: usize = 10;
-/// What follows those, unless `NO_ZEROES` was agreed.
+/// How many zero bytes follow those, unless `NO_ZEROES` was negotiated.
 pub(super) const ZEROES: usize = 124;
 
 bitflags! {
-    /// Bit for bit the same in the greeting and in the client's answer.
+    /// The same bits appear in the greeting and in the client's answer.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct HandshakeFlags: u16 {
         const FIXED_NEWSTYLE = 1 << 0;
@@ -53,12 +53,12 @@ impl Greeting {
         Ok(Self(flags))
     }
 
-    /// What is answered: the same flags, of those that are known.
+    /// The client's answer: those of the server's flags that are known.
     pub(super) fn client_flags(self) -> [u8; 4] {
         u32::from(self.0.bits()).to_be_bytes()
     }
 
-    /// Whether the 124 bytes after `EXPORT_NAME` are left out.
+    /// Whether the server leaves out the 124 bytes after `EXPORT_NAME`.
     pub(super) fn no_zeroes(self) -> bool {
         self.0.contains(HandshakeFlags::NO_ZEROES)
     }
@@ -75,7 +75,7 @@ pub(super) enum OptionCode {
     Go = 7,
 }
 
-/// `data` is never longer than a name and a little.
+/// Encodes an option. `data` is at most a little longer than a name.
 pub(super) fn option(code: OptionCode, data: &[u8]) -> Vec<u8> {
     let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let mut bytes = Vec::with_capacity(16 + data.len());
@@ -86,8 +86,8 @@ pub(super) fn option(code: OptionCode, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `OPT_GO` or `OPT_INFO` for the export `name`, asking for its block sizes: a server
-/// may insist that a client does.
+/// Encodes `OPT_GO` or `OPT_INFO` for the export `name`. It requests the block sizes,
+/// because a server may insist that a client does.
 pub(super) fn ask_for(code: OptionCode, name: &str) -> Vec<u8> {
     let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
     let mut data = Vec::with_capacity(8 + name.len());
@@ -98,7 +98,7 @@ pub(super) fn ask_for(code: OptionCode, name: &str) -> Vec<u8> {
     option(code, &data)
 }
 
-/// What stands in front of each reply to an option.
+/// The header of each reply to an option.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReplyHeader {
     pub(super) kind: u32,
@@ -110,7 +110,7 @@ impl ReplyHeader {
     pub(super) const ACK: u32 = 1;
     pub(super) const SERVER: u32 = 2;
     pub(super) const INFO: u32 = 3;
-    /// No reply has more to say.
+    /// No valid reply is longer.
     const LONGEST: u32 = 64 * 1024;
 
     pub(super) fn decode(bytes: &[u8; Self::LENGTH], to: OptionCode) -> Result<Self> {
@@ -132,7 +132,6 @@ impl ReplyHeader {
     }
 }
 
-/// An ACK says nothing.
 pub(super) fn empty_ack(payload: &[u8]) -> Result<()> {
     if payload.is_empty() {
         return Ok(());
@@ -140,14 +139,14 @@ pub(super) fn empty_ack(payload: &[u8]) -> Result<()> {
     Err(broken("length of an ACK", payload.len(), "0"))
 }
 
-/// Size and flags.
+/// The size in bytes and the transmission flags.
 pub(super) fn export_name_reply(bytes: &[u8; EXPORT_NAME_REPLY]) -> (u64, u16) {
     let mut fields = Fields(bytes);
     (fields.u64(), fields.u16())
 }
 
-/// Takes one field after the other. Where the bytes are at their end it takes
-/// zeroes: who reads has checked the length.
+/// Reads one field after the other. At the end of the bytes it reads zeroes, so the
+/// caller must have checked the length.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {

@@ -1,4 +1,4 @@
-//! The shape of a file that says what is wanted.
+//! The format of a file of wanted volumes.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -90,7 +90,7 @@ struct Nbd {
     dead_connection_timeout: Option<Duration>,
 }
 
-/// `30s`, `5m`, `1m 30s`.
+/// Parses a duration such as `30s`, `5m` or `1m 30s`.
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(deserializer)?;
     let parsed = humantime::parse_duration(&text);
@@ -99,7 +99,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duratio
         .map_err(|error| serde::de::Error::custom(format!("{text:?} is no duration: {error}")))
 }
 
-/// A plain number.
+/// Parses a plain number.
 fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NbdIndex>, D::Error> {
     let number = u32::deserialize(deserializer)?;
     let index = NbdIndex::new(number);
@@ -112,7 +112,8 @@ impl TryFrom<File> for Desired {
     type Error = Error;
 
     fn try_from(file: File) -> Result<Self> {
-        // A file that its writer has emptied, and will fill again, wants nothing gone.
+        // A file that its writer has emptied and will fill again must not detach every
+        // volume.
         let Some(volumes) = file.volume else {
             let message = "it names no volume: `volume = []` says that none is wanted";
             return Err(Error::new(ErrorKind::InvalidInput, message));

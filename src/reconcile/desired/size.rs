@@ -1,4 +1,4 @@
-//! Sizes as people write them: bytes, or a number with a binary unit.
+//! Parses sizes: bytes, or a number with a binary unit.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ const UNITS: [(&str, u32); 5] = [
     ("PiB", 50),
 ];
 
-/// `17179869184`, `"16GiB"` or `"16 GiB"`.
+/// Parses a size such as `17179869184`, `"16GiB"` or `"16 GiB"`.
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     deserializer.deserialize_any(Size).map(Some)
 }
@@ -45,7 +45,7 @@ fn parse(text: &str) -> Option<u64> {
         Some((number, *bits))
     });
     let (number, bits) = with_unit.unwrap_or((text, 0));
-    // `u64`'s own parser takes a sign too.
+    // The parser of `u64` would accept a sign too.
     let is_plain = number.bytes().all(|byte| byte.is_ascii_digit());
     let number: u64 = is_plain.then(|| number.parse().ok())??;
     number.checked_mul(1 << bits)

@@ -56,7 +56,7 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
     assert_eq!(log_in.source_address, Some("10.0.0.7".parse().unwrap()));
     let text = serde_json::to_string(c).unwrap();
     assert_eq!(serde_json::from_str::<VolumeSpec>(&text).unwrap(), *c);
-    // What a journal has of it is what it is attached with.
+    // The spec in a journal yields the request of the same attach.
     assert_eq!(VolumeSpec::of(&c.request().unwrap()), *c);
 }
 
@@ -71,7 +71,7 @@ fn digests_are_offered_required_or_left() {
         let spec = desired.get(&"a".parse().unwrap()).unwrap();
         let log_in = spec.log_in.as_ref().unwrap();
         assert_eq!((log_in.data_digest, log_in.requires_digests), expected);
-        // What a journal has of it is what it is attached with.
+        // The spec in a journal yields the request of the same attach.
         assert_eq!(VolumeSpec::of(&spec.request().unwrap()), *spec);
     }
     let error = read(&logs_in(&json!({ "digests": "always" }))).unwrap_err();

@@ -37,7 +37,7 @@ fn attached(number: u32) -> Done {
     Done::Stands(Box::new(there(number)))
 }
 
-/// A volume that stands and is wanted larger.
+/// A volume that is attached and wanted larger.
 fn too_small() -> State {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
@@ -49,7 +49,7 @@ fn too_small() -> State {
     state
 }
 
-/// As an array that gives no more.
+/// The result of a resize where the array has not grown the unit.
 fn not_grown() -> Done {
     Done::Failed(Error::new(ErrorKind::NotReady, "it has 0 bytes"))
 }
@@ -58,7 +58,7 @@ fn refused() -> Done {
     Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
 }
 
-/// Tried again at once.
+/// Options that retry at once.
 fn impatient() -> Options {
     Options::default().retry(Duration::ZERO, Duration::ZERO)
 }
@@ -96,13 +96,13 @@ fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
 fn a_look_that_began_before_a_step_ended_says_nothing_of_its_volume() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    let epoch = state.epoch();
+    let ended_steps = state.ended_steps();
     state.settle(&mut job, attached(0), &impatient());
-    // It was not there when the look began.
-    state.merge(Vec::new(), &Scope::All, epoch, false);
+    // The volume was not there when the look began.
+    state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_some());
-    let epoch = state.epoch();
-    state.merge(Vec::new(), &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_none());
 }
 
@@ -112,7 +112,7 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     state.merge(vec![there(0)], &Scope::All, 0, true);
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
-    // Wanted before anything was looked for.
+    // The attach was planned before the first look.
     assert_eq!(job.step.kind, StepKind::Attach);
     state.settle(&mut job, attached(0), &impatient());
     assert!(state.plan().is_empty());
@@ -146,13 +146,13 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
-    // After the answer, it may be, and the kernel says it once.
+    // The death may follow the answer, and the kernel reports it only once.
     state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.settle(&mut job, Done::Serves, &impatient());
     state.plan_now();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
-    // What changes meanwhile is not of its own making.
+    // A step that only asks does not cause device events itself.
     let devpath = "/devices/virtual/block/nbd0".to_owned();
     let removed = false;
     state.take_in(&ChangeEvent::Device { devpath, removed });
@@ -170,8 +170,8 @@ fn a_link_that_a_look_finds_dead_has_its_budget_as_one_that_the_kernel_tells_of(
     state.settle(&mut job, attached(0), &impatient());
     let mut dead = there(0);
     dead.condition = Condition::LinkDead;
-    let epoch = state.epoch();
-    let events = state.merge(vec![dead], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    let events = state.merge(vec![dead], &Scope::All, ended_steps, false);
     let told = matches!(
         events.as_slice(),
         [Event::Lost {
@@ -195,7 +195,7 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     state.settle(&mut job, never, &impatient());
     state.plan_now();
     assert!(state.take_job(8).is_none());
-    // Another of its connections dies: the kernel may take a new one now.
+    // Another of its connections dies: the kernel may accept a new one now.
     state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
     state.plan_now();
     let mut job = state.take_job(8).expect("a healing at once");
@@ -204,8 +204,8 @@ fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     state.settle(&mut job, never, &impatient());
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
-    let epoch = state.epoch();
-    state.merge(vec![gone], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![gone], &Scope::All, ended_steps, false);
     state.plan_now();
     assert_eq!(state.take_job(8).unwrap().step.kind, StepKind::Attach);
 }
@@ -222,8 +222,8 @@ fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
     for found in [gone, there(0)] {
-        let epoch = state.epoch();
-        state.merge(vec![found], &Scope::All, epoch, false);
+        let ended_steps = state.ended_steps();
+        state.merge(vec![found], &Scope::All, ended_steps, false);
     }
     let foreign_messages = crate::id::NbdIndex::new(3).unwrap();
     assert!(
@@ -249,8 +249,8 @@ fn what_stood_before_this_process_is_asked_once() {
     assert_eq!(job.step.kind, StepKind::Prove);
     let events = state.settle(&mut job, Done::Serves, &impatient());
     assert!(events.is_empty(), "{events:?}");
-    let epoch = state.epoch();
-    state.merge(vec![there(0)], &Scope::All, epoch, true);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![there(0)], &Scope::All, ended_steps, true);
     state.plan_now();
     assert!(state.take_job(8).is_none());
     assert!(state.attached(&id(0)).is_some());
@@ -361,8 +361,8 @@ fn a_size_that_was_reached_past_us_is_no_failure_any_more() {
     state.settle(&mut job, not_grown(), &Options::default().retry(hour, hour));
     let mut grown = there(0);
     grown.size = Some(1 << 31);
-    let epoch = state.epoch();
-    state.merge(vec![grown], &Scope::All, epoch, false);
+    let ended_steps = state.ended_steps();
+    state.merge(vec![grown], &Scope::All, ended_steps, false);
     state.plan_now();
     assert!(state.errors().is_empty());
     assert!(state.attached(&id(0)).is_some());
@@ -400,7 +400,7 @@ fn a_volume_without_a_path_is_looked_at_when_one_it_had_is_back() {
         assert!(owns(&state, "2:0:0:1") && owns(&state, "dm-0"));
     }
     assert_eq!(state.parts[&id(0)].len(), 2);
-    // What it stands on from now on.
+    // From now on it is on these devices.
     state.know(with(&["3:0:0:1"], Some("/dev/dm-4"), Condition::Complete));
     assert!(!owns(&state, "2:0:0:1") && !owns(&state, "dm-0"));
     assert!(owns(&state, "3:0:0:1") && owns(&state, "dm-4"));

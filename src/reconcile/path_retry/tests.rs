@@ -11,7 +11,7 @@ use crate::reconcile::options::Options;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
 
-/// Two volumes of one target whose units the array does not show.
+/// Two volumes of one target for which the array has mapped no units.
 fn wanting_two() -> State {
     let mut desired = Desired::default();
     for lun in [1, 2] {
@@ -31,7 +31,7 @@ fn take_all(state: &mut State) -> Vec<Job> {
     std::iter::from_fn(|| state.take_job(8)).collect()
 }
 
-/// Its next try is in an hour.
+/// Fails the step; its next attempt is in an hour.
 fn fails(state: &mut State, mut job: Job) {
     let hour = Duration::from_secs(3600);
     let done = Done::Failed(Error::new(ErrorKind::NotFound, "no such LUN"));
@@ -46,11 +46,11 @@ fn session(id: u32, target: &str) -> ScsiTransport {
     }
 }
 
-/// The kernel tells of sessions, and these stand.
+/// The kernel sends a session event, and these transports are up.
 fn see(state: &mut State, standing: &[ScsiTransport]) {
     state.take_in(&ChangeEvent::HostOrSession);
     state.see_transports(ScsiTransports {
-        standing: standing.iter().cloned().collect(),
+        up: standing.iter().cloned().collect(),
         is_changing: false,
     });
 }
@@ -60,14 +60,14 @@ fn a_login_of_one_volumes_try_is_no_cause_to_try_another_at_once() {
     let mut state = wanting_two();
     let [one, two] = <[Job; 2]>::try_from(take_all(&mut state)).ok().unwrap();
     fails(&mut state, two);
-    // The try that goes on has logged in, and logs out again.
+    // The attempt that still runs has logged in, and will log out again.
     see(&mut state, &[session(1, TARGET)]);
     assert!(take_all(&mut state).is_empty(), "tried for our own login");
     fails(&mut state, one);
     see(&mut state, &[]);
     assert!(take_all(&mut state).is_empty(), "tried for our own logout");
 
-    // Another has logged in.
+    // Another process has logged in.
     see(&mut state, &[session(2, TARGET)]);
     let jobs = take_all(&mut state);
     assert_eq!(jobs.len(), 2);

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::{AttachRequest, NbdOptions};
 use crate::iscsi::SessionOptions;
 
-/// A small world, so that volumes meet.
+/// The ids are from a small range, so that volumes conflict.
 #[derive(Debug, Clone)]
 struct Wish {
     volume: u8,
@@ -78,7 +78,7 @@ fn wish() -> impl Strategy<Value = Wish> {
     )
 }
 
-/// What of the wishes can be wanted together.
+/// The wishes that do not conflict with an earlier one.
 fn desired(wishes: &[Wish]) -> Desired {
     let mut desired = Desired::default();
     for wish in wishes {
@@ -119,7 +119,7 @@ fn actual() -> impl Strategy<Value = Actual> {
     let facts = (any::<bool>(), any::<bool>(), named, 0..4_u64);
     let one = (wish(), condition(), operation(), facts);
     prop::collection::vec(one, 0..12).prop_map(|found| {
-        // As a journal's: no two lay claim to one thing.
+        // As in a journal, no two volumes claim the same resource.
         let wishes: Vec<Wish> = found.iter().map(|(wish, ..)| wish.clone()).collect();
         let known = desired(&wishes);
         let stand = known.iter().zip(found).map(|((volume, spec), found)| {
@@ -141,7 +141,7 @@ fn actual() -> impl Strategy<Value = Actual> {
     })
 }
 
-/// The machine after every step that can be done has come to its end.
+/// The state after all steps that can be done have ended.
 fn carry_out(plan: &Plan, desired: &Desired, actual: &Actual) -> Actual {
     let mut after = actual.clone();
     for step in &plan.steps {
@@ -242,7 +242,7 @@ proptest! {
         wishes in prop::collection::vec(wish(), 0..16), actual in actual()
     ) {
         let desired = desired(&wishes);
-        // Those that can be wanted together, from the last to the first.
+        // The wishes without conflicts, in reverse order.
         let kept: Vec<_> = wishes
             .iter()
             .filter(|wish| {
@@ -335,7 +335,7 @@ fn what_cannot_be_changed_in_place_is_detached_first_and_the_rest_is_attached_ag
     assert_eq!(again.steps[0].kind, StepKind::Attach);
 }
 
-/// One volume that stands in this size, and is wanted in that.
+/// One volume that is attached with this size, and wanted with that least size.
 fn sized(size: Option<u64>, min_size: Option<u64>) -> (Desired, Actual) {
     let mut wish = nbd(1, 1);
     wish.nbd = false;
@@ -400,7 +400,7 @@ fn a_size_is_thought_of_when_nothing_else_is_to_be_done_about_its_volume() {
     assert_eq!(kind_where(&|_| ()), StepKind::Resize);
 }
 
-/// One volume of iSCSI, logged in to as this.
+/// An iSCSI volume that logs in as this initiator.
 fn logged_in(initiator: &str) -> VolumeSpec {
     let source: Source = "iscsi://10.0.0.1,10.0.0.2/iqn.2003-01.org.lunbd:array/1"
         .parse()

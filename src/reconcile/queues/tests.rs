@@ -19,7 +19,7 @@ fn request(number: u32) -> AttachRequest {
     AttachRequest::new(source)
 }
 
-/// Volumes of as many servers.
+/// A state with this many wanted volumes, each of its own server.
 fn wanting(volumes: u32) -> State {
     let mut desired = Desired::default();
     for number in 0..volumes {
@@ -49,7 +49,7 @@ fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_
     let mut state = wanting(20);
     let attaches = take_all(&mut state);
     assert_eq!(attaches.len(), 8, "more than there are threads");
-    // Not wanted.
+    // Volume 99 is not wanted.
     state.know(there(99));
     state.plan_now();
     let job = state.take_job(8).expect("a thread for a detach");
@@ -69,7 +69,7 @@ fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away
     }
     want("back", "nbd://back/1");
     state.want(desired);
-    // Each has failed once, and it is time for all of them.
+    // Each has failed once, and all are due for a retry.
     let hour = Duration::from_secs(3600);
     let patient = Options::default().retry(hour, hour);
     loop {
@@ -106,7 +106,7 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
             state.settle(&mut job, refused(), &patient);
         }
     }
-    // It waits for its next try behind the others.
+    // It waits for its retry behind the others.
     state.reset_backoff(Duration::ZERO);
     let _hang = take_all(&mut state);
     let hangs = state.at_work();

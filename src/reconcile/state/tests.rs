@@ -11,7 +11,7 @@ fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()
 }
 
-/// Tried again at once.
+/// Options that retry at once.
 fn impatient() -> Options {
     Options::default().retry(Duration::ZERO, Duration::ZERO)
 }
@@ -28,7 +28,7 @@ fn unit_there() -> VolumeStatus {
     there
 }
 
-/// One that was asked which unit it is, and is attached.
+/// A state with one volume that was verified and is attached.
 fn unit_attached() -> State {
     let mut state = State::default();
     let mut desired = Desired::default();
@@ -42,7 +42,7 @@ fn unit_attached() -> State {
     state
 }
 
-/// The only step that can be done now.
+/// Takes the only step that can be done now.
 #[track_caller]
 fn take(state: &mut State, kind: StepKind) -> Job {
     state.plan_now();
@@ -53,8 +53,8 @@ fn take(state: &mut State, kind: StepKind) -> Job {
 }
 
 fn look(state: &mut State, there: VolumeStatus) -> Vec<Event> {
-    let epoch = state.epoch();
-    state.merge(vec![there], &Scope::All, epoch, true)
+    let ended_steps = state.ended_steps();
+    state.merge(vec![there], &Scope::All, ended_steps, true)
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
     let differs = Done::Differs(Condition::Changed, seen.to_owned());
     state.settle(&mut job, differs, &impatient());
-    // The device is the same, and so is what the kernel read when it scanned it.
+    // Sysfs still shows the same device, with the data that the kernel read at its scan.
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
 

@@ -1,4 +1,4 @@
-//! The calls that are under way and those that wait for one of them.
+//! The calls that run and the calls that wait for one of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::stuck::{StuckCall, read_stack};
 use crate::error::Stage;
 use crate::id::{Hctl, HostNo};
 
-/// One call, from the moment that it queues.
+/// One call, from the moment at which it queues.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
     pub(super) hctl: Hctl,
@@ -16,23 +16,23 @@ pub(super) struct Call {
     pub(super) stage: Stage,
     pub(super) what: String,
     pub(super) begun: Instant,
-    /// The `stack` file of its thread, once it runs.
+    /// The `stack` file of the call's thread, once it runs.
     pub(super) stack: Option<PathBuf>,
-    /// Its caller can do without its answer.
+    /// Whether its caller can do without its answer.
     pub(super) is_question: bool,
-    /// Its caller has given up, and it is no question.
+    /// Whether its caller has given up, for a call that is no question.
     pub(super) stuck: bool,
 }
 
-/// A call's key; later calls have larger ones.
+/// A call's key; later calls have larger keys.
 pub(super) type Ticket = u64;
 
-/// All of it. Its size is that of what is under way.
+/// All calls that run or wait.
 #[derive(Debug, Default)]
 pub(super) struct CallTable {
     next: Ticket,
     calls: BTreeMap<Ticket, Call>,
-    /// The calls of each host in the order in which they came; the first runs.
+    /// The calls of each host in the order of their arrival; the first runs.
     queues: BTreeMap<HostNo, VecDeque<Ticket>>,
 }
 
@@ -61,7 +61,7 @@ impl CallTable {
         Some(call)
     }
 
-    /// Whether nothing is under way and nothing is kept.
+    /// Whether the table is empty.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.queues.is_empty()
@@ -92,7 +92,7 @@ impl CallTable {
             .or_else(|| self.against_host(hctl.host))
     }
 
-    /// Whether a question about the device is under way.
+    /// Whether a question to the device runs.
     pub(super) fn is_asked(&self, hctl: Hctl) -> bool {
         let mut calls = self.calls.values();
         calls.any(|call| call.hctl == hctl && call.is_question)
@@ -109,7 +109,7 @@ impl CallTable {
 }
 
 impl Call {
-    /// Reads its thread's stack: not for under the lock.
+    /// Reads the thread's stack, so do not call it under the lock.
     pub(super) fn describe(&self) -> StuckCall {
         StuckCall {
             host: self.hctl.host,

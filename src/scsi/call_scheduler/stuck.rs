@@ -1,4 +1,4 @@
-//! A kernel call that has not come back, for people.
+//! A report about a kernel call that has not returned.
 
 use std::fmt;
 use std::path::Path;
@@ -8,8 +8,8 @@ use crate::error::Stage;
 use crate::id::{Hctl, HostNo};
 use crate::kernel::sysfs;
 
-/// A kernel call whose caller has given up and that has not come back. Its host,
-/// or its device alone, takes no more calls until it does.
+/// A kernel call that has not returned, and whose caller has given up. Its host, or only
+/// its device, accepts no calls until it returns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -18,20 +18,20 @@ pub struct StuckCall {
     pub host: HostNo,
     /// The device that the call is about.
     pub hctl: Hctl,
-    /// Whether the whole host is quarantined, and not this device alone.
+    /// Whether the whole host is quarantined, and not only this device.
     pub whole_host: bool,
-    /// What it does.
+    /// The stage of the call.
     pub stage: Stage,
-    /// What its caller waited for.
+    /// The event that its caller waited for.
     pub what: String,
-    /// How long ago it was begun; `seconds` when serialised.
+    /// The time since its start; `seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "seconds", serialize_with = "as_seconds")
     )]
     pub age: Duration,
-    /// The kernel's functions that its thread is in now, the innermost first;
-    /// empty where they may not be read (`CAP_SYS_ADMIN`).
+    /// The kernel functions that its thread is in now, the innermost first; empty if the
+    /// process may not read them (`CAP_SYS_ADMIN`).
     pub stack: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::
 }
 
 impl StuckCall {
-    /// Where in the kernel it is, in one line.
+    /// The call's place in the kernel, in one line.
     pub(super) fn place(&self) -> String {
         if self.stack.is_empty() {
             return "its kernel stack may not be read".to_owned();
@@ -72,14 +72,14 @@ impl fmt::Display for StuckCall {
     }
 }
 
-/// The functions in a task's `stack` file; none where it may not be read.
+/// The functions in a task's `stack` file; empty if the process may not read it.
 pub(super) fn read_stack(file: &Path) -> Vec<String> {
     sysfs::read(file).map_or_else(|_| Vec::new(), |text| functions(&text))
 }
 
-/// The innermost of `[<0>] scsi_execute_cmd+0x1a/0x2b [scsi_mod]`, one a line.
+/// The innermost functions; a line is `[<0>] scsi_execute_cmd+0x1a/0x2b [scsi_mod]`.
 fn functions(text: &str) -> Vec<String> {
-    /// The way in from the system call fills the rest.
+    /// The outer functions are only the entry from the system call.
     const INNERMOST: usize = 12;
     text.lines()
         .filter_map(|line| line.split_once("] ")?.1.split(['+', ' ']).next())

@@ -1,4 +1,4 @@
-//! A call that hangs is one that waits for a channel.
+//! A hanging call here waits for a channel.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -11,7 +11,7 @@ use super::*;
 use crate::error::Retry;
 
 const LONG: Duration = Duration::from_secs(60);
-/// Long enough for a thread to begin on a busy machine.
+/// Long enough for a thread to start on a busy machine.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn scheduler() -> CallScheduler {
@@ -22,7 +22,7 @@ fn at(hctl: &str) -> Hctl {
     hctl.parse().unwrap()
 }
 
-/// What lets a hanging call go, and the call.
+/// A sender that releases a hanging call, and the call.
 fn hanging() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
     let (release, hang): (Sender<()>, Receiver<()>) = mpsc::channel();
     let call = move || {
@@ -40,7 +40,7 @@ fn on_host<T: Send + 'static>(
 ) -> Result<T> {
     let (what, seen) = (format!("the scan of {hctl}"), || "state=running".to_owned());
     let deadline = Deadline::after(limit);
-    scheduler.on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
+    scheduler.run_on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
 }
 
 fn on_device<T: Send + 'static>(
@@ -53,10 +53,10 @@ fn on_device<T: Send + 'static>(
         "state=running".to_owned()
     });
     let deadline = Deadline::after(limit);
-    scheduler.on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
+    scheduler.run_on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
 }
 
-/// Looks again until it is so.
+/// Polls until the condition holds.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Deadline::after(LONG);
     while !so() {
@@ -66,13 +66,13 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 fn queued(scheduler: &CallScheduler, host: u32) -> usize {
-    let register = scheduler.register();
+    let register = scheduler.table();
     let running = register.running(crate::id::HostNo(host));
     running.map_or(0, |(_, _, waiting)| waiting)
 }
 
 fn is_idle(scheduler: &CallScheduler) -> bool {
-    scheduler.register().is_empty()
+    scheduler.table().is_empty()
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn calls_on_one_host_run_one_at_a_time_in_the_order_in_which_they_came() {
     thread::scope(|scope| {
         scope.spawn(|| on_host(&scheduler, "3:0:0:0", LONG, first));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         for number in 1..=5 {
             let (scheduler, done) = (&scheduler, done.clone());
@@ -133,7 +133,7 @@ fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
     assert_eq!(stuck[0].hctl, at("3:0:0:7"));
     assert!(stuck[0].whole_host && !stuck[0].age.is_zero());
 
-    // The return alone lifts it: nobody asks in between.
+    // The return alone lifts the quarantine: no call asks in between.
     drop(release);
     until("the quarantine lifts", || is_idle(&scheduler));
     assert_eq!(scheduler.stuck(), []);
@@ -147,7 +147,7 @@ fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
     let (error, waited) = thread::scope(|scope| {
         let first = scope.spawn(|| on_host(&scheduler, "3:0:0:7", SHORT, call));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         let start = Instant::now();
         let error = on_host(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap_err();
@@ -166,13 +166,13 @@ fn a_wait_in_the_queue_ends_at_its_own_deadline_and_names_what_is_ahead() {
     thread::scope(|scope| {
         scope.spawn(|| on_host(&scheduler, "3:0:0:7", LONG, call));
         until("the first runs", || {
-            scheduler.register().running(crate::id::HostNo(3)).is_some()
+            scheduler.table().running(crate::id::HostNo(3)).is_some()
         });
         let error = on_host(&scheduler, "3:0:0:8", SHORT, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Queue));
         assert!(error.to_string().contains("the scan of 3:0:0:7"), "{error}");
-        // It has left the queue, and what merely waited quarantines nothing.
+        // The call has left the queue, and a call that only waited quarantines nothing.
         assert_eq!(queued(&scheduler, 3), 0);
         assert_eq!(scheduler.stuck(), []);
         drop(release);
@@ -193,7 +193,7 @@ fn a_device_that_hangs_stops_neither_its_hosts_other_devices_nor_its_delete() {
     assert!(!scheduler.is_stuck_at(at("3:0:0:8"), Stage::Flush));
 
     on_device(&scheduler, "3:0:0:8", LONG, || Ok(())).unwrap();
-    // As the delete of an abandoned device runs.
+    // The delete of an abandoned device runs like this.
     on_host(&scheduler, "3:0:0:7", LONG, || Ok(())).unwrap();
     drop(release);
     until("the quarantine lifts", || is_idle(&scheduler));
@@ -233,7 +233,7 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
     };
     assert!(!on_host(&scheduler, "1:0:0:1", LONG, call()).unwrap());
     let (deadline, what) = (Deadline::after(LONG), "the rescan");
-    let rescan = scheduler.on_device_apart(
+    let rescan = scheduler.run_on_device_isolated(
         at("1:0:0:1"),
         Stage::Rescan,
         what,
@@ -242,7 +242,7 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
         call(),
     );
     assert!(!rescan.unwrap());
-    // What opens a file for its caller.
+    // This call may open a file for its caller, so it shares the open files.
     assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }
 
@@ -262,7 +262,7 @@ fn a_question_that_is_not_answered_quarantines_nothing_and_is_not_asked_beside_i
     drop(release);
     until("the question to return", || is_idle(&scheduler));
     assert_eq!(ask(Box::new(|| Ok(()))).unwrap(), Some(()));
-    // A device that is quarantined is not asked.
+    // A quarantined device is not asked.
     let (release, hang) = hanging();
     on_device(&scheduler, "3:0:0:1", SHORT, hang).unwrap_err();
     let refused = ask(Box::new(|| panic!("asked while it is quarantined")));

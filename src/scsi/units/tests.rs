@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
 use super::*;
-use crate::uevent::Noted;
+use crate::uevent::ChangedNames;
 
 const ONE: u8 = 0xd1;
 const OTHER: u8 = 0xd2;
@@ -11,7 +11,7 @@ const OTHER: u8 = 0xd2;
 struct Machine {
     _root: tempfile::TempDir,
     roots: Roots,
-    noted: Arc<Noted>,
+    noted: Arc<ChangedNames>,
     units: Units,
 }
 
@@ -24,7 +24,7 @@ impl Machine {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         fs::create_dir_all(roots.sysfs.join("bus/scsi/devices")).unwrap();
-        let (changes, noted) = Changes::by_hand(device_in);
+        let (changes, noted) = Changes::for_test(device_in);
         let mut units = Units::of(Some(changes));
         units.asked = WALKS;
         Self {
@@ -50,7 +50,7 @@ impl Machine {
         self.noted.event(&path);
     }
 
-    /// Shows the device, without an event.
+    /// Adds the device to sysfs without an event.
     fn show(&self, hctl: &str, last: u8) {
         let dir = self.dir(hctl);
         fs::create_dir_all(&dir).unwrap();
@@ -76,9 +76,9 @@ impl Machine {
         self.event(hctl);
     }
 
-    fn that_may_be(&mut self, last: u8) -> Vec<String> {
+    fn candidates(&mut self, last: u8) -> Vec<String> {
         let wanted = name(last);
-        let found = self.units.that_may_be(&self.roots, |name| *name == wanted);
+        let found = self.units.candidates(&self.roots, |name| *name == wanted);
         addresses(&found.unwrap())
     }
 
@@ -95,20 +95,20 @@ fn addresses(devices: &[ScsiDevice]) -> Vec<String> {
 fn a_device_that_another_process_adds_or_removes_is_seen_by_its_event() {
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
-    assert!(machine.that_may_be(OTHER).is_empty());
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
+    assert!(machine.candidates(OTHER).is_empty());
     machine.add("3:0:0:1", OTHER);
     machine.add("4:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1", "4:0:0:1"]);
-    assert_eq!(machine.that_may_be(OTHER), ["3:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1", "4:0:0:1"]);
+    assert_eq!(machine.candidates(OTHER), ["3:0:0:1"]);
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     machine.event("2:0:0:1");
-    assert_eq!(machine.that_may_be(ONE), ["4:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["4:0:0:1"]);
     assert!(machine.leaving().is_empty());
-    // Another unit comes under the address of the one that has gone.
+    // Another unit gets the address of the removed one.
     machine.add("2:0:0:1", OTHER);
-    assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1", "3:0:0:1"]);
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1", "3:0:0:1"]);
 }
 
 #[test]
@@ -116,32 +116,32 @@ fn a_rescan_by_any_process_has_the_pages_read_again_though_no_event_tells_of_it(
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
     machine.add("3:0:0:1", OTHER);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     // The array has given the address to the other unit.
     machine.set_page("2:0:0:1", OTHER);
-    assert_eq!(machine.that_may_be(OTHER), ["3:0:0:1"]);
+    assert_eq!(machine.candidates(OTHER), ["3:0:0:1"]);
     fs::write(machine.dir("2:0:0:1").join("rescan"), "1").unwrap();
-    assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1", "3:0:0:1"]);
-    assert!(machine.that_may_be(ONE).is_empty());
-    // And of a device that has come under the address since.
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1", "3:0:0:1"]);
+    assert!(machine.candidates(ONE).is_empty());
+    // The same holds for a device that was added at the address since.
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     machine.add("2:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     machine.set_page("2:0:0:1", OTHER);
     fs::write(machine.dir("2:0:0:1").join("rescan"), "1").unwrap();
-    assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1", "3:0:0:1"]);
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1", "3:0:0:1"]);
 }
 
 #[test]
 fn lost_events_have_each_device_read_again() {
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     machine.show("3:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
-    machine.noted.lose();
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1", "3:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
+    machine.noted.mark_lost();
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1", "3:0:0:1"]);
 }
 
 #[test]
@@ -150,16 +150,16 @@ fn a_device_is_leaving_from_the_event_of_its_removal_until_its_directory_is_gone
     machine.add("2:0:0:1", ONE);
     machine.add("2:0:0:2", OTHER);
     assert!(machine.leaving().is_empty());
-    // The event comes while the device is on the bus still.
+    // The event comes while the device is still on the bus.
     fs::write(machine.dir("2:0:0:1").join("state"), "cancel\n").unwrap();
     machine.event("2:0:0:1");
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
     assert_eq!(machine.leaving(), ["2:0:0:1"]);
-    assert!(machine.that_may_be(ONE).is_empty());
+    assert!(machine.candidates(ONE).is_empty());
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     assert!(machine.leaving().is_empty());
-    // One that came and went since the last question.
+    // This device was added and removed since the last query.
     machine.add("2:0:0:3", ONE);
     fs::remove_file(machine.link("2:0:0:3")).unwrap();
     assert_eq!(machine.leaving(), ["2:0:0:3"]);
@@ -182,10 +182,10 @@ fn a_device_that_cannot_be_read_may_be_any_unit() {
     let page = machine.dir("2:0:0:1").join("vpd_pg83");
     fs::remove_file(&page).unwrap();
     fs::create_dir(&page).unwrap();
-    assert_eq!(machine.that_may_be(OTHER), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1"]);
     fs::remove_dir(&page).unwrap();
     machine.set_page("2:0:0:1", ONE);
-    assert!(machine.that_may_be(OTHER).is_empty());
+    assert!(machine.candidates(OTHER).is_empty());
 }
 
 #[test]
@@ -197,11 +197,11 @@ fn siblings_are_those_of_the_target_and_a_name_is_found_whichever_it_is() {
     let device = ScsiDevice::find(&machine.roots, "2:0:0:1".parse().unwrap());
     let device = device.unwrap().unwrap();
     let (units, roots) = (&mut machine.units, &machine.roots);
-    let siblings = units.siblings_that_may_be(roots, &device, &name(ONE));
+    let siblings = units.sibling_candidates(roots, &device, &name(ONE));
     assert_eq!(addresses(&siblings.unwrap()), ["2:0:0:2"]);
-    let named = units.among_which_named(roots, &name(OTHER)).unwrap();
+    let named = units.candidates_with_name(roots, &name(OTHER)).unwrap();
     assert!(named.is_empty());
-    let named = units.among_which_named(roots, &name(ONE)).unwrap();
+    let named = units.candidates_with_name(roots, &name(ONE)).unwrap();
     assert_eq!(named.len(), 3);
 }
 
@@ -211,19 +211,19 @@ fn the_first_questions_of_a_process_and_all_without_events_look_at_each_device()
     machine.units.asked = 0;
     for last in [ONE, OTHER, ONE, OTHER] {
         machine.show("2:0:0:1", last);
-        assert_eq!(machine.that_may_be(last), ["2:0:0:1"]);
+        assert_eq!(machine.candidates(last), ["2:0:0:1"]);
         fs::remove_file(machine.link("2:0:0:1")).unwrap();
     }
     assert!(machine.units.known.is_none());
     machine.units = Units::of(None);
     machine.units.asked = WALKS;
     machine.show("2:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE), ["2:0:0:1"]);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     machine.show("3:0:0:1", ONE);
-    assert_eq!(machine.that_may_be(ONE).len(), 2);
+    assert_eq!(machine.candidates(ONE).len(), 2);
 }
 
-/// How often this thread has read from a file.
+/// How many reads this thread has done.
 fn reads() -> u64 {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap();
     let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
@@ -237,10 +237,10 @@ fn the_questions_of_one_more_device_read_as_much_beside_a_thousand_others_as_bes
         for lun in 1..=others {
             machine.add(&format!("2:0:0:{lun}"), OTHER);
         }
-        assert!(machine.that_may_be(ONE).is_empty());
+        assert!(machine.candidates(ONE).is_empty());
         machine.add("3:0:0:1", ONE);
         let before = reads();
-        assert_eq!(machine.that_may_be(ONE), ["3:0:0:1"]);
+        assert_eq!(machine.candidates(ONE), ["3:0:0:1"]);
         assert!(machine.leaving().is_empty());
         reads() - before
     };

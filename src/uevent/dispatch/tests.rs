@@ -96,9 +96,9 @@ fn a_path_that_no_kernel_sends_is_passed_over_and_one_as_long_as_it_can_is_not()
     assert_eq!((counters.events, counters.foreign_messages), (1, 1));
 }
 
-/// Ten thousand come to one component and go in the worst order for a list:
-/// what is left is as small as what was there before, at every step, and an
-/// event visits those who watch it and no other.
+/// Ten thousand waiters come to one component and go in the worst order for a
+/// list. At every step the rest is as small as before, and an event visits only
+/// its own watchers.
 #[test]
 fn ten_thousand_on_one_component_come_and_go_and_leave_nothing() {
     let dispatch = Dispatch::default();
@@ -119,7 +119,7 @@ fn ten_thousand_on_one_component_come_and_go_and_leave_nothing() {
     assert_eq!(dispatch.lock().by_component.len(), 1);
 }
 
-/// A flood of paths that nobody has heard of before is not remembered.
+/// A flood of unknown paths leaves nothing in memory.
 #[test]
 fn a_flood_of_distinct_paths_leaves_nothing_behind() {
     let dispatch = Dispatch::default();

@@ -1,7 +1,7 @@
-//! What of a session and its connections can be set.
+//! The settable parameters of a session and its connections.
 
-/// `enum iscsi_host_param`: text that the kernel keeps with a session's SCSI host, shows in
-/// `/sys/class/iscsi_host`, and that means nothing to it.
+/// `enum iscsi_host_param`: text that the kernel keeps with a session's SCSI host and shows
+/// in `/sys/class/iscsi_host`. The kernel does not interpret it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum HostParam {
@@ -33,7 +33,7 @@ pub enum Param {
     /// `ISCSI_PARAM_INITIAL_R2T_EN`, 0 or 1.
     #[doc(alias = "ISCSI_PARAM_INITIAL_R2T_EN")]
     InitialR2t = 4,
-    /// `ISCSI_PARAM_MAX_R2T`: the kernel takes powers of 2 alone.
+    /// `ISCSI_PARAM_MAX_R2T`: the kernel accepts only powers of 2.
     #[doc(alias = "ISCSI_PARAM_MAX_R2T")]
     MaxR2t = 5,
     /// `ISCSI_PARAM_IMM_DATA_EN`, 0 or 1.
@@ -63,21 +63,21 @@ pub enum Param {
     /// `ISCSI_PARAM_TPGT`: the tag of the portal group.
     #[doc(alias = "ISCSI_PARAM_TPGT")]
     PortalGroup = 16,
-    /// `ISCSI_PARAM_PERSISTENT_ADDRESS`: the portal that was asked.
+    /// `ISCSI_PARAM_PERSISTENT_ADDRESS`: the requested portal, not that of a redirect.
     #[doc(alias = "ISCSI_PARAM_PERSISTENT_ADDRESS")]
     PersistentAddress = 17,
     /// `ISCSI_PARAM_PERSISTENT_PORT`.
     #[doc(alias = "ISCSI_PARAM_PERSISTENT_PORT")]
     PersistentPort = 18,
-    /// `ISCSI_PARAM_SESS_RECOVERY_TMO`, in seconds: how long devices stay blocked
-    /// after a loss. 0 fails at once, a negative number never.
+    /// `ISCSI_PARAM_SESS_RECOVERY_TMO`, in seconds: how long devices stay blocked after the
+    /// session is lost. With 0 they fail at once, with a negative number never.
     #[doc(alias = "ISCSI_PARAM_SESS_RECOVERY_TMO")]
     RecoveryTimeout = 19,
-    /// `ISCSI_PARAM_USERNAME`: text as [`UsernameIn`](Self::UsernameIn).
+    /// `ISCSI_PARAM_USERNAME`: text like [`UsernameIn`](Self::UsernameIn).
     #[doc(alias = "ISCSI_PARAM_USERNAME")]
     Username = 22,
-    /// `ISCSI_PARAM_USERNAME_IN`: text that the kernel keeps and shows, and that means
-    /// nothing to it.
+    /// `ISCSI_PARAM_USERNAME_IN`: text that the kernel keeps and shows. The kernel does not
+    /// interpret it.
     #[doc(alias = "ISCSI_PARAM_USERNAME_IN")]
     UsernameIn = 23,
     /// `ISCSI_PARAM_FAST_ABORT`, 0 or 1.
@@ -92,7 +92,7 @@ pub enum Param {
     /// `ISCSI_PARAM_PING_TMO`, in seconds.
     #[doc(alias = "ISCSI_PARAM_PING_TMO")]
     PingTimeout = 30,
-    /// `ISCSI_PARAM_RECV_TMO`, in seconds: an idle connection is pinged so often.
+    /// `ISCSI_PARAM_RECV_TMO`, in seconds: how often the kernel pings an idle connection.
     #[doc(alias = "ISCSI_PARAM_RECV_TMO")]
     ReceiveTimeout = 31,
     /// `ISCSI_PARAM_IFACE_NAME`.

@@ -1,6 +1,6 @@
 #![cfg_attr(fuzzing, no_main)]
 
-// The library has this one for fuzzers alone.
+// The library exports this only to fuzzers.
 #[cfg(fuzzing)]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     lunbd::sg_reply(bytes);

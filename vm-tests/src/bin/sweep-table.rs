@@ -1,4 +1,4 @@
-//! Puts what whole sweeps printed (standard input: a run's output) into
+//! Puts the results of whole sweeps (standard input: a run's output) into
 //! `vm-tests/results/sweeps.md`.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! What an agent that links `lunbd` does, on the target of a test.
+//! The calls of an agent that links `lunbd`, on the target of a test.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -11,20 +11,20 @@ use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Roots, Sour
 
 use super::ScsiDebug;
 
-/// An engine on the guest.
+/// Starts an engine on the guest.
 #[must_use]
 pub fn engine() -> Engine {
     super::enter();
     Engine::start(Roots::default()).expect("an engine")
 }
 
-/// More than anything takes here that is not meant to time out.
+/// A deadline longer than any call here takes that is not meant to time out.
 #[must_use]
 pub fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// A LUN of target 0 of the first host.
+/// The address of a LUN of target 0 on the first host.
 #[must_use]
 pub fn at(target: &ScsiDebug, lun: Lun) -> Hctl {
     Hctl {
@@ -35,13 +35,13 @@ pub fn at(target: &ScsiDebug, lun: Lun) -> Hctl {
     }
 }
 
-/// The same, by the kernel's number.
+/// The same as a source, by the kernel's LUN number.
 #[must_use]
 pub fn unit(target: &ScsiDebug, lun: u64) -> Source {
     at(target, Lun::from_kernel(lun)).into()
 }
 
-/// Attaches it; panics where that fails.
+/// Attaches the unit; panics if that fails.
 #[allow(
     clippy::must_use_candidate,
     reason = "some tests want the device and not the answer"
@@ -51,14 +51,13 @@ pub fn attach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Attachment {
     engine.attach(&request, soon()).expect("an attach")
 }
 
-/// Detaches it.
+/// Detaches the unit.
 pub fn detach(engine: &Engine, target: &ScsiDebug, lun: u64) -> Result<Detachment, DetachFailure> {
     engine.detach(unit(target, lun), soon())
 }
 
-/// Panics unless `second` has scanned a disk anew that `first` had before. The
-/// kernel numbers the lives of disks since 5.15; before, the scan is all there is to
-/// tell.
+/// Panics unless `second` is a new scan of a disk that `first` had before. The kernel numbers
+/// the instances of disks since 5.15; before that only the scan distinguishes them.
 pub fn assert_is_another_life(first: &Attachment, second: &Attachment) {
     assert!(second.changed, "{second:?}");
     assert_eq!(second.diskseq.is_some(), super::kernel() >= (5, 15));
@@ -67,7 +66,7 @@ pub fn assert_is_another_life(first: &Attachment, second: &Attachment) {
     }
 }
 
-/// The session of its first path, by its number; panics where that is none of iSCSI's.
+/// The number of the session of the attachment's first path; panics if the path is not iSCSI's.
 #[must_use]
 pub fn session_of(attachment: &Attachment) -> u32 {
     let path = attachment.paths().first().expect("a path");
@@ -79,7 +78,7 @@ pub fn session_of(attachment: &Attachment) -> u32 {
     }
 }
 
-/// Panics unless what is written is there when it is read from the device again.
+/// Panics unless data that is written comes back when it is read from the device again.
 pub fn writes_and_reads(attachment: &Attachment) {
     let data: Vec<u8> = (0..256 * 1024_u32)
         .map(|at| at.to_le_bytes()[0] ^ 0x5a)

@@ -10,7 +10,7 @@ use rcgen::{
 
 use super::directory::Directory;
 
-/// An authority, and a directory with what it gave out, named as nbdkit and QEMU name it.
+/// An authority, and a directory with its certificates, named as nbdkit and QEMU name them.
 #[derive(Debug)]
 pub struct Certificates {
     directory: Directory,
@@ -18,7 +18,8 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// For a server on the loopback interface and a client. `name` is of the directory.
+    /// Makes the certificate of a server on the loopback interface and the authority that a
+    /// client trusts. `name` names the directory.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
@@ -37,7 +38,7 @@ impl Certificates {
         made
     }
 
-    /// Where they are: for `tls-certificates=` of both sides.
+    /// The directory, for `tls-certificates=` of both sides.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
@@ -48,7 +49,7 @@ impl Certificates {
         self.give("client", ExtendedKeyUsagePurpose::ClientAuth);
     }
 
-    /// Gives the server another.
+    /// Gives the server a new certificate.
     pub fn renew(&self) {
         self.give("server", ExtendedKeyUsagePurpose::ServerAuth);
     }

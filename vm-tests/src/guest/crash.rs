@@ -1,4 +1,4 @@
-//! A process that ends at a named step of its work, and the volume that it works on.
+//! A process that is killed at a named step of its work, and the volume that it works on.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -19,20 +19,20 @@ use super::agent::soon;
 use super::iscsid::INITIATOR;
 use super::unwritten::keep_unwritten;
 
-/// What the agent says when its attach has come to its end.
+/// The agent's output when its attach has finished.
 pub const ATTACHED: &str = "attached";
 
 const AGENT: &str = "crash-agent";
 const LEASES: &str = "/run/lunbd";
 
-/// The volume that everything here is about.
+/// The volume of every test here.
 #[must_use]
 pub fn volume() -> VolumeId {
     "pvc-1".parse().expect("a volume id")
 }
 
-/// How its sources are attached: several are paths of one map. The name of a unit
-/// among them is the one that is expected.
+/// How the agent attaches its sources: several sources are paths of one map. A unit name among
+/// the sources is the expected identity.
 #[must_use]
 pub fn request(sources: &[String]) -> AttachRequest {
     let is_name = |word: &&String| word.parse::<Wwid>().is_ok();
@@ -59,15 +59,15 @@ pub fn request(sources: &[String]) -> AttachRequest {
     all.min_paths(count).multipath(Multipath::Require)
 }
 
-/// A request that was under way when its server died is sent again this soon. A server
-/// that lives answers sooner, on a busy machine too: nobody heals a link that dies
-/// where no server was killed.
+/// The kernel resends a request after this time if it was in flight when its server died. A
+/// live server answers sooner, on a busy machine too: no process heals a link that dies where
+/// no server was killed.
 #[must_use]
 pub fn options() -> NbdOptions {
     NbdOptions::default().io_timeout(Duration::from_secs(5))
 }
 
-/// What is on the volume: written anew in each turn.
+/// The content of the volume, written anew in each turn.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Data(pub u8);
 
@@ -82,7 +82,7 @@ impl Data {
             .collect()
     }
 
-    /// Panics unless it is there.
+    /// Panics unless the content is there.
     #[track_caller]
     pub fn compare(&self, node: &Path, when: &str) {
         let mut found = vec![0; Self::LENGTH];
@@ -92,8 +92,8 @@ impl Data {
         assert!(found == self.bytes(), "{when}: {} differs", node.display());
     }
 
-    /// Writes other data to the page cache, where it stays until what is returned is
-    /// dropped or flushed: a reader, which keeps no disk from being detached.
+    /// Writes other data to the page cache. It stays there until the returned file is dropped
+    /// or flushed: the file is a reader, which does not prevent a detach of the disk.
     #[must_use]
     pub fn write_anew(&mut self, node: &Path) -> File {
         self.0 = self.0.wrapping_add(1);
@@ -104,12 +104,12 @@ impl Data {
     }
 }
 
-/// A journal's directory, which is not made here; removed on drop.
+/// The path of a journal's directory. It is not created here; it is removed on drop.
 #[derive(Debug)]
 pub struct Place(PathBuf);
 
 impl Place {
-    /// One of this process.
+    /// A path that belongs to this process.
     #[must_use]
     pub fn new() -> Self {
         super::enter();
@@ -118,19 +118,19 @@ impl Place {
         Self(path)
     }
 
-    /// Where it is.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Opens it.
+    /// Opens the journal.
     #[must_use]
     pub fn open(&self, engine: &Engine) -> Journal {
         engine.open_journal_at(&self.0, soon()).expect("a journal")
     }
 
-    /// What its files say, but for times and sizes.
+    /// The content of the journal's files, without times and sizes.
     pub(super) fn state(&self) -> Vec<String> {
         let mut names = super::entries(&self.0);
         names.retain(|name| name != "journal.lock");
@@ -147,8 +147,8 @@ impl Place {
         names.into_iter().map(say).collect()
     }
 
-    /// What says that something is left: no record and no file beside it, no
-    /// lease and no mark of a flush.
+    /// Panics if anything is left: a record, a file beside it, a lock file or the mark of a
+    /// failed flush.
     #[track_caller]
     pub fn require_clean(&self, when: &str) {
         let mut left = super::entries(&self.0);
@@ -170,7 +170,7 @@ impl Drop for Place {
     }
 }
 
-/// The points whose names begin so; all with an empty text.
+/// The crash points whose names have this prefix; all for an empty one.
 #[must_use]
 pub fn points(kind: &str) -> BTreeSet<String> {
     let listed = super::run(&[AGENT, "points"]);
@@ -190,16 +190,16 @@ pub struct Run {
 /// How a run ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The steps that it passed, in their order: `scsi.scanned:1`.
+    /// The steps that it passed, in order: `scsi.scanned:1`.
     pub steps: Vec<String>,
-    /// It was killed at its step.
+    /// The agent was killed at its step.
     pub killed: bool,
-    /// What it left with.
+    /// The agent's exit status.
     pub status: ExitStatus,
 }
 
 impl Run {
-    /// Starts one that is killed at `step`, or comes to its end.
+    /// Starts an agent that is killed at `step`, or runs to its end.
     #[must_use]
     pub fn start(place: &Place, operation: &str, sources: &[String], step: Option<&str>) -> Self {
         let (mut command, log) = command(place.path(), operation, sources);
@@ -209,7 +209,7 @@ impl Run {
         Self::spawn(command, log, operation, step)
     }
 
-    /// Starts one that stops at `step` (SIGSTOP).
+    /// Starts an agent that stops at `step` (SIGSTOP).
     #[must_use]
     pub fn start_to_stop(journal: &Path, operation: &str, sources: &[String], step: &str) -> Self {
         let (mut command, log) = command(journal, operation, sources);
@@ -228,7 +228,7 @@ impl Run {
         }
     }
 
-    /// Whether it says that it has attached, before it ends.
+    /// Whether the agent prints that it has attached, before it ends.
     pub fn says_attached(&mut self) -> bool {
         let output = self.child.stdout.take().expect("its output");
         let mut line = String::new();
@@ -237,13 +237,13 @@ impl Run {
         line.trim() == ATTACHED
     }
 
-    /// Lets it go on.
+    /// Lets the agent continue.
     pub fn go_on(&mut self) {
         let mut input = self.child.stdin.take().expect("its input");
         let _ended_already = input.write_all(b"\n");
     }
 
-    /// Waits until it is at its step, where a process that the kernel holds does
+    /// Waits until the agent is at its step, for a process that the kernel holds and that does
     /// not end at once.
     pub fn wait_until_at_step(&self) {
         super::wait_until(&self.what, Duration::from_secs(60), || {
@@ -255,7 +255,7 @@ impl Run {
         });
     }
 
-    /// Waits until the kernel has stopped it at its step.
+    /// Waits until the kernel has stopped the agent at its step.
     pub fn wait_until_stopped(&self) {
         let stat = format!("/proc/{}/stat", self.child.id());
         super::wait_until(&self.what, Duration::from_secs(60), || {
@@ -264,10 +264,10 @@ impl Run {
         self.wait_until_at_step();
     }
 
-    /// Waits for its end, or until nothing of it runs any more: a process does not
-    /// end while the kernel holds a read of its.
+    /// Waits until the agent ends, or until none of its threads runs any more: a process does
+    /// not end while the kernel holds one of its reads.
     fn wait(&mut self) -> ExitStatus {
-        /// On its way out a thread waits for the kernel now and then as well.
+        /// A thread that exits also waits for the kernel now and then.
         const HELD: Duration = Duration::from_secs(10);
         let mut held = Instant::now();
         loop {
@@ -284,7 +284,7 @@ impl Run {
         }
     }
 
-    /// Waits until it has ended.
+    /// Waits until the agent has ended.
     #[must_use]
     pub fn end(mut self) -> Ended {
         let status = self.wait();
@@ -304,7 +304,7 @@ impl Run {
     }
 }
 
-/// An agent that notes its steps in the file that is named second.
+/// The command of an agent, and the file in which it records its steps.
 fn command(journal: &Path, operation: &str, sources: &[String]) -> (Command, PathBuf) {
     let log = PathBuf::from(format!("/tmp/steps-{}", std::process::id()));
     let _not_there = fs::remove_file(&log);
@@ -314,14 +314,14 @@ fn command(journal: &Path, operation: &str, sources: &[String]) -> (Command, Pat
     (command, log)
 }
 
-/// The letter of a process's or a thread's state in its `stat`.
+/// The state letter of a process or a thread in its `stat`.
 fn state_of(stat: &str) -> Option<char> {
     let stat = fs::read_to_string(stat).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// Whether a process was killed, and only threads that the kernel holds keep it
-/// from its end: nothing of it runs any more.
+/// Whether a process was killed and none of its threads runs any more: only threads that the
+/// kernel holds delay its end.
 fn is_held_dead(pid: u32) -> bool {
     let process = format!("/proc/{pid}");
     let threads = super::entries(format!("{process}/task"));

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// How long it may take to answer, and to stand.
+/// How long a daemon may take to answer, or to stop.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take to end when it is asked to: some never hear of it.
+/// How long a daemon may take to end when it is asked to. Some never receive the request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running daemon that stays in the foreground; dropping it ends it.
@@ -23,7 +23,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it; returns when `answers` does.
+    /// Starts the daemon; returns when `answers` does.
     #[must_use]
     pub fn start<S: AsRef<OsStr> + fmt::Debug>(
         command: &[S],
@@ -48,8 +48,8 @@ impl Daemon {
         daemon
     }
 
-    /// Holds it and all that it started (SIGSTOP). Returns when each thread of its
-    /// own stands, or is in the kernel and stands as it leaves it.
+    /// Stops the daemon and everything that it started (SIGSTOP). Returns when each of its own
+    /// threads has stopped, or is in the kernel and stops when it leaves it.
     pub fn hold(&self) {
         self.signal(Signal::SIGSTOP);
         super::wait_until(&format!("{} to stand", self.what), LIMIT, || {
@@ -57,13 +57,13 @@ impl Daemon {
         });
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Lets it continue (SIGCONT).
     pub fn go_on(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Kills it and all that it started, at once (SIGKILL); none of them is left when
-    /// this returns.
+    /// Kills the daemon and everything that it started, at once (SIGKILL). None of them is left
+    /// when this returns.
     pub fn kill(mut self) {
         self.signal(Signal::SIGKILL);
         let _status = self.child.wait();
@@ -100,12 +100,12 @@ impl Drop for Daemon {
     }
 }
 
-/// Whether no thread of the process runs or is about to.
+/// Whether no thread of the process runs or is about to run.
 pub(super) fn stands(pid: impl fmt::Display) -> bool {
     let tasks = format!("/proc/{pid}/task");
     let stands = |task: &String| {
         let stat = fs::read_to_string(format!("{tasks}/{task}/stat"));
-        // `TID (NAME) STATE ...`; one that has ended stands.
+        // The file is `TID (NAME) STATE ...`. A thread that has ended counts as stopped.
         let state = stat.ok().and_then(|stat| {
             let (_, rest) = stat.rsplit_once(") ")?;
             rest.chars().next()

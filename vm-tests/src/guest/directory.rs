@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// Of this process and this name, in place of what an earlier test left.
+    /// A directory of this process with this name. It replaces what an earlier test left.
     #[must_use]
     pub fn new(name: &str) -> Self {
         super::enter();

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::hidden_writers::{FixedFile, Mapper, OwnTable};
 use super::lio::Store;
 use super::md::Array;
 use super::nvmet::NvmeNamespace;
 use super::queueing_map::QueueingMap;
 
-/// Where what is mounted is mounted.
+/// The mount point for file systems.
 const PLACE: &str = "/tmp/used";
 const MAP: &str = "on-top";
 
@@ -32,15 +33,15 @@ pub struct Nodes {
 pub enum DiskUser {
     /// A mount of a partition.
     Mount,
-    /// The same in another mount namespace.
+    /// A mount of a partition in another mount namespace.
     MountElsewhere,
     /// The swap area in a partition.
     Swap,
     /// A device-mapper device on the disk.
     Dm,
-    /// The same on a partition, as an LVM volume is.
+    /// A device-mapper device on a partition, as an LVM volume is.
     DmOnPartition,
-    /// An array of md's with the disk.
+    /// An md array that contains the disk.
     Md,
     /// A loop device on the disk.
     Loop,
@@ -48,29 +49,34 @@ pub enum DiskUser {
     LoopOnPartition,
     /// A process that has the disk open for writing.
     Writer,
-    /// The same with a partition.
+    /// A process that has a partition open for writing.
     WriterOfPartition,
-    /// A process that has a generic node of the disk, or of a path of it, open for
-    /// writing.
+    /// A process that has a generic node of the disk, or of one of its paths, open for writing.
     WriterOfGeneric,
+    /// A process that has mapped the disk for writing and closed its descriptor.
+    WriterByMapping,
+    /// A process that has registered the disk with `io_uring` and closed its descriptor.
+    WriterByFixedFile,
+    /// A thread that has the disk open for writing in a table of descriptors of its own.
+    WriterOfOwnTable,
     /// A volume of the kernel's target, which claims the disk.
     LioIblock,
-    /// The same, which opens it as a file.
+    /// A volume of the kernel's target, which opens the disk as a file.
     LioFileio,
     /// A namespace of the kernel's `NVMe` target.
     Nvmet,
-    /// The same on a partition.
+    /// A namespace of the kernel's `NVMe` target on a partition.
     NvmetOnPartition,
-    /// A process that has a multipath map over the disk open for writing, whose paths are
-    /// all down: the map queues what is written. Where the disk is a map, that is the one.
+    /// A process that has a multipath map over the disk open for writing. All paths of the map
+    /// are down, so the map queues what is written. If the disk is a map, it is that map.
     WriterOfQueueingMap,
     /// A process that reads the disk.
     Reader,
 }
 
 impl DiskUser {
-    /// All of them.
-    pub const ALL: [Self; 17] = [
+    /// All kinds of users.
+    pub const ALL: [Self; 20] = [
         Self::Mount,
         Self::MountElsewhere,
         Self::Swap,
@@ -82,6 +88,9 @@ impl DiskUser {
         Self::Writer,
         Self::WriterOfPartition,
         Self::WriterOfGeneric,
+        Self::WriterByMapping,
+        Self::WriterByFixedFile,
+        Self::WriterOfOwnTable,
         Self::LioIblock,
         Self::LioFileio,
         Self::Nvmet,
@@ -90,7 +99,7 @@ impl DiskUser {
         Self::Reader,
     ];
 
-    /// Whether it uses a partition.
+    /// Whether this user uses a partition.
     #[must_use]
     pub fn uses_partition(self) -> bool {
         matches!(
@@ -105,7 +114,7 @@ impl DiskUser {
         )
     }
 
-    /// What it is, for the guide.
+    /// The user's title in the guide.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -120,6 +129,9 @@ impl DiskUser {
             Self::Writer => "a process that has the disk open for writing",
             Self::WriterOfPartition => "a process that has a partition open for writing",
             Self::WriterOfGeneric => "a process that has `/dev/sg*` open for writing",
+            Self::WriterByMapping => "a process that has the disk mapped for writing",
+            Self::WriterByFixedFile => "a process that has the disk registered with `io_uring`",
+            Self::WriterOfOwnTable => "a thread with a descriptor table of its own",
             Self::LioIblock => "LIO, as a block device (iblock)",
             Self::LioFileio => "LIO, as a file (fileio)",
             Self::Nvmet => "nvmet, on the disk",
@@ -129,10 +141,10 @@ impl DiskUser {
         }
     }
 
-    /// Whether a refusal names it.
+    /// Whether a refusal names this user.
     #[must_use]
     pub fn is_named_in(self, refusal: &str) -> bool {
-        // Of one path alone, and not of the unit, the map is the user.
+        // A refusal for one path, and not for the unit, names the map as the user.
         let is_held = self == Self::WriterOfQueueingMap && refusal.contains("held by dm-");
         refusal.contains(self.named()) || is_held
     }
@@ -148,7 +160,10 @@ impl DiskUser {
             Self::Writer
             | Self::WriterOfPartition
             | Self::WriterOfGeneric
+            | Self::WriterOfOwnTable
             | Self::WriterOfQueueingMap => "open for writing in process",
+            Self::WriterByMapping => "mapped for writing in process",
+            Self::WriterByFixedFile => "registered with io_uring in process",
             Self::LioIblock => "exported by the kernel's target as iblock_",
             Self::LioFileio => "exported by the kernel's target as fileio_",
             Self::Nvmet | Self::NvmetOnPartition => "exported by the kernel's target as nqn.",
@@ -156,7 +171,7 @@ impl DiskUser {
         }
     }
 
-    /// Begins to use it, until what is returned is dropped.
+    /// Starts to use the disk, until the returned value is dropped.
     #[must_use]
     pub fn begin(self, nodes: &Nodes) -> Box<dyn Any> {
         let Nodes {
@@ -193,12 +208,15 @@ impl DiskUser {
                 let node = generic_node(disk);
                 Box::new(OpenOptions::new().write(true).open(node).expect("a writer"))
             }
+            Self::WriterByMapping => Box::new(Mapper::writing(disk)),
+            Self::WriterByFixedFile => Box::new(FixedFile::of(disk)),
+            Self::WriterOfOwnTable => Box::new(OwnTable::with(disk)),
             Self::LioIblock => Box::new(Store::iblock_on("1b", disk)),
             Self::LioFileio => Box::new(Store::fileio_on("f1", disk, 8 << 20)),
             Self::Nvmet => Box::new(NvmeNamespace::on(disk)),
             Self::NvmetOnPartition => Box::new(NvmeNamespace::on(first)),
             Self::WriterOfQueueingMap => {
-                // What udevd does with a new map makes paths of `scsi_debug` fail.
+                // udevd's probe of a new map makes paths of `scsi_debug` fail.
                 let udev = super::udevd::stopped();
                 let map = QueueingMap::over(std::slice::from_ref(disk));
                 let writer = OpenOptions::new().write(true).open(map.node());
@@ -221,7 +239,7 @@ fn generic_node(disk: &Path) -> PathBuf {
     Path::new("/dev").join(names.first().expect("a generic node"))
 }
 
-/// Commands that undo something.
+/// Commands that undo a setup.
 struct Undo(Vec<Vec<String>>);
 
 impl Drop for Undo {
@@ -253,7 +271,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A process in a mount namespace of its own.
+/// A process in its own mount namespace.
 struct Elsewhere(Child);
 
 impl Elsewhere {
@@ -287,7 +305,7 @@ impl Drop for Elsewhere {
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// Makes one whose backing is this device or file.
+    /// Makes a loop device on this device or file.
     #[must_use]
     pub fn on(node: &Path) -> Self {
         super::need_module("loop");

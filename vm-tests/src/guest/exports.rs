@@ -1,4 +1,4 @@
-//! Volumes of many, each with a mark of who wrote to it last.
+//! Many volumes, each with a mark of the round that wrote to it last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,8 +11,8 @@ use super::nbd_server::{At, NbdServer};
 
 const MARK: usize = 512;
 
-/// What is written to a source, in a place that is its own also where the units
-/// of a target share one store.
+/// The mark of a source. Each unit of a target has its own place, because the units may share
+/// one store.
 fn mark_of(source: &str, round: u32) -> (u64, [u8; MARK]) {
     let mut mark = [0; MARK];
     let text = format!("{round} {source}");
@@ -24,7 +24,7 @@ fn mark_of(source: &str, round: u32) -> (u64, [u8; MARK]) {
     (place, mark)
 }
 
-/// Writes down which round of a test wrote to the source.
+/// Records on the disk which round of a test wrote to the source.
 pub fn write_mark(node: &Path, source: &str, round: u32) {
     let (place, mark) = mark_of(source, round);
     let mut disk = OpenOptions::new()
@@ -32,11 +32,11 @@ pub fn write_mark(node: &Path, source: &str, round: u32) {
         .open(node)
         .expect("the device");
     disk.seek(SeekFrom::Start(place)).expect("its place");
-    // No fsync: what is not on the server yet is for the detach to bring there.
+    // No fsync: the detach must flush what is not on the server yet.
     disk.write_all(&mark).expect("a write");
 }
 
-/// Fails unless that round wrote to it last.
+/// Panics unless that round wrote to the source last.
 #[track_caller]
 pub fn assert_mark(node: &Path, source: &str, round: u32) {
     let (place, _) = mark_of(source, round);
@@ -57,7 +57,7 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// That many, of 1 MiB each.
+    /// Makes `count` exports of 1 MiB each.
     #[must_use]
     pub fn new(count: u64) -> Self {
         let stores = Directory::new("stores");
@@ -70,10 +70,10 @@ impl Exports {
         Self { server, stores }
     }
 
-    /// The URI of one.
+    /// The URI of one export.
     #[must_use]
     pub fn source(&self, number: u64) -> String {
-        // As the journal and the kernel's backend id spell it.
+        // Spelt as in the journal and in the kernel's backend id.
         let source: Source = self
             .server
             .uri(&format!("v{number}"))
@@ -82,7 +82,7 @@ impl Exports {
         source.to_string()
     }
 
-    /// Fails unless the mark is what the server has, past all caches of the kernel's.
+    /// Panics unless the server has the mark, read past all caches of the kernel.
     #[track_caller]
     pub fn assert_mark(&self, number: u64, round: u32) {
         assert_mark(

@@ -1,8 +1,8 @@
-//! What each call that fails or hangs must lead to.
+//! The result that each failing or hanging call must have.
 //!
-//! A table has a row for every act with every fault: an act without a row, or with two,
-//! fails the sweep, and so does a call that fails while the command succeeds where the
-//! table does not say why that is right.
+//! A table has one row for every act with every fault. An act without a row, or with two, fails
+//! the sweep. So does a failed call whose command succeeds, unless the table says why that is
+//! right.
 
 use nix::errno::Errno;
 
@@ -17,18 +17,18 @@ pub const EBUSY: Fault = Fault::Fails(Errno::EBUSY);
 pub const ENODEV: Fault = Fault::Fails(Errno::ENODEV);
 /// `ETIMEDOUT`.
 pub const ETIMEDOUT: Fault = Fault::Fails(Errno::ETIMEDOUT);
-/// In which ways an act fails.
+/// The ways in which an act fails.
 pub const FAULTS: [Fault; 5] = [EIO, EBUSY, ENODEV, ETIMEDOUT, Fault::Hangs];
-/// Those in which it returns.
+/// The faults in which the act returns.
 pub const ERRORS: &[Fault] = &[EIO, EBUSY, ENODEV, ETIMEDOUT];
-/// The one in which it does not return.
+/// The fault in which the act does not return.
 pub const HANGS: &[Fault] = &[Fault::Hangs];
-/// All but the one that says that the device is not there.
+/// All faults but the one that reports a missing device.
 pub const ALL_BUT_ENODEV: &[Fault] = &[EIO, EBUSY, ETIMEDOUT, Fault::Hangs];
-/// All but the one that says that somebody has the device.
+/// All faults but the one that reports a device in use.
 pub const ALL_BUT_EBUSY: &[Fault] = &[EIO, ENODEV, ETIMEDOUT, Fault::Hangs];
 
-/// What some acts with some faults must lead to.
+/// The result that some acts with some faults must have.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     acts: &'static str,
@@ -39,8 +39,8 @@ pub struct Row {
 /// How the command must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// With an error of this stage, and of one of these kinds; where there are none, of
-    /// the fault's own.
+    /// With an error of this stage and one of these kinds; an empty list means the fault's own
+    /// kind.
     Refused {
         /// The stage's name.
         stage: &'static str,
@@ -55,9 +55,9 @@ pub enum Expected {
 }
 
 impl Row {
-    /// `acts` are an operation and an act, as in `attach write scan:1`; a `*` in the place
-    /// of the number stands for every number. They are refused at `stage`, with the
-    /// kind of the fault.
+    /// `acts` are an operation and an act, as in `attach write scan:1`; a `*` in the place of
+    /// the number stands for every number. They are refused at `stage`, with the fault's own
+    /// kind.
     #[must_use]
     pub const fn refused(
         acts: &'static str,
@@ -73,7 +73,7 @@ impl Row {
         }
     }
 
-    /// The same with one of other kinds than the fault's own.
+    /// They are refused with one of these kinds instead of the fault's own.
     #[must_use]
     pub const fn refused_as(
         acts: &'static str,
@@ -89,7 +89,7 @@ impl Row {
         }
     }
 
-    /// The command succeeds all the same.
+    /// The command succeeds despite the fault.
     #[must_use]
     pub const fn succeeds(
         acts: &'static str,
@@ -117,11 +117,10 @@ impl Row {
 }
 
 impl Expected {
-    /// What a command that ended otherwise did wrong. `said` is its stage and its kind,
-    /// where it failed.
+    /// What is wrong with the end of a command. `said` is its stage and its kind if it failed.
     ///
     /// # Errors
-    /// What was expected.
+    /// What was expected, if the command ended otherwise.
     pub fn compare(self, fault: Fault, said: Option<(&str, &str)>) -> Result<(), String> {
         let fits = match (self, said) {
             (Self::Succeeds { .. }, said) => said.is_none(),
@@ -139,7 +138,7 @@ impl Expected {
     }
 }
 
-/// The kind of error that a fault is by itself.
+/// The error kind that a fault has by itself.
 fn kind_of(fault: Fault) -> &'static str {
     match fault {
         Fault::Fails(Errno::EBUSY) => "in_use",
@@ -152,7 +151,7 @@ fn kind_of(fault: Fault) -> &'static str {
 /// The one row of an act, such as `attach write scan:1`.
 ///
 /// # Errors
-/// Where it has none, or several.
+/// If the act has no row or several.
 pub fn expected(table: &[Row], act: &str, fault: Fault) -> Result<Expected, String> {
     let rows: Vec<&Row> = table.iter().filter(|row| row.is_of(act, fault)).collect();
     match rows[..] {
@@ -162,9 +161,9 @@ pub fn expected(table: &[Row], act: &str, fault: Fault) -> Result<Expected, Stri
     }
 }
 
-/// The acts of an operation that a run injects a fault into: a fifth of the acts, each
-/// with one fault. Five consecutive parts have every act, and 25 have every act with
-/// every fault. One act hangs at least.
+/// The acts of an operation that a run injects a fault into: a fifth of the acts, each with one
+/// fault. Five consecutive parts cover every act, and 25 cover every act with every fault. At
+/// least one act hangs.
 #[must_use]
 pub fn faults_of(part: Part, seed: u64, operation: &str, acts: &[String]) -> Vec<(String, Fault)> {
     let mut mine = Vec::new();

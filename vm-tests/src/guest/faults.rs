@@ -1,9 +1,10 @@
-//! Each act of an attach and of a detach on the kernel fails or never returns, a fifth of
-//! the acts with each seed, and in another way with the fifth seed after it: the command ends as the sweep's table says, what
-//! is there is known, and the next try succeeds.
+//! Sweeps over the acts of an attach and of a detach on the kernel: each act fails or never
+//! returns. A seed takes a fifth of the acts, and the fifth seed after it takes the same acts
+//! with another fault. The command must end as the sweep's table says, the journal must know
+//! what is attached, and the next try must succeed.
 //!
-//! The program under test is the command as users have it. See [`inject`] for how a call
-//! is taken away from it, and [`table`](super::fault_table) for what must come of it.
+//! The program under test is the command as users have it. See [`inject`] for how a call is
+//! replaced, and [`table`](super::fault_table) for the required results.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,10 +16,10 @@ use super::fault_table::{FAULTS, Row, expected, faults_of};
 use super::inject::{self, Fault, Traced};
 use super::rotation::Part;
 
-/// A caller's patience: all that does not hang is done long before it has passed.
+/// The deadline of a call that does not hang: it ends long before.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// Where something hangs: this and the time of so many that nothing happens to, or the
-/// time would be over before the act that is to hang.
+/// The deadline of a call that hangs: this and [`TIMES`] times the duration of an undisturbed
+/// call. Otherwise the deadline would pass before the act that has to hang.
 const SHORT_PATIENCE: Duration = Duration::from_secs(4);
 const TIMES: u32 = 3;
 
@@ -28,7 +29,7 @@ pub struct FaultSweep<'a> {
     table: &'static [Row],
     part: Part,
     place: Place,
-    /// Several are paths of one map.
+    /// Several sources are paths of one map.
     sources: Vec<String>,
     attach_options: &'static [&'static str],
     is_tried: fn(&str) -> bool,
@@ -59,20 +60,20 @@ struct Tally {
     /// All acts with all faults, of this run's part and of the others.
     all: usize,
     planned: usize,
-    /// Those that came, and those that did not.
+    /// Injections that happened, and injections whose act did not occur.
     met: Vec<String>,
     missed: Vec<String>,
     hung: usize,
     succeeded: usize,
-    /// The acts of a run that nothing happened to.
+    /// The acts of an undisturbed run.
     listed: BTreeSet<String>,
-    /// What is not as the table says.
+    /// Results that differ from the table.
     wrong: Vec<String>,
 }
 
 impl<'a> FaultSweep<'a> {
-    /// Over all acts; `stands` says whether anything of the volume is there. Each act
-    /// must end as its row of `table` says.
+    /// A sweep over all acts; `stands` says whether anything of the volume is attached. Each
+    /// act must end as its row of `table` says.
     #[must_use]
     pub fn new(
         what: &'static str,
@@ -93,21 +94,21 @@ impl<'a> FaultSweep<'a> {
         }
     }
 
-    /// The attach has these options too.
+    /// Adds options to the attach.
     #[must_use]
     pub fn attach_options(mut self, options: &'static [&'static str]) -> Self {
         self.attach_options = options;
         self
     }
 
-    /// These acts alone have faults: each is named as in the table, `attach write scan:1`.
+    /// Limits the faults to these acts, each named as in the table: `attach write scan:1`.
     #[must_use]
     pub fn only(mut self, is_tried: fn(&str) -> bool) -> Self {
         self.is_tried = is_tried;
         self
     }
 
-    /// This is done between each attach and its detach.
+    /// Runs this between each attach and its detach.
     #[must_use]
     pub fn between(mut self, what: impl Fn() + 'a) -> Self {
         self.between = Box::new(what);
@@ -134,7 +135,7 @@ impl<'a> FaultSweep<'a> {
         arguments
     }
 
-    /// One that nothing happens to.
+    /// Runs an operation without a fault.
     fn undisturbed(&self, operation: &str) -> Traced {
         let traced = inject::run(&self.arguments(operation, PATIENCE), None);
         assert_eq!(traced.code, Some(0), "{operation}: {traced:?}");
@@ -160,8 +161,7 @@ impl<'a> FaultSweep<'a> {
         self.place.path().join("pvc-1.json").exists()
     }
 
-    /// Runs it, and prints the tally. These acts are among those of a run that nothing
-    /// happened to.
+    /// Runs the sweep and prints the tally. The acts `among` must occur in an undisturbed run.
     #[track_caller]
     pub fn run(&self, among: &[&str]) {
         let begun = Instant::now();
@@ -205,8 +205,8 @@ impl<'a> FaultSweep<'a> {
         let attaches = self.select("attach", &attach, short, &mut tally);
         let detaches = self.select("detach", &detach, short, &mut tally);
         tally.planned = attaches.len() + detaches.len();
-        // One attach and one detach have their faults in turn: each is the other's next
-        // try, and costs no third command.
+        // An attach and a detach take turns with their faults. Each is the other's next try,
+        // which saves a third command.
         for turn in 0..attaches.len().max(detaches.len()) {
             let mut when = "a turn".to_owned();
             if let Some(injection) = attaches.get(turn) {
@@ -223,7 +223,7 @@ impl<'a> FaultSweep<'a> {
         tally
     }
 
-    /// The faults of this run's part. Each act has its row with each fault.
+    /// The faults of this run's part. Each act must have a row with each fault.
     fn select(
         &self,
         operation: &str,
@@ -254,7 +254,8 @@ impl<'a> FaultSweep<'a> {
         mine.into_iter().map(injection).collect()
     }
 
-    /// One fault, and after a detach the next try. Returns what to call it.
+    /// Injects one fault; after a detach it also makes the next try. Returns the name of the
+    /// injection.
     fn one(&self, operation: &str, injection: &Injection, tally: &mut Tally) -> String {
         let Injection {
             act,
@@ -268,7 +269,7 @@ impl<'a> FaultSweep<'a> {
         let seconds = traced.took.as_secs_f64();
         println!("{when}: exit {code:?}, stage {stage:?}, {seconds:.1} s: {said}");
         assert!(traced.took < 2 * *patience, "{when}: it hung with its call");
-        // Only what hangs takes its caller's whole time.
+        // Only a call that hangs takes its caller's whole time.
         let waited = *fault != Fault::Hangs && said["kind"] == "timed_out";
         assert!(!waited, "{when}: it waited for what failed: {said}");
         let code = code.unwrap_or_else(|| panic!("{when}: it was killed"));
@@ -287,7 +288,7 @@ impl<'a> FaultSweep<'a> {
             ("attach", 0) => assert!(stands && known, "{when}: {stands} {known}"),
             ("detach", 0) => assert!(!stands && !known, "{when}: {stands} {known}"),
             _ => {
-                // What is there is in the journal, for the next try or a recovery.
+                // The journal has what is attached, for the next try or a recovery.
                 assert!(known || !stands, "{when}: it stands and nobody knows");
                 if operation == "attach" && code != 6 {
                     let said_to_stand = said["last_seen"].is_string();
@@ -310,7 +311,7 @@ impl<'a> FaultSweep<'a> {
         when
     }
 
-    /// What is wrong with the end of the command, by the table.
+    /// The difference between the command's end and the table.
     fn judge(&self, operation: &str, injection: &Injection, traced: &Traced) -> Option<String> {
         let Injection { act, fault, .. } = injection;
         let refused = (traced.code != Some(0)).then(|| {
@@ -335,7 +336,8 @@ impl Tally {
         }
         assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
         assert!(self.hung > 0, "nothing hung");
-        // All but a few, which do not come in every run: one in ten, and one of fewer.
+        // Few injections may be missed, because some acts do not occur in every run: one in
+        // ten, or one.
         let few = (self.planned / 10).max(1);
         let missed = &self.missed;
         assert!(

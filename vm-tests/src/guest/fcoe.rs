@@ -1,5 +1,5 @@
-//! Fibre Channel without hardware: `FCoE` between two ends of a veth pair, two
-//! ports that see each other (VN2VN), LIO's target on one of them.
+//! Fibre Channel without hardware: `FCoE` between the two ends of a veth pair, two ports that
+//! see each other (VN2VN), and LIO's target on one of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,13 +11,13 @@ use super::scsi_disk::{disk_of, have_followed, openable_disk_of};
 
 const FABRIC: &str = "/sys/kernel/config/target/fc";
 const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
-/// The ends of a cable; the first is the initiator's. The cable's number follows.
+/// The ends of a cable; the first is the initiator's. The number of the cable is appended.
 const LINKS: [&str; 2] = ["fcinit", "fctgt"];
-/// A login between the ports takes some seconds of the protocol's own.
+/// The protocol itself needs some seconds for a login between the ports.
 const LOGIN: Duration = Duration::from_secs(120);
 
-/// One initiator port and one target port with a cable between them; dropping
-/// it takes everything away.
+/// One initiator port and one target port with a cable between them. Dropping it removes
+/// everything.
 #[derive(Debug)]
 pub struct FcFabric {
     links: [String; 2],
@@ -29,14 +29,13 @@ pub struct FcFabric {
 }
 
 impl FcFabric {
-    /// Returns when the initiator has logged in to the target, which presents
-    /// nothing yet.
+    /// Returns when the initiator has logged in to the target, which presents no LUN yet.
     #[must_use]
     pub fn up() -> Self {
         Self::up_on(0)
     }
 
-    /// The same on the cable of this number; each cable has ports of its own.
+    /// The same on the cable with this number; each cable has its own ports.
     #[must_use]
     pub fn up_on(cable: u8) -> Self {
         super::enter();
@@ -59,7 +58,7 @@ impl FcFabric {
             luns: BTreeMap::new(),
         };
         for link in &fabric.links {
-            // A frame of FC is longer than one of Ethernet.
+            // An FC frame is longer than an Ethernet frame.
             super::run(&["ip", "link", "set", link, "mtu", "2500", "up"]);
         }
         fabric.controllers = fabric.links.each_ref().map(|link| new_controller(link));
@@ -77,7 +76,7 @@ impl FcFabric {
         fabric
     }
 
-    /// The target group, and what the initiator may see of it.
+    /// Makes the target group and the access of the initiator.
     fn make_target(&self) {
         for dir in [self.group(), self.access()] {
             fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
@@ -102,7 +101,7 @@ impl FcFabric {
         &self.ports[0]
     }
 
-    /// Presents a volume.
+    /// Presents a volume at this LUN.
     pub fn map(&mut self, lun: u64, store: &Store) {
         let unit = self.unit(lun);
         store.present_at(&unit);
@@ -110,7 +109,7 @@ impl FcFabric {
         self.luns.insert(lun, store.clone());
     }
 
-    /// Presents it no more; the initiator is not told.
+    /// Stops presenting the LUN; the initiator is not told.
     pub fn unmap(&mut self, lun: u64) {
         let dirs = [self.mapped(lun), self.unit(lun)];
         for dir in &dirs {
@@ -119,9 +118,9 @@ impl FcFabric {
         self.luns.remove(&lun);
     }
 
-    /// Takes the cable's initiator end down; returns when the rport is lost
-    /// (Blocked, until `dev_loss_tmo` is over) and no device behind it runs: the
-    /// kernel blocks them after it has said so of the port.
+    /// Takes the cable's initiator end down. Returns when the rport is lost (Blocked, until
+    /// `dev_loss_tmo` is over) and no device behind it runs: the kernel first reports the port,
+    /// and then blocks its devices.
     pub fn link_down(&self) {
         super::run(&["ip", "link", "set", &self.links[0], "down"]);
         super::wait_until("the rport to be lost, with its devices", LOGIN, || {
@@ -130,9 +129,8 @@ impl FcFabric {
         });
     }
 
-    /// Takes it up; returns when the rport is Online, a target again, and its
-    /// devices run. Those that were removed meanwhile do not come back by
-    /// themselves.
+    /// Takes the link up. Returns when the rport is Online and a target again, and its devices
+    /// run. Devices that were removed meanwhile do not come back by themselves.
     pub fn link_up(&self) {
         super::run(&["ip", "link", "set", &self.links[0], "up"]);
         super::wait_until("the rport to be Online, with its devices", LOGIN, || {
@@ -142,7 +140,7 @@ impl FcFabric {
         });
     }
 
-    /// The rport of the target's port (`rport-0:0-1`), when there is one.
+    /// The rport of the target's port (`rport-0:0-1`), if there is one.
     #[must_use]
     pub fn rport(&self) -> Option<String> {
         let mut rports = super::entries("/sys/class/fc_remote_ports");
@@ -153,22 +151,21 @@ impl FcFabric {
         rports.pop()
     }
 
-    /// An attribute of the target's rport, such as `port_state`; empty without
-    /// one.
+    /// An attribute of the target's rport, such as `port_state`; empty without an rport.
     #[must_use]
     pub fn of_rport(&self, attribute: &str) -> String {
         let rport = self.rport().unwrap_or_default();
         rport_attribute(&rport, attribute)
     }
 
-    /// Sets one, such as `dev_loss_tmo` or `fast_io_fail_tmo`.
+    /// Sets an attribute of the rport, such as `dev_loss_tmo` or `fast_io_fail_tmo`.
     pub fn set_rport(&self, attribute: &str, value: &str) {
         let rport = self.rport().expect("an rport");
         let path = format!("/sys/class/fc_remote_ports/{rport}/{attribute}");
         lio::write(Path::new(&path), value);
     }
 
-    /// Waits until the rport is in that state.
+    /// Waits until the rport is in this state.
     pub fn wait_for_rport(&self, state: &str) {
         let what = format!("the rport to be {state}");
         super::wait_until(&what, LOGIN, || {
@@ -176,7 +173,7 @@ impl FcFabric {
         });
     }
 
-    /// The (channel, target) that the rport is for the SCSI layer.
+    /// The (channel, target) of the rport in the SCSI layer.
     #[must_use]
     pub fn scsi_target(&self) -> (u32, u32) {
         let rport = self.rport().expect("an rport");
@@ -206,7 +203,7 @@ impl FcFabric {
         Path::new("/sys/bus/scsi/devices").join(name)
     }
 
-    /// The disk of a LUN as it is called below `/sys/block`, when it has one.
+    /// The name of a LUN's disk below `/sys/block`, if it has one.
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
         disk_of(&self.device_dir(lun))
@@ -242,7 +239,8 @@ impl FcFabric {
 
 impl Drop for FcFabric {
     fn drop(&mut self) {
-        // While the ports still talk: a flush of a disk's cache is answered.
+        // Delete the devices while the ports still communicate: the target then answers a flush
+        // of a disk's cache.
         for device in super::entries("/sys/bus/scsi/devices") {
             if device.starts_with(&format!("{}:", self.host)) {
                 let delete = format!("/sys/bus/scsi/devices/{device}/delete");
@@ -265,8 +263,8 @@ impl Drop for FcFabric {
             lio::remove_dir(&self.group());
             lio::remove_dir(self.group().parent().unwrap_or(Path::new(FABRIC)));
         }
-        // A controller goes later, in a worker of the kernel, which warns where the link
-        // above it in sysfs has gone before.
+        // The kernel removes a controller later, in a worker, which warns if the link above it
+        // in sysfs went first.
         let limit = Instant::now() + Duration::from_secs(20);
         while self.controllers.iter().any(|it| it.exists()) && Instant::now() < limit {
             std::thread::sleep(Duration::from_millis(20));
@@ -289,12 +287,12 @@ fn new_controller(link: &str) -> PathBuf {
         "{link} made other than one controller: {new:?}"
     );
     let controller = Path::new(CONTROLLERS).join(&new[0]);
-    // In capitals: later kernels refuse others.
+    // In capitals: later kernels refuse lower case.
     lio::write(&controller.join("mode"), "VN2VN");
     controller
 }
 
-/// The SCSI host that an `FCoE` controller is.
+/// The SCSI host of an `FCoE` controller.
 fn host_of(controller: &Path) -> u32 {
     let mut names = super::entries(controller).into_iter();
     let host = names.find_map(|name| name.strip_prefix("host")?.parse().ok());
@@ -309,7 +307,7 @@ fn fc_host(host: u32, attribute: &str) -> String {
     read(format!("/sys/class/fc_host/host{host}/{attribute}"))
 }
 
-/// `20:00:02:..`, as LIO writes `0x200002..`.
+/// Formats `0x200002..` as `20:00:02:..`, as LIO writes it.
 fn colons(port: &str) -> String {
     let digits = port.trim_start_matches("0x").as_bytes();
     let pairs = digits.chunks(2).map(String::from_utf8_lossy);

@@ -1,6 +1,5 @@
-//! A program some of whose calls to the kernel fail, or never return, without a
-//! line of it being changed: it is traced, and the call is taken away from it
-//! where it enters the kernel.
+//! Makes some of a program's calls to the kernel fail or never return, without a change to the
+//! program: it is traced, and the call is replaced where it enters the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,13 +20,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// What a call does instead.
+/// What happens instead of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails, and the kernel has done nothing.
+    /// The call fails, and the kernel has done nothing.
     Fails(Errno),
-    /// It does not return while the process lives. A message to multipathd, which
-    /// is sent without waiting, is lost on its way instead: no answer comes.
+    /// The call does not return while the process lives. A message to multipathd, which is sent
+    /// without waiting, is lost instead: no answer comes.
     Hangs,
 }
 
@@ -43,14 +42,13 @@ impl fmt::Display for Fault {
 /// How a traced run ended.
 #[derive(Debug)]
 pub struct Traced {
-    /// The acts on the kernel, in their order, each with its count:
-    /// `write delete:1`.
+    /// The acts on the kernel, in order, each with its count: `write delete:1`.
     pub acts: Vec<String>,
     /// The fault was injected.
     pub injected: bool,
-    /// What it left with.
+    /// The program's exit code.
     pub code: Option<i32>,
-    /// What it printed, as JSON: the outcome, or the error.
+    /// The program's output as JSON: the outcome, or the error.
     pub said: Value,
     /// How long it took.
     pub took: Duration,
@@ -64,14 +62,13 @@ impl Traced {
     }
 }
 
-/// Runs `lunbd --json` with these arguments; the act that is named has the
-/// fault.
+/// Runs `lunbd --json` with these arguments; the named act has the fault.
 #[must_use]
 pub fn run(arguments: &[String], inject: Option<(&str, Fault)>) -> Traced {
     run_until(arguments, inject, || false)
 }
 
-/// The same with one that goes on until it is ended (SIGTERM), when `is_over`.
+/// The same for a command that keeps running: it is ended (SIGTERM) when `is_over`.
 #[must_use]
 pub fn run_until(
     arguments: &[String],
@@ -80,7 +77,7 @@ pub fn run_until(
 ) -> Traced {
     super::enter();
     let begun = Instant::now();
-    // It waits until it is traced, so that no call of it is missed.
+    // The shell waits until it is traced, so that no call is missed.
     let mut command = Command::new("sh");
     command.args(["-c", "kill -STOP $$; exec lunbd --json \"$@\"", "lunbd"]);
     command.args(arguments).process_group(0);
@@ -104,7 +101,7 @@ pub fn run_until(
         injected: false,
         runs: false,
     };
-    // Shorter than a pipe, what it prints is there when it has ended.
+    // The output is shorter than a pipe's buffer, so it is complete when the program has ended.
     let (has_ended, waits) = mpsc::channel::<()>();
     let code = thread::scope(|scope| {
         scope.spawn(move || {
@@ -141,15 +138,15 @@ fn said(child: &mut Child) -> Value {
     serde_json::from_str(text.trim()).unwrap_or(Value::String(text))
 }
 
-/// What a thread is about when it stops next.
+/// The next stop of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Enters,
-    /// With this result, where it is not the kernel's own.
+    /// With this result, if the call was replaced.
     Leaves(Option<i64>),
 }
 
-/// How the names of the acts that are messages to multipathd begin.
+/// The prefix of the acts that are messages to multipathd.
 const TO_MULTIPATHD: &str = "multipathd";
 
 struct Tracer<'a> {
@@ -164,7 +161,7 @@ struct Tracer<'a> {
 }
 
 impl Tracer<'_> {
-    /// Until the process has ended: what it left with, if it was not killed.
+    /// Follows the process to its end. Returns its exit code, or `None` if it was killed.
     fn follow(&mut self) -> Option<i32> {
         let group = Pid::from_raw(-self.pid.as_raw());
         loop {
@@ -174,8 +171,8 @@ impl Tracer<'_> {
                 Ok(WaitStatus::PtraceSyscall(thread)) => self.stopped(thread),
                 Ok(WaitStatus::PtraceEvent(thread, signal, event)) => {
                     self.runs |= event == libc::PTRACE_EVENT_EXEC;
-                    // A new thread's first stop, or a stop of the whole group,
-                    // which the tracer is to end.
+                    // The first stop of a new thread, or a stop of the whole group, which the
+                    // tracer must end.
                     let _ = (signal, event);
                     go_on(thread, None);
                 }
@@ -197,16 +194,16 @@ impl Tracer<'_> {
                 let result = match fault {
                     None => None,
                     Some((act, Fault::Hangs)) if act.starts_with(TO_MULTIPATHD) => {
-                        // All that it would send.
+                        // Report the whole message as sent.
                         Some(registers.rdx.cast_signed())
                     }
-                    // It stays where it is until the process ends.
+                    // The thread stays there until the process ends.
                     Some((_, Fault::Hangs)) => return,
                     Some((_, Fault::Fails(errno))) => Some(-i64::from(errno as i32)),
                 };
                 if result.is_some() {
                     let mut none = registers;
-                    // No call has this number.
+                    // No call has this number, so the kernel does nothing.
                     none.orig_rax = u64::MAX;
                     ptrace::setregs(thread, none).expect("its registers");
                 }
@@ -224,7 +221,7 @@ impl Tracer<'_> {
         go_on(thread, None);
     }
 
-    /// The act that the call is and the fault that it is to have.
+    /// The act of a call and the fault to inject into it.
     fn enters(&mut self, thread: Pid, registers: &libc::user_regs_struct) -> Option<(&str, Fault)> {
         if !self.runs {
             return None;
@@ -239,11 +236,11 @@ impl Tracer<'_> {
         fault
     }
 
-    /// What the call does to the kernel, where it is one of those that count.
+    /// The name of the call's act on the kernel, if the call counts.
     fn act(&self, thread: Pid, registers: &libc::user_regs_struct) -> Option<String> {
         let call = i64::try_from(registers.orig_rax).ok()?;
         let fd = i32::try_from(registers.rdi).ok()?;
-        // A thread may have open files of its own.
+        // A thread may have its own file table.
         let files = format!("/proc/{}/task/{thread}/fd", self.pid);
         let target = || fs::read_link(format!("{files}/{fd}")).ok();
         match call {
@@ -270,7 +267,7 @@ impl Tracer<'_> {
                 })
             }
             libc::SYS_connect => {
-                // The family, and the port in the network's order.
+                // The family, and the port in network byte order.
                 let head = word_at(thread, registers.rsi)?.to_ne_bytes();
                 let to = u16::from_be_bytes([head[2], head[3]]);
                 let family = i32::from(u16::from_ne_bytes([head[0], head[1]]));
@@ -313,14 +310,14 @@ impl Tracer<'_> {
     }
 }
 
-/// Eight bytes of the program's.
+/// Eight bytes of the program's memory.
 fn word_at(thread: Pid, address: u64) -> Option<i64> {
     let address = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
     ptrace::read(thread, address).ok()
 }
 
 fn go_on(thread: Pid, signal: Option<Signal>) {
-    // It may have been killed meanwhile.
+    // The thread may have been killed meanwhile.
     let _gone = ptrace::syscall(thread, signal);
 }
 
@@ -330,7 +327,7 @@ fn name_of(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Protocols of netlink, as the kernel's table has them.
+/// Netlink protocol numbers, as the kernel's table has them.
 const GENERIC: &str = "16";
 const ISCSI: &str = "8";
 /// `ISCSI_UEVENT_SET_PARAM`.
@@ -340,7 +337,7 @@ const ISCSI_PORT: u16 = 3260;
 /// `DM_IOCTL`, the type of device-mapper's ioctls.
 const DM_IOCTL: u64 = 0xfd;
 
-/// By its number (`include/uapi/linux/dm-ioctl.h`).
+/// The name of an ioctl by its number (`include/uapi/linux/dm-ioctl.h`).
 fn dm_name(number: u64) -> String {
     match number {
         4 => "remove".to_owned(),
@@ -353,7 +350,7 @@ fn dm_name(number: u64) -> String {
     }
 }
 
-/// A length of eight bytes, and then a command of so many: its verb.
+/// The message has a length of eight bytes and then a command of that length. Returns its verb.
 fn to_multipathd(length: u64, word: impl Fn(u64) -> Option<i64>) -> Option<String> {
     let announced = word(0)?.cast_unsigned();
     (announced.checked_add(8)? == length).then_some(())?;

@@ -1,4 +1,4 @@
-//! A way to an iSCSI target on which more is said than the target says.
+//! A proxy in front of an iSCSI target. It changes, drops and adds PDUs.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ const INQUIRY: u8 = 0x12;
 const LOGIN_REQUEST: u8 = 0x03;
 const LOGIN_RESPONSE: u8 = 0x23;
 const SCSI_RESPONSE: u8 = 0x21;
-/// To a task management request, and what it says (RFC 7143, 11.6.1).
+/// The response to a task management request, and its result (RFC 7143, 11.6.1).
 const TASK_RESPONSE: u8 = 0x22;
 const NO_SUCH_TASK: u8 = 1;
 const TASK_ENDED: u8 = 0;
@@ -26,26 +26,26 @@ const NO_TAG: [u8; 4] = [0xff; 4];
 /// SYNCHRONIZE CACHE (10) and (16).
 const FLUSHES: [u8; 2] = [0x35, 0x91];
 
-/// What an initiator wants that is taken note of.
+/// A request of an initiator that the proxy records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
-    /// To have a unit's cache written back.
+    /// To flush a unit's cache.
     Flush,
     /// To log out.
     Logout,
 }
 
-/// What is to become another than the target sent it.
+/// The part of a PDU that the proxy corrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Of the PDU's first 48 bytes.
+    /// A byte of the PDU's first 48 bytes.
     Header,
-    /// What was read.
+    /// A byte of the data that was read.
     Data,
 }
 
-/// Carries PDUs between initiators and a target, as long as it is not dropped.
-/// Sessions over it have no digests but what it was started for.
+/// Carries PDUs between initiators and a target until it is dropped. Its sessions have only the
+/// digests that it was started with.
 #[derive(Debug)]
 pub struct IscsiProxy {
     address: &'static str,
@@ -58,9 +58,9 @@ struct Shared {
     digests: Digests,
     breaks: Mutex<Option<Part>>,
     wishes: Mutex<Vec<Wish>>,
-    /// The peripheral qualifier of every LUN.
+    /// The peripheral qualifier that INQUIRY reports for every LUN.
     qualifier: AtomicU8,
-    /// The tags of INQUIRY commands that were not answered yet.
+    /// The tags of INQUIRY commands that are not answered yet.
     inquiries: Mutex<BTreeSet<[u8; 4]>>,
     /// The list of pages of vital product data is answered with an empty one.
     hides_pages: AtomicBool,
@@ -68,26 +68,26 @@ struct Shared {
     lists: Mutex<BTreeSet<[u8; 4]>>,
     /// READ CAPACITY is answered with sense data.
     refuses_capacity: AtomicBool,
-    /// Commands with this operation code are not answered; none of 0.
+    /// Commands with this operation code get no answer; 0 ignores none.
     ignored: AtomicU8,
-    /// As of INQUIRY.
+    /// The tags of those commands.
     unanswered: Mutex<BTreeSet<[u8; 4]>>,
     /// The next READ CAPACITY silences its connection.
     is_to_be_silent: AtomicBool,
-    /// As of INQUIRY.
+    /// The tags of READ CAPACITY commands.
     capacities: Mutex<BTreeSet<[u8; 4]>>,
-    /// The connection that came last.
+    /// The connection that was made last.
     last: Mutex<Option<Way>>,
 }
 
-/// What the sessions have digests over.
+/// The parts of a PDU that have digests.
 #[derive(Debug, Clone, Copy, Default)]
 struct Digests {
     header: bool,
     data: bool,
 }
 
-/// To the initiator, and the last header that went there.
+/// The connection to the initiator, and the last header that was sent on it.
 #[derive(Debug)]
 struct Way {
     silent: Arc<AtomicBool>,
@@ -97,13 +97,13 @@ struct Way {
 }
 
 impl IscsiProxy {
-    /// Listens at `address`, for the target at `portal`.
+    /// Listens at `address` for the target at `portal`.
     #[must_use]
     pub fn start(address: &'static str, portal: &'static str) -> Self {
         Self::serve(address, portal, Shared::default())
     }
 
-    /// The same for sessions with digests over headers and over data.
+    /// The same for sessions with header and data digests.
     #[must_use]
     pub fn with_digests(address: &'static str, portal: &'static str) -> Self {
         let shared = Shared {
@@ -135,27 +135,27 @@ impl IscsiProxy {
         Self { address, shared }
     }
 
-    /// What initiators wanted, in its order.
+    /// The recorded requests of initiators, in order.
     #[must_use]
     pub fn wishes(&self) -> Vec<Wish> {
         self.shared.wishes.lock().expect("the wishes").clone()
     }
 
-    /// How often an initiator wanted to log out.
+    /// How often an initiator asked to log out.
     #[must_use]
     pub fn logouts(&self) -> usize {
         let wishes = self.wishes().into_iter();
         wishes.filter(|wish| *wish == Wish::Logout).count()
     }
 
-    /// Says an asynchronous message over the last connection, in the target's name.
+    /// Sends an asynchronous message over the last connection, in the target's name.
     pub fn says_by_itself(&self, event: u8, parameters: [u16; 3]) {
         let mut last = self.shared.last.lock().expect("a way");
         let way = last.as_mut().expect("a connection");
         let mut pdu = [0; HEADER];
         (pdu[0], pdu[1], pdu[36]) = (ASYNC_MESSAGE, 0x80, event);
         pdu[16..20].copy_from_slice(&NO_TAG);
-        // Its numbers again: the target knows of nothing.
+        // The message repeats the last numbers: the target does not know of it.
         pdu[24..36].copy_from_slice(&way.header[24..36]);
         for (place, parameter) in pdu[38..44].chunks_exact_mut(2).zip(parameters) {
             place.copy_from_slice(&parameter.to_be_bytes());
@@ -168,54 +168,54 @@ impl IscsiProxy {
         self.shared.qualifier.store(qualifier, Ordering::Relaxed);
     }
 
-    /// Whether from now on no unit has a page of vital product data, by its own list.
+    /// Whether the list of pages of vital product data is empty from now on.
     pub fn hide_pages(&self, hides: bool) {
         self.shared.hides_pages.store(hides, Ordering::Relaxed);
     }
 
-    /// Whether from now on READ CAPACITY is refused: NOT READY, MANUAL INTERVENTION
-    /// REQUIRED (04h/03h).
+    /// Whether READ CAPACITY is refused from now on: NOT READY, MANUAL INTERVENTION REQUIRED
+    /// (04h/03h).
     pub fn refuse_capacity(&self, refuses: bool) {
         let shared = &self.shared.refuses_capacity;
         shared.store(refuses, Ordering::Relaxed);
     }
 
-    /// From now on no answer to a command with this operation code is carried.
+    /// From now on the proxy drops every answer to a command with this operation code.
     pub fn ignore(&self, operation: u8) {
         self.shared.ignored.store(operation, Ordering::Relaxed);
     }
 
-    /// Makes one bit of the next PDU with data that is read another.
+    /// Flips one bit of the next PDU with data that is read.
     pub fn break_a_read(&self, part: Part) {
         *self.shared.breaks.lock().expect("what breaks") = Some(part);
     }
 
-    /// Whether that is still to come.
+    /// Whether the corruption is still to come.
     #[must_use]
     pub fn is_to_break(&self) -> bool {
         self.shared.breaks.lock().expect("what breaks").is_some()
     }
 
-    /// Carries nothing more over the last connection, either way, and leaves it open
-    /// until the next, which is carried.
+    /// Carries nothing more over the last connection, in either direction, and leaves it open.
+    /// The next connection is carried again.
     pub fn fall_silent(&self) {
         let last = self.shared.last.lock().expect("a way");
         let way = last.as_ref().expect("a connection");
         way.silent.store(true, Ordering::Relaxed);
     }
 
-    /// The same, from the next READ CAPACITY on, which is not carried any more.
+    /// The same from the next READ CAPACITY on, which is no longer carried.
     pub fn fall_silent_at_capacity(&self) {
         self.shared.is_to_be_silent.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that is still to come.
+    /// Whether the silence is still to come.
     #[must_use]
     pub fn is_to_be_silent(&self) -> bool {
         self.shared.is_to_be_silent.load(Ordering::Relaxed)
     }
 
-    /// Ends the last connection, when all that was said on it is read.
+    /// Ends the last connection when all its data has been read.
     pub fn cut(&self) {
         let last = self.shared.last.lock().expect("a way");
         let way = last.as_ref().expect("a connection");
@@ -232,7 +232,7 @@ impl Drop for IscsiProxy {
     }
 }
 
-/// Both ways, each on a thread that ends with the connection.
+/// Carries both directions, each on a thread that ends with the connection.
 fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Result<()> {
     let target = TcpStream::connect(portal)?;
     for stream in [initiator, &target] {
@@ -290,7 +290,7 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 continue;
             }
             drop(unanswered);
-            // The target has ended the task, and the initiator has not.
+            // The target has ended the task, but the initiator has not seen its answer.
             let ignores = mine.ignored.load(Ordering::Relaxed) > 0;
             if ignores && header[0] & 0x3f == TASK_RESPONSE && pdu[2] == NO_SUCH_TASK {
                 pdu[2] = TASK_ENDED;
@@ -305,13 +305,13 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             }
             if header[0] & 0x3f == DATA_IN {
                 match mine.breaks.lock().expect("what breaks").take() {
-                    // Its residual count.
+                    // The residual count.
                     Some(Part::Header) => pdu[HEADER - 1] ^= 1,
                     Some(Part::Data) => pdu[data_at(&header, mine.digests)] ^= 1,
                     None => {}
                 }
             }
-            // Nothing is said in between.
+            // Hold the lock, so that no asynchronous message comes in between.
             let mut last = mine.last.lock().expect("a way");
             if let Some(way) = last.as_mut()
                 && way.initiator.peer_addr().ok() == here
@@ -340,7 +340,7 @@ fn note_inquiry(shared: &Shared, header: &[u8; HEADER]) {
     }
 }
 
-/// Makes what the target answers to INQUIRY what it is to be.
+/// Changes the answer to INQUIRY.
 fn answer_inquiry(shared: &Shared, header: &[u8; HEADER], pdu: &mut [u8]) {
     let mut inquiries = shared.inquiries.lock().expect("the inquiries");
     let is_inquiry = inquiries.remove(&tag(header));
@@ -360,7 +360,7 @@ fn answer_inquiry(shared: &Shared, header: &[u8; HEADER], pdu: &mut [u8]) {
     }
 }
 
-/// Passes on that the other side has ended, unless nothing is to be heard of it.
+/// Passes on that the other side has ended, unless the connection is silent.
 fn end(to: &TcpStream, silent: &AtomicBool) {
     if !silent.load(Ordering::Relaxed) {
         let _gone_already = to.shutdown(Shutdown::Both);
@@ -372,8 +372,8 @@ fn is_read_capacity(header: &[u8; HEADER]) -> bool {
     header[32] == 0x25 || (header[32] == 0x9e && header[33] & 0x1f == 0x10)
 }
 
-/// The response to a command that fails, in place of its last data, whose numbers it has
-/// (RFC 7143, 11.4). Of a session without digests.
+/// The response to a failed command. It replaces the command's last data PDU and has its
+/// numbers (RFC 7143, 11.4). Only for a session without digests.
 fn not_ready(data: &[u8; HEADER]) -> Vec<u8> {
     assert!(data[1] & 1 == 1, "the data come with the status");
     let mut sense = [0; 18];
@@ -403,13 +403,13 @@ fn wish(header: &[u8; HEADER]) -> Option<Wish> {
     }
 }
 
-/// Where a PDU's data begins, of a session that is logged in.
+/// The offset of a PDU's data, in a session that is logged in.
 fn data_at(header: &[u8; HEADER], digests: Digests) -> usize {
     let digest = if digests.header { DIGEST } else { 0 };
     HEADER + usize::from(header[4]) * 4 + digest
 }
 
-/// One PDU.
+/// Reads one PDU.
 fn read(from: &mut TcpStream, digests: Digests) -> io::Result<([u8; HEADER], Vec<u8>)> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
@@ -421,7 +421,7 @@ fn read(from: &mut TcpStream, digests: Digests) -> io::Result<([u8; HEADER], Vec
     } else {
         digests
     };
-    // None of nothing.
+    // A PDU without data has no data digest.
     let digest = if digests.data && data > 0 { DIGEST } else { 0 };
     let mut pdu = header.to_vec();
     pdu.resize(data_at(&header, digests) + data + digest, 0);

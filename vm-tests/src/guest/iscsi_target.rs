@@ -9,11 +9,10 @@ use super::tcp_reset::{cut_connections, reset_connections};
 
 const FABRIC: &str = "/sys/kernel/config/target/iscsi";
 
-/// Where every target listens: three ways to the same volumes.
+/// The portals of every target: three paths to the same volumes.
 pub const PORTALS: [&str; 3] = ["127.0.0.1:3260", "127.0.0.2:3260", "[::1]:3260"];
 
-/// A target with one portal group; dropping it ends its sessions and removes
-/// it.
+/// A target with one portal group. Dropping it ends its sessions and removes it.
 #[derive(Debug)]
 pub struct IscsiTarget {
     iqn: String,
@@ -22,7 +21,7 @@ pub struct IscsiTarget {
 }
 
 impl IscsiTarget {
-    /// Listens at all of [`PORTALS`]; lets everybody in, presents nothing yet.
+    /// Listens at all of [`PORTALS`], accepts every initiator, and presents no LUN yet.
     #[must_use]
     pub fn new(iqn: &str) -> Self {
         super::enter();
@@ -50,21 +49,21 @@ impl IscsiTarget {
         target
     }
 
-    /// Its name.
+    /// The target's name.
     #[must_use]
     pub fn iqn(&self) -> &str {
         &self.iqn
     }
 
-    /// The source that is a LUN of it over these of [`PORTALS`].
+    /// The source of a LUN of this target over these of [`PORTALS`].
     #[must_use]
     pub fn uri(&self, portals: &[usize], lun: u64) -> String {
         let portals: Vec<&str> = portals.iter().map(|&at| PORTALS[at]).collect();
         format!("iscsi://{}/{}/{lun}", portals.join(","), self.iqn)
     }
 
-    /// Asks everybody for CHAP with this name and secret; and proves itself with
-    /// `mutual`.
+    /// Asks every initiator for CHAP with this name and secret. With `mutual` the target proves
+    /// itself too.
     pub fn ask_for_chap(&self, user: (&str, &str), mutual: Option<(&str, &str)>) {
         let (mutual_user, mutual_secret) = mutual.unwrap_or(("NULL", "NULL"));
         for (attribute, value) in [
@@ -78,12 +77,12 @@ impl IscsiTarget {
         }
     }
 
-    /// Lets everybody in again.
+    /// Accepts every initiator again.
     pub fn ask_for_no_chap(&self) {
         lio::write(&self.group.join("attrib/authentication"), "0");
     }
 
-    /// How many sessions it has.
+    /// How many sessions the target has.
     #[must_use]
     pub fn sessions(&self) -> usize {
         let path = self.group.join("dynamic_sessions");
@@ -93,68 +92,68 @@ impl IscsiTarget {
             .count()
     }
 
-    /// Presents a volume, to the sessions that are there as well.
+    /// Presents a volume, also to existing sessions.
     pub fn map(&mut self, lun: u64, store: &Store) {
         store.present_at(&self.lun_dir(lun));
         self.luns.insert(lun, store.clone());
     }
 
-    /// Presents a volume at a port of this group, which is one of the volume's.
+    /// Presents a volume at a port of this group, which is one of the volume's groups.
     pub fn map_in_group(&mut self, lun: u64, store: &Store, group: &PortGroup) {
         self.map(lun, store);
         group.take_in(&self.lun_dir(lun));
     }
 
-    /// Presents it no more; initiators are not told.
+    /// Stops presenting the LUN; initiators are not told.
     pub fn unmap(&mut self, lun: u64) {
         let dir = self.lun_dir(lun);
         lio::present_no_more(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         self.luns.remove(&lun);
     }
 
-    /// Presents another volume under the same number; initiators are not told.
+    /// Presents another volume at the same LUN; initiators are not told.
     pub fn remap(&mut self, lun: u64, store: &Store) {
         self.unmap(lun);
         self.map(lun, store);
     }
 
-    /// Stops to listen at a portal of [`PORTALS`] and cuts its connections,
-    /// those of other targets there too: sessions go to FAILED at once.
+    /// Stops listening at a portal of [`PORTALS`] and cuts its connections, also those of other
+    /// targets: sessions go to FAILED at once.
     pub fn portal_down(&self, portal: usize) {
         self.close(portal);
         reset_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
-    /// Stops to listen at a portal of [`PORTALS`]; the connections there stay.
+    /// Stops listening at a portal of [`PORTALS`]; its connections stay.
     pub fn close(&self, portal: usize) {
         let dir = self.portal_dir(portal);
         fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     }
 
-    /// Cuts the connections that there are now at a portal of [`PORTALS`], those of
-    /// other targets there too, and goes on listening.
+    /// Cuts the present connections at a portal of [`PORTALS`], also those of other targets,
+    /// and keeps listening.
     pub fn cut(&self, portal: usize) {
         assert!(self.portal_dir(portal).exists(), "it listens");
         cut_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
-    /// Listens there again; initiators come back when they try next.
+    /// Listens there again; initiators come back at their next try.
     pub fn portal_up(&self, portal: usize) {
         self.listen(PORTALS[portal]);
     }
 
-    /// Listens at one more portal.
+    /// Listens at another portal.
     pub fn listen(&self, portal: &str) {
         let dir = self.group.join("np").join(portal);
         fs::create_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     }
 
-    /// Ends all its sessions and takes no new ones.
+    /// Ends all sessions of the target and accepts no new ones.
     pub fn stop(&self) {
         lio::write(&self.group.join("enable"), "0");
     }
 
-    /// Takes sessions again.
+    /// Accepts sessions again.
     pub fn start(&self) {
         lio::write(&self.group.join("enable"), "1");
     }
@@ -186,13 +185,12 @@ impl Drop for IscsiTarget {
     }
 }
 
-/// What LIO asks of everybody who wants its list of targets; dropping it asks
-/// for nothing again.
+/// The authentication that LIO requires for discovery. Dropping it removes the requirement.
 #[derive(Debug)]
 pub struct DiscoveryAuth(());
 
 impl DiscoveryAuth {
-    /// CHAP with this name and secret; and LIO proves itself with `mutual`.
+    /// Requires CHAP with this name and secret; with `mutual` LIO proves itself too.
     #[must_use]
     pub fn chap(user: &str, secret: &str, mutual: Option<(&str, &str)>) -> Self {
         super::enter();

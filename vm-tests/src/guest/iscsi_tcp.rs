@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::iscsid;
 
-/// Loads the driver, and gives the machine a name.
+/// Loads the driver, and gives the machine an initiator name.
 pub fn prepare() {
     super::enter();
     super::modprobe("iscsi_tcp", &[]);
@@ -14,7 +14,7 @@ pub fn prepare() {
     fs::write("/etc/iscsi/initiatorname.iscsi", name).expect("the initiator's name");
 }
 
-/// Whether a daemon runs that has sessions of its own.
+/// Whether a daemon with its own sessions runs.
 #[must_use]
 pub fn iscsid_runs() -> bool {
     super::entries("/proc").iter().any(|process| {
@@ -23,8 +23,7 @@ pub fn iscsid_runs() -> bool {
     })
 }
 
-/// Connections of port 3260 that are neither listening nor only remembered
-/// (`TIME_WAIT`).
+/// Connections at port 3260, without listeners and without connections in `TIME_WAIT`.
 #[must_use]
 pub fn connections() -> Vec<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
@@ -39,8 +38,8 @@ pub fn connections() -> Vec<String> {
     lines.filter(is_open).map(str::to_owned).collect()
 }
 
-/// Panics where the kernel has a session, a connection or a host of iSCSI, or
-/// where a TCP connection is not gone soon.
+/// Panics if the kernel has an iSCSI session, connection or host, or if a TCP connection does
+/// not go soon.
 pub fn nothing_is_left() {
     for class in ["iscsi_session", "iscsi_connection", "iscsi_host"] {
         let there = super::entries(format!("/sys/class/{class}"));
@@ -57,7 +56,7 @@ pub fn attribute(session: u32, name: &str) -> String {
     attribute_if_there(session, name).expect(name)
 }
 
-/// The same where it can be read.
+/// The same attribute, or `None` if it cannot be read.
 #[must_use]
 pub fn attribute_if_there(session: u32, name: &str) -> Option<String> {
     let of_session = format!("/sys/class/iscsi_session/session{session}/{name}");

@@ -1,4 +1,4 @@
-//! open-iscsi's daemon, as the machine's own sessions have it.
+//! open-iscsi's daemon, with the sessions that it makes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,26 +9,26 @@ use super::daemon::Daemon;
 use super::scsi_disk::{disk_of, have_followed, openable_disk_of};
 
 const SESSIONS: &str = "/sys/class/iscsi_session";
-/// Bound by the daemon before it answers anybody.
+/// The daemon binds it before it answers any command.
 const SOCKET: &str = "@ISCSIADM_ABSTRACT_NAMESPACE";
-/// Of every session.
+/// The initiator name of every session.
 pub const INITIATOR: &str = "iqn.2026-01.example:lunbd-initiator";
 
-/// What a session does when its target is silent or gone, in seconds.
+/// A session's timeouts for a silent or lost target, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// How long I/O waits for the session to come back. multipathd sets its own
-    /// `fast_io_fail_tmo` instead on the sessions of its paths.
+    /// How long I/O waits for the session to come back. On the sessions of its paths multipathd
+    /// sets its own `fast_io_fail_tmo` instead.
     pub replacement: u32,
-    /// Between two pings of an idle connection; 0 for none.
+    /// The time between two pings of an idle connection; 0 for none.
     pub noop_interval: u32,
-    /// For the answer to a ping.
+    /// The time to wait for the answer to a ping.
     pub noop_timeout: u32,
 }
 
 impl Default for Timeouts {
-    /// As iscsid has them, but for the answer to a ping: nobody is silent here, and
-    /// a machine that is busy with other things is slow to say that it lives.
+    /// iscsid's own values, except the answer to a ping: no target here is silent, and a busy
+    /// machine may answer late.
     fn default() -> Self {
         Self {
             replacement: 120,
@@ -38,14 +38,14 @@ impl Default for Timeouts {
     }
 }
 
-/// A running `iscsid`; dropping it logs out of every session first.
+/// A running `iscsid`. Dropping it first logs out of every session.
 #[derive(Debug)]
 pub struct Iscsid {
     daemon: Option<Daemon>,
 }
 
 impl Iscsid {
-    /// Starts it; returns when it answers.
+    /// Starts the daemon; returns when it answers.
     #[must_use]
     pub fn start() -> Self {
         super::enter();
@@ -77,14 +77,14 @@ impl Iscsid {
         one_more_by(&[&node[..], &["--login"]].concat())
     }
 
-    /// A second session on the portal of the first.
+    /// Makes a second session on the portal of the first.
     #[must_use]
     pub fn login_again(&self, session: &Session) -> Session {
         let id = session.id.to_string();
         one_more_by(&["iscsiadm", "-m", "session", "-r", &id, "--op", "new"])
     }
 
-    /// Ends the daemon and starts another; the sessions stay.
+    /// Ends the daemon and starts another one; the sessions stay.
     pub fn restart(&mut self) {
         self.daemon = None;
         self.daemon = Some(Self::start_daemon());
@@ -103,7 +103,7 @@ impl Drop for Iscsid {
     }
 }
 
-/// What new node records take their values from.
+/// Sets the defaults of new node records.
 fn configure(timeouts: Timeouts) {
     let configuration = format!(
         "node.startup = manual\nnode.session.scan = manual\n\
@@ -119,7 +119,7 @@ fn configure(timeouts: Timeouts) {
     fs::write("/etc/iscsi/iscsid.conf", configuration).expect("iscsid's configuration");
 }
 
-/// The session that a command of iscsiadm's makes.
+/// The session that a command of iscsiadm makes.
 fn one_more_by(command: &[&str]) -> Session {
     let before = sessions();
     super::run(command);
@@ -138,11 +138,11 @@ fn one_more_by(command: &[&str]) -> Session {
 pub struct Session {
     /// The N of `sessionN`.
     pub id: u32,
-    /// The SCSI host that is the session.
+    /// The SCSI host of the session.
     pub host: u32,
 }
 
-/// The one that there is.
+/// The only session of the kernel.
 #[must_use]
 pub fn the_only_session() -> Session {
     let [session] = &sessions()[..] else {
@@ -151,7 +151,7 @@ pub fn the_only_session() -> Session {
     session.clone()
 }
 
-/// The sessions that the kernel has, by number.
+/// The kernel's sessions, by number.
 #[must_use]
 pub fn sessions() -> Vec<Session> {
     let mut found: Vec<Session> = super::entries(SESSIONS)
@@ -172,7 +172,7 @@ pub fn sessions() -> Vec<Session> {
 }
 
 impl Session {
-    /// `LOGGED_IN`, `FAILED`, `FREE`; nothing when it is gone.
+    /// `LOGGED_IN`, `FAILED`, `FREE`; empty when the session is gone.
     #[must_use]
     pub fn state(&self) -> String {
         let path = format!("{SESSIONS}/session{}/state", self.id);
@@ -180,15 +180,15 @@ impl Session {
         state.trim().to_owned()
     }
 
-    /// Waits until it is in that state and its devices have followed: the kernel
-    /// says so of the session first, and blocks its devices, or lets them run
-    /// again, in a work of its own. Panics after `limit`.
+    /// Waits until the session is in this state and its devices have followed: the kernel first
+    /// reports the session's state, and blocks or unblocks its devices later in separate work.
+    /// Panics after `limit`.
     pub fn wait_for_state(&self, state: &str, limit: Duration) {
         self.wait_for(&format!("to be {state}"), limit, |found| found == state);
     }
 
-    /// Waits until it is lost, be it FAILED still or FREE by now, and its devices
-    /// have followed; panics after `limit`.
+    /// Waits until the session is lost (FAILED or already FREE) and its devices have followed.
+    /// Panics after `limit`.
     pub fn wait_until_lost(&self, limit: Duration) {
         self.wait_for("to be lost", limit, |found| found != "LOGGED_IN");
     }
@@ -214,7 +214,7 @@ impl Session {
         PathBuf::from(format!("/sys/bus/scsi/devices/{}:0:0:{lun}", self.host))
     }
 
-    /// The disk of a LUN as it is called below `/sys/block`, when it has one.
+    /// The name of a LUN's disk below `/sys/block`, if it has one.
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
         disk_of(&self.device_dir(lun))
@@ -230,14 +230,14 @@ impl Session {
         openable_disk_of(&self.device_dir(lun))
     }
 
-    /// Logs out: its devices and its host are gone when this returns.
+    /// Logs out: the session's devices and host are gone when this returns.
     pub fn logout(self) {
         let id = self.id.to_string();
         super::run(&["iscsiadm", "-m", "session", "-r", &id, "-u"]);
         assert!(!sessions().contains(&self), "session {id} is still there");
     }
 
-    /// The same, as far as it goes.
+    /// Logs out if possible; ignores errors.
     fn end(&self) {
         let id = self.id.to_string();
         let ended = Command::new("iscsiadm")

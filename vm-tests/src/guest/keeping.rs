@@ -1,4 +1,4 @@
-//! Who keeps sessions logged in: the engine of a test, and `lunbd heal --watch`.
+//! Session recovery: by the engine of a test, and by `lunbd heal --watch`.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use lunbd::{Deadline, Engine};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// An agent in this process that keeps sessions.
+/// A thread of this process that recovers sessions.
 #[derive(Debug)]
 pub struct Keeping {
     stop: Arc<AtomicBool>,
@@ -21,14 +21,14 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Starts it, when it has seen what stands: of a session that is lost before
-    /// nobody knows its digests. What it sees is printed too.
+    /// Starts the recovery after it has seen the existing sessions: nothing knows the digests
+    /// of a session that was lost before. Each report is printed too.
     #[must_use]
     pub fn start(engine: &Engine) -> Self {
         Self::start_with(engine, SessionRecoveryOptions::new())
     }
 
-    /// The same with more to log in with.
+    /// The same with options, such as credentials.
     #[must_use]
     pub fn start_with(engine: &Engine, options: SessionRecoveryOptions) -> Self {
         let mut keeper = engine.recover_sessions(options).unwrap();
@@ -48,7 +48,7 @@ impl Keeping {
         Self { stop, news, thread }
     }
 
-    /// How much of what it saw is so.
+    /// How many reports match.
     #[must_use]
     pub fn count(&self, is_it: impl Fn(&SessionRecoveryReport) -> bool) -> usize {
         let news = self.news.lock().unwrap();
@@ -61,18 +61,18 @@ impl Keeping {
         self.count(|kept| matches!(kept.outcome, SessionRecoveryOutcome::Recovered))
     }
 
-    /// Waits for the first that is so.
+    /// Waits for the first report that matches.
     pub fn wait_until(&self, what: &str, is_it: impl Fn(&SessionRecoveryReport) -> bool) {
         super::wait_until(what, LIMIT, || (self.count(&is_it) > 0).then_some(()));
     }
 
-    /// Waits until sessions were logged in again so often.
+    /// Waits until sessions were logged in again this often.
     pub fn wait_until_recovered(&self, times: usize) {
         let what = format!("{times} recoveries");
         super::wait_until(&what, LIMIT, || (self.recovered() >= times).then_some(()));
     }
 
-    /// Ends it; what it saw.
+    /// Stops the recovery; returns its reports.
     #[allow(
         clippy::must_use_candidate,
         reason = "some tests want its end and not the answer"
@@ -84,7 +84,7 @@ impl Keeping {
     }
 }
 
-/// `lunbd heal --watch`, a process of its own.
+/// `lunbd heal --watch` in a separate process.
 #[derive(Debug)]
 pub struct HealWatch {
     child: Child,
@@ -92,7 +92,7 @@ pub struct HealWatch {
 }
 
 impl HealWatch {
-    /// Starts it with more arguments; what it says is printed too.
+    /// Starts it with these additional arguments; its output is printed too.
     #[must_use]
     pub fn start(arguments: &[&str]) -> Self {
         let mut child = Command::new("lunbd")
@@ -113,7 +113,7 @@ impl HealWatch {
         Self { child, news }
     }
 
-    /// Waits until it says that it logged this one in again.
+    /// Waits until it reports that it logged this session in again.
     pub fn wait_until_recovered(&self, session: u32) {
         let what = format!("session {session} to be logged in again");
         let is_it = |line: &String| {
@@ -127,7 +127,7 @@ impl HealWatch {
         });
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills the process (SIGKILL).
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! A sweep of kills: which steps of an operation this run kills an agent at, what a
+//! A sweep of kills: the steps of an operation at which this run kills an agent, what a
 //! recovery finds after each kill, and the tally.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,16 +18,16 @@ pub struct KillSweep {
     begun: Instant,
     /// How many steps the operations have, of this part and of the others.
     steps: usize,
-    /// The steps that had their kill, by operation.
+    /// The steps at which an agent was killed, by operation.
     killed: BTreeMap<String, Vec<String>>,
     passed_by: Vec<String>,
     found: BTreeMap<String, usize>,
-    /// What kills left of the journal, by the last step of its own before.
+    /// What kills left of the journal, by the last step before the kill that changed it.
     left: BTreeMap<String, (Vec<String>, usize)>,
 }
 
 impl KillSweep {
-    /// Nothing is killed yet.
+    /// A sweep without a kill so far.
     #[must_use]
     pub fn new(what: &'static str) -> Self {
         Self {
@@ -42,12 +42,12 @@ impl KillSweep {
         }
     }
 
-    /// Those steps of an operation at which this run kills.
+    /// The steps of an operation at which this run kills.
     pub fn select(&mut self, operation: &str, steps: &[String]) -> Vec<String> {
         self.select_with(operation, steps, |_| false)
     }
 
-    /// The same with steps that are killed rarely: another sweep has them too.
+    /// The same, with steps that are killed rarely because another sweep has them too.
     pub fn select_with(
         &mut self,
         operation: &str,
@@ -83,16 +83,15 @@ impl KillSweep {
             ended.killed || status.success(),
             "{operation} at {step:?}: {status}"
         );
-        // Of an opening what is left is what was planted.
+        // An `open` leaves the state that was planted before.
         if operation != "open" {
             self.compare_what_is_left(place, operation, &ended);
         }
         ended
     }
 
-    /// Requires that kills after one step of the journal leave the same journal,
-    /// whatever was done meanwhile: so a reset of the machine needs to be tried at that
-    /// step alone.
+    /// Requires that all kills after one step of the journal leave the same journal, whatever
+    /// else was done meanwhile. A reset of the machine then needs a test only at that step.
     #[track_caller]
     pub fn compare_what_is_left(&mut self, place: &Place, operation: &str, ended: &Ended) {
         if !ended.killed {
@@ -117,13 +116,13 @@ impl KillSweep {
             let killed = self.killed.entry(operation.to_owned()).or_default();
             killed.push(step.to_owned());
         } else {
-            // How often udev is asked, say, is not the same in every run.
+            // Some steps, such as questions to udev, do not occur equally often in every run.
             self.passed_by.push(format!("{operation} {step}"));
         }
     }
 
-    /// Recovers with an engine that knows nothing of what was before; what is
-    /// left of the volume is whole. `None` where the journal does not know it.
+    /// Recovers with a new engine without any earlier knowledge, and requires that the rest of
+    /// the volume is whole. `None` if the journal does not know the volume.
     #[track_caller]
     pub fn recover(&mut self, place: &Place, when: &str) -> Option<Recovered> {
         let engine = engine();
@@ -131,7 +130,7 @@ impl KillSweep {
         let journal = place.open(&engine);
         let recovery = engine.recover(&journal, soon());
         let mut recovery = recovery.unwrap_or_else(|error| panic!("{when}: {error:#}"));
-        // A server that is back answers within seconds, or it is asked again.
+        // A returned server answers within seconds, or the recovery asks again.
         let is_dead = |one: &Recovered| one.condition == Condition::LinkDead && !one.is_whole();
         while recovery.volumes.iter().any(is_dead) && begun.elapsed() < Duration::from_secs(60) {
             println!("{when}: {recovery:?}");
@@ -162,7 +161,7 @@ impl KillSweep {
         recovered
     }
 
-    /// Prints the tally. A whole sweep has killed at each point of `kinds`.
+    /// Prints the tally. A whole sweep must have killed at each point of `kinds`.
     #[track_caller]
     pub fn conclude(self, kinds: &[&str]) {
         let kills: usize = self.killed.values().map(Vec::len).sum();
@@ -217,8 +216,7 @@ impl KillSweep {
     }
 }
 
-/// Whether the step may leave something else of the journal's records on the
-/// disk than the one before it.
+/// Whether the step may leave other journal records on the disk than the step before it.
 #[must_use]
 pub fn changes_journal(step: &str) -> bool {
     let own = step.strip_prefix("journal.");
@@ -226,7 +224,7 @@ pub fn changes_journal(step: &str) -> bool {
     own.is_some_and(|step| !looks.iter().any(|name| step.starts_with(name)))
 }
 
-/// Whether a kill at this step comes before the operation is written down.
+/// Whether a kill at this step comes before the operation is recorded.
 #[must_use]
 pub fn is_before_intent(steps: &[String], step: &str) -> bool {
     let position = |wanted: &str| steps.iter().position(|step| step == wanted);

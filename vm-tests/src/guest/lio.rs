@@ -1,4 +1,4 @@
-//! Volumes of the kernel's own target, LIO, for its fabrics to present.
+//! Volumes of the kernel's target LIO, for its fabrics to present.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ const CONFIGFS: &str = "/sys/kernel/config";
 const CORE: &str = "/sys/kernel/config/target/core";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A volume that a target can present; it goes when the last clone of it is
-/// dropped, and what presents it holds one.
+/// A volume that a target can present. It is removed with its last clone; each target that
+/// presents it holds a clone.
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Backstore>);
 
@@ -21,24 +21,24 @@ pub struct Store(Arc<Backstore>);
 struct Backstore {
     directory: PathBuf,
     serial: String,
-    /// In memory, where there is one.
+    /// The backing file in memory, if there is one.
     file: Option<PathBuf>,
-    /// In front of the file.
+    /// The loop device on the file.
     loop_device: Option<PathBuf>,
 }
 
 impl Store {
-    /// A disk in the kernel's memory, which takes all of its size at once.
+    /// A disk in the kernel's memory, which takes its whole size at once.
     ///
-    /// The NAA identity is made of the first 25 hex digits of `serial` alone.
+    /// LIO makes the NAA identity from the first 25 hex digits of `serial` alone.
     #[must_use]
     pub fn ramdisk(serial: &str, bytes: u64) -> Self {
         let control = format!("rd_pages={}", bytes.div_ceil(4096));
         Self::make("rd_mcp", serial, &control, None, None)
     }
 
-    /// A disk in a file, whose data can be compared at [`Store::path`]; its size
-    /// stays what it is.
+    /// A disk in a file, whose data can be compared at [`Store::path`]. Its size does not
+    /// change.
     #[must_use]
     pub fn file(serial: &str, bytes: u64) -> Self {
         let file = new_file(bytes);
@@ -53,20 +53,20 @@ impl Store {
         super::modprobe("loop", &[]);
         let device = super::run(&["losetup", "--find", "--show", &file.display().to_string()]);
         let device = PathBuf::from(device.trim());
-        // LIO takes it for itself, which fails while udevd looks for partitions.
+        // LIO claims the device exclusively, which fails while udevd looks for partitions.
         super::udevd::settle();
         let control = format!("udev_path={}", device.display());
         Self::make("iblock", serial, &control, Some(file), Some(device))
     }
 
-    /// A volume on a block device that is there, which LIO takes for itself.
+    /// A volume on an existing block device, which LIO claims exclusively.
     #[must_use]
     pub fn iblock_on(serial: &str, device: &Path) -> Self {
         let control = format!("udev_path={}", device.display());
         Self::make("iblock", serial, &control, None, None)
     }
 
-    /// The same by `fileio`, which opens it as a file.
+    /// The same with `fileio`, which opens the device as a file.
     #[must_use]
     pub fn fileio_on(serial: &str, device: &Path, bytes: u64) -> Self {
         let control = format!("fd_dev_name={},fd_dev_size={bytes}", device.display());
@@ -123,14 +123,13 @@ impl Store {
         &self.0.serial
     }
 
-    /// The file that holds the data, of all but a ramdisk.
+    /// The file that holds the data; a ramdisk has none.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.0.file.as_deref()
     }
 
-    /// Makes a [`Store::growable`] one larger; an initiator sees it when it
-    /// asks.
+    /// Enlarges a [`Store::growable`]. An initiator sees the new size when it asks.
     pub fn grow(&self, bytes: u64) {
         let device = self.0.loop_device.as_ref().expect("a growable store");
         let file = self.0.file.as_ref().expect("a growable store");
@@ -139,25 +138,25 @@ impl Store {
         super::run(&["losetup", "--set-capacity", &device.display().to_string()]);
     }
 
-    /// Whether the volume claims a write-back cache (not a growable one: there
-    /// the kernel asks the device below).
+    /// Sets whether the volume reports a write-back cache. Not for a growable volume: there
+    /// the kernel asks the device below.
     pub fn set_write_cache(&self, on: bool) {
         self.set("emulate_write_cache", if on { "1" } else { "0" });
     }
 
-    /// Sets an attribute of LIO's.
+    /// Sets an attribute of the volume in LIO.
     pub fn set(&self, attribute: &str, value: &str) {
         write(&self.0.directory.join("attrib").join(attribute), value);
     }
 
-    /// Sets the product text of its INQUIRY data and of its T10 name; LIO refuses that
-    /// while a target presents the volume.
+    /// Sets the product text of its INQUIRY data and of its T10 name. LIO refuses this while a
+    /// target presents the volume.
     pub fn set_product(&self, product: &str) {
         write(&self.0.directory.join("wwn/product_id"), product);
     }
 
-    /// A group of target ports, of this number, that share an ALUA access state: active
-    /// and optimized at first.
+    /// A group of target ports with this number. Its ports share an ALUA access state:
+    /// active/optimized at first.
     #[must_use]
     pub fn port_group(&self, number: u16) -> PortGroup {
         let directory = self.0.directory.join(format!("alua/group-{number}"));
@@ -170,7 +169,7 @@ impl Store {
         }
     }
 
-    /// Has `lun`, a directory of a fabric's, present this volume.
+    /// Makes `lun`, a directory of a fabric, present this volume.
     pub(super) fn present_at(&self, lun: &Path) {
         present(&self.0.directory, lun);
     }
@@ -193,7 +192,7 @@ impl PortGroup {
         );
     }
 
-    /// Takes in the port of `lun`, a directory of a fabric's.
+    /// Adds the port of `lun`, a directory of a fabric.
     pub(super) fn take_in(&self, lun: &Path) {
         let name = self.directory.file_name().expect("a group's name");
         write(&lun.join("alua_tg_pt_gp"), &name.to_string_lossy());
@@ -206,7 +205,7 @@ impl Drop for PortGroup {
     }
 }
 
-/// Makes `lun`, a directory of a fabric's, that leads to `what`.
+/// Makes `lun`, a directory of a fabric, with a link to `what`.
 pub(super) fn present(what: &Path, lun: &Path) {
     fs::create_dir(lun).unwrap_or_else(|error| panic!("{}: {error}", lun.display()));
     let link = lun.join("volume");
@@ -238,7 +237,7 @@ impl Drop for Backstore {
     }
 }
 
-/// A sparse one in memory.
+/// Makes a sparse file in memory.
 fn new_file(bytes: u64) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     super::enter();
@@ -249,7 +248,7 @@ fn new_file(bytes: u64) -> PathBuf {
     path
 }
 
-/// Stays mounted: it is the machine's, not the test's.
+/// It stays mounted, because it belongs to the machine and not to the test.
 pub(super) fn mount_configfs() {
     super::enter();
     let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");
@@ -261,13 +260,13 @@ pub(super) fn mount_configfs() {
     mount(kind, CONFIGFS, kind, MsFlags::empty(), None::<&str>).expect("configfs");
 }
 
-/// Writes one attribute; panics where the kernel refuses.
+/// Writes one attribute; panics if the kernel refuses.
 pub(super) fn write(path: &Path, value: &str) {
     fs::write(path, value).unwrap_or_else(|error| panic!("{} = {value}: {error}", path.display()));
 }
 
-/// Removes a configfs directory, waiting while the kernel still uses it; says
-/// so where it stays, which pid 1 then sees too.
+/// Removes a configfs directory, and waits while the kernel still uses it. If the directory
+/// stays, it prints that; pid 1 then also sees the directory.
 pub(super) fn remove_dir(path: &Path) {
     let start = std::time::Instant::now();
     while let Err(error) = fs::remove_dir(path) {

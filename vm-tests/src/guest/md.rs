@@ -1,4 +1,4 @@
-//! An array of md's, made by sysfs alone.
+//! An md array that is made through sysfs alone.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::Duration;
 const MD: &str = "/sys/block/md127/md";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// An array that is not started: it has claimed its disk from the start.
+/// An array that is not started. It claims its disk as soon as it has it.
 #[derive(Debug)]
 pub struct Array(());
 
 impl Array {
-    /// With this disk.
+    /// Makes an array with this disk.
     #[must_use]
     pub fn with(disk: &Path) -> Self {
         super::need_module("raid1");

@@ -1,4 +1,4 @@
-//! What a test in the guest works with.
+//! What tests in the guest use.
 
 #[cfg(feature = "guest")]
 pub mod agent;
@@ -15,6 +15,7 @@ pub mod fault_table;
 #[cfg(feature = "guest")]
 pub mod faults;
 pub mod fcoe;
+pub mod hidden_writers;
 pub mod inject;
 pub mod iscsi_proxy;
 pub mod iscsi_target;
@@ -64,10 +65,9 @@ use crate::sweep_row::SweepRow;
 pub use scsi_debug::{ScsiDebug, ScsiDebugOptions};
 pub use uevent_counter::{KernelUevent, UeventCounter};
 
-/// Refuses to go on anywhere but in the guest.
+/// Panics anywhere but in the guest.
 ///
-/// These tests load modules, kill udevd and mount things: on a host that would
-/// be somebody's machine.
+/// These tests load modules, kill udevd and mount file systems; a host is a user's machine.
 pub fn enter() {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     assert!(
@@ -88,20 +88,19 @@ pub fn skip(reason: &str) -> ! {
     std::process::exit(job::SKIP_STATUS)
 }
 
-/// Asks for more time than [`job::DEFAULT_LIMIT_SECS`], counted from the test's
-/// start.
+/// Asks for more time than [`job::DEFAULT_LIMIT_SECS`], counted from the start of the test.
 pub fn time_limit(limit: Duration) {
     enter();
     fs::write(job::LIMIT_FILE, limit.as_secs().to_string()).expect("writing the time limit");
 }
 
-/// Shows a line of figures in the run's summary, also where the test passes.
+/// Shows a line of figures in the run's summary, also if the test passes.
 pub fn tell(line: &str) {
-    // libtest has left its own line open.
+    // libtest has not ended its own line.
     println!("\n{}{line}", job::TOLD);
 }
 
-/// The name of the series that the lab was asked for: `6.1`, `newest`.
+/// The name of the series that the lab selected: `6.1`, `newest`.
 #[must_use]
 pub fn series() -> String {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -114,7 +113,7 @@ pub fn series() -> String {
         .to_owned()
 }
 
-/// What chance goes by: the lab's, which prints it.
+/// The seed of all random choices, from the lab, which prints it.
 #[must_use]
 pub fn seed() -> u64 {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -125,8 +124,8 @@ pub fn seed() -> u64 {
     given.expect("this runs only in the lab's guest")
 }
 
-/// Whether a sweep is to take every step (`LUNBD_VM_SWEEPS=whole` of the host):
-/// that takes too long for every run.
+/// Whether a sweep takes every step (`LUNBD_VM_SWEEPS=whole` on the host). That takes too long
+/// for every run.
 #[must_use]
 pub fn sweeps_are_whole() -> bool {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -135,7 +134,7 @@ pub fn sweeps_are_whole() -> bool {
         .any(|word| word == job::WHOLE_SWEEPS)
 }
 
-/// Prints what a whole sweep did, for `results/sweeps.md`: see `sweep-table`.
+/// Prints the result of a whole sweep for `results/sweeps.md`: see `sweep-table`.
 pub fn tell_whole_sweep(sweep: &str, done: String, points: String, took: Duration) {
     let row = SweepRow {
         sweep: sweep.to_owned(),
@@ -149,14 +148,14 @@ pub fn tell_whole_sweep(sweep: &str, done: String, points: String, took: Duratio
     tell(&row.line());
 }
 
-/// The one test of this process, by its command line.
+/// The only test of this process, from its command line.
 fn name_of_test() -> String {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.find(|argument| !argument.starts_with('-'));
     name.unwrap_or_default()
 }
 
-/// The limit of a sweep: what a slow machine may take.
+/// Sets the time limit of a sweep, with room for a slow machine.
 pub fn sweep_time_limit() {
     time_limit(Duration::from_mins(if sweeps_are_whole() {
         150
@@ -186,8 +185,8 @@ pub fn lunbd<S: AsRef<OsStr>>(args: &[S]) -> Output {
         .expect("lunbd is on the guest's PATH")
 }
 
-/// Runs a program of the guest and returns what it printed; panics with all of
-/// its output unless it succeeds.
+/// Runs a program of the guest and returns its output; panics with the whole output unless it
+/// succeeds.
 pub fn run<S: AsRef<OsStr> + std::fmt::Debug>(command: &[S]) -> String {
     enter();
     let output = Command::new(&command[0])
@@ -204,7 +203,7 @@ pub fn run<S: AsRef<OsStr> + std::fmt::Debug>(command: &[S]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Makes a device-mapper device, without waiting for udev.
+/// Makes a device-mapper device without waiting for udev.
 pub fn create_map(name: &str, uuid: Option<&str>, table: &str) {
     need_module("dm_mod");
     let mut command = vec!["dmsetup", "create", name, "--noudevsync", "--table", table];
@@ -223,27 +222,27 @@ pub fn node_of_map(name: &str) -> PathBuf {
     Path::new("/dev").join(block.expect("a device-mapper device"))
 }
 
-/// Loads a module, and starts no program where it is there: for a thousand volumes
-/// that would take minutes.
+/// Loads a module. Starts no program if the module is loaded: for a thousand volumes that would
+/// take minutes.
 pub fn need_module(name: &str) {
     if !Path::new("/sys/module").join(name).exists() {
         modprobe(name, &[]);
     }
 }
 
-/// Loads a module with its parameters, by the modprobe that udevd uses too.
+/// Loads a module with its parameters, with the modprobe that udevd also uses.
 pub fn modprobe(module: &str, parameters: &[&str]) {
     let mut command = vec!["modprobe", module];
     command.extend(parameters);
     run(&command);
 }
 
-/// Looks again until `look` finds something, and panics with `what` after
-/// `limit`: for causes that the kernel offers nothing to wait on.
+/// Calls `look` until it finds something, and panics with `what` after `limit`. For events that
+/// the kernel offers no way to wait for.
 pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        // Where a look took all the time, it may have come meanwhile.
+        // If one look took all the time, the event may have come meanwhile.
         let is_last = start.elapsed() >= limit;
         if let Some(found) = look() {
             return found;
@@ -253,7 +252,7 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
     }
 }
 
-/// What this process has that a leak adds to: the targets of its descriptors and the
+/// The resources of this process that a leak adds to: the targets of its descriptors and the
 /// names of its threads.
 #[must_use]
 pub fn descriptors_and_threads() -> (Vec<String>, Vec<String>) {
@@ -268,8 +267,8 @@ pub fn descriptors_and_threads() -> (Vec<String>, Vec<String>) {
     (descriptors.collect(), threads.collect())
 }
 
-/// Waits until this process has as few descriptors and threads as `before`: a
-/// worker's thread ends a moment after its last call.
+/// Waits until this process has no more descriptors and threads than `before`: a worker's
+/// thread ends a moment after its last call.
 pub fn wait_for_no_more_than(before: &(Vec<String>, Vec<String>)) {
     let limit = Instant::now() + Duration::from_secs(60);
     loop {
@@ -283,7 +282,7 @@ pub fn wait_for_no_more_than(before: &(Vec<String>, Vec<String>)) {
     }
 }
 
-/// The names in a directory of sysfs; none when it does not exist.
+/// The names in a directory of sysfs; none if it does not exist.
 #[must_use]
 pub fn entries(dir: impl AsRef<Path>) -> Vec<String> {
     fs::read_dir(dir).map_or_else(

@@ -1,4 +1,4 @@
-//! multipath-tools' daemon.
+//! The daemon of multipath-tools.
 
 use std::fmt;
 use std::fs;
@@ -10,17 +10,17 @@ use super::daemon::Daemon;
 
 const CONFIGURATION: &str = "/etc/multipath.conf";
 const LIMIT: Duration = Duration::from_secs(60);
-/// Its own default.
+/// multipathd's own default.
 const FAST_IO_FAIL: u32 = 5;
 
 /// What a map does with I/O while it has no path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoPath {
-    /// Keeps it for as long as it takes.
+    /// Queues it without a limit.
     Queue,
     /// Fails it at once.
     Fail,
-    /// Keeps it for so many rounds of the path checker, a second each.
+    /// Queues it for this number of rounds of the path checker, one second each.
     Retry(u32),
 }
 
@@ -34,41 +34,40 @@ impl fmt::Display for NoPath {
     }
 }
 
-/// A running `multipathd`; dropping it ends it and takes down the maps that are
-/// left.
+/// A running `multipathd`. Dropping it ends it and removes the maps that are left.
 #[derive(Debug)]
 pub struct Multipathd {
     daemon: Option<Daemon>,
 }
 
 impl Multipathd {
-    /// Starts it with the package's own defaults but for these: what a map does without
-    /// a path, and a path checker that looks every second. A map comes of an attach that
-    /// names several paths, or requires one. Returns when it answers.
+    /// Starts it with the package's defaults, except what a map does without a path, and a path
+    /// checker that looks every second. multipathd makes a map only for an attach that names
+    /// several paths or requires a map. Returns when it answers.
     ///
-    /// It sets the recovery timeout of iSCSI sessions and FC ports to its own
-    /// `fast_io_fail_tmo` of 5 s, as it does everywhere.
+    /// As everywhere, it sets the recovery timeout of iSCSI sessions and FC ports to its own
+    /// `fast_io_fail_tmo` of 5 s.
     #[must_use]
     pub fn start(no_path: NoPath) -> Self {
         Self::start_with(no_path, FAST_IO_FAIL)
     }
 
-    /// The same with another `fast_io_fail_tmo`, in seconds: for so long a path
-    /// whose session or port was lost is blocked. `off` leaves that to others.
+    /// The same with another `fast_io_fail_tmo`, in seconds: a path is blocked this long after
+    /// its session or port was lost. `off` leaves the timeout to others.
     #[must_use]
     pub fn start_with(no_path: NoPath, fast_io_fail: impl fmt::Display) -> Self {
         Self::start_checking("", no_path, fast_io_fail)
     }
 
-    /// Makes a map of every SCSI disk as soon as it hears of one, for a test that scans
-    /// by itself or wants a map that nobody asked for.
+    /// Makes a map of every SCSI disk as soon as multipathd sees it, for a test that scans
+    /// itself or wants a map that no attach requested.
     #[must_use]
     pub fn start_mapping_every_disk(no_path: NoPath) -> Self {
         Self::start_checking("find_multipaths no", no_path, FAST_IO_FAIL)
     }
 
-    /// Makes a map of every SCSI disk, and takes the WWID of a disk from this property in
-    /// udev's record.
+    /// Makes a map of every SCSI disk, and takes a disk's WWID from this property in udev's
+    /// record.
     #[must_use]
     pub fn naming_by(uid_attribute: &str) -> Self {
         let defaults = format!("find_multipaths no\n uid_attribute {uid_attribute}");
@@ -76,22 +75,21 @@ impl Multipathd {
     }
 
     fn start_checking(defaults: &str, no_path: NoPath, fast_io_fail: impl fmt::Display) -> Self {
-        // The overrides, since multipath-tools knows LIO and has its own view of
-        // what to do there.
+        // The values are overrides, because multipath-tools has its own settings for LIO.
         Self::start_configured(&format!(
             "defaults {{\n {defaults}\n polling_interval 1\n max_polling_interval 1\n}}\n\
              overrides {{\n no_path_retry {no_path}\n fast_io_fail_tmo {fast_io_fail}\n}}\n"
         ))
     }
 
-    /// Starts it as its package comes: without a configuration file, so that it makes a
-    /// map only of a unit that it is told to map or has mapped before.
+    /// Starts it as packaged: without a configuration file, it maps only a unit that it is told
+    /// to map or has mapped before.
     #[must_use]
     pub fn start_as_packaged() -> Self {
         Self::start_configured("")
     }
 
-    /// Starts it with this configuration file; with none where it is empty.
+    /// Starts it with this configuration file, or with none if it is empty.
     #[must_use]
     pub fn start_configured(configuration: &str) -> Self {
         super::enter();
@@ -105,7 +103,7 @@ impl Multipathd {
         multipathd
     }
 
-    /// Starts it with the configuration that it had.
+    /// Starts it with its previous configuration.
     pub fn start_again(&mut self) {
         assert!(self.daemon.is_none(), "multipathd runs already");
         let daemon = Daemon::start(&["multipathd", "-d", "-s"], || ask("show status").is_some());
@@ -117,17 +115,17 @@ impl Multipathd {
         self.daemon = None;
     }
 
-    /// Holds it where it is (SIGSTOP).
+    /// Stops it (SIGSTOP).
     pub fn hold(&self) {
         self.daemon.as_ref().expect("a running multipathd").hold();
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Lets it continue (SIGCONT).
     pub fn go_on(&self) {
         self.daemon.as_ref().expect("a running multipathd").go_on();
     }
 
-    /// Whether it counts a disk (`sda`) among its paths, by its own word.
+    /// Whether it reports a disk (`sda`) among its paths.
     #[must_use]
     pub fn knows(&self, disk: &str) -> bool {
         let paths = super::wait_until("multipathd to name its paths", LIMIT, || {
@@ -136,7 +134,7 @@ impl Multipathd {
         paths.lines().any(|path| path.trim() == disk)
     }
 
-    /// What it says to a command such as `show maps`; nothing when it refuses.
+    /// Its answer to a command such as `show maps`; `None` if it refuses.
     #[must_use]
     pub fn ask(&self, command: &str) -> Option<String> {
         ask(command)
@@ -149,7 +147,7 @@ impl Drop for Multipathd {
         for map in maps() {
             take_down(&map);
         }
-        // What it remembers makes udev's rules take such disks for its own.
+        // Because of what it remembers, udev's rules would treat such disks as multipath's.
         for file in [
             CONFIGURATION,
             "/etc/multipath/wwids",
@@ -161,8 +159,8 @@ impl Drop for Multipathd {
     }
 }
 
-/// Nothing where it refuses or does not run. One that is busy for four seconds says
-/// `timeout`, whether it has done what it was told or not: it is told again.
+/// `None` if it refuses or does not run. A multipathd that is busy for four seconds says
+/// `timeout`, whether it has carried out the command or not, so the command is sent again.
 fn ask(command: &str) -> Option<String> {
     super::wait_until("multipathd to have time", LIMIT, || {
         let output = Command::new("multipathd")
@@ -178,7 +176,7 @@ fn ask(command: &str) -> Option<String> {
     })
 }
 
-/// The multipath maps that the kernel has (`dm-0`), sorted.
+/// The kernel's multipath maps (`dm-0`), sorted.
 #[must_use]
 pub fn maps() -> Vec<String> {
     let mut maps = super::entries("/sys/block");
@@ -195,13 +193,13 @@ pub fn map_of(disk: &str) -> Option<String> {
     holders.pop()
 }
 
-/// Whether the map of this name keeps I/O that finds no path.
+/// Whether the map with this name queues I/O without a path.
 #[must_use]
 pub fn queues(name: &str) -> bool {
     super::run(&["dmsetup", "table", name]).contains("queue_if_no_path")
 }
 
-/// A map of a partition, as kpartx makes it, on the map at `node`.
+/// Makes a map of a partition on the map at `node`, as kpartx does.
 pub fn make_a_partition(node: &Path) {
     let map = node.canonicalize().expect("a map's node");
     let name = map.file_name().unwrap_or_default().to_string_lossy();
@@ -216,16 +214,16 @@ fn uuid(block: &str) -> String {
     fs::read_to_string(format!("/sys/block/{block}/dm/uuid")).unwrap_or_default()
 }
 
-/// As far as it goes: pid 1 sees what stays.
+/// Removes a map if possible; pid 1 sees what stays.
 fn take_down(map: &str) {
     let name = fs::read_to_string(format!("/sys/block/{map}/dm/name")).unwrap_or_default();
-    // Partitions of it, and whatever else is on top.
+    // Its partitions, and other maps above it.
     for above in super::entries(Path::new("/sys/block").join(map).join("holders")) {
         take_down(&above);
     }
-    // One that queues would wait for a path for ever.
+    // A map that queues would wait for a path forever.
     dmsetup(&["message", name.trim(), "0", "fail_if_no_path"]);
-    // It tries for five seconds, and udev may look at the map for longer.
+    // dmsetup tries for five seconds, and udev may look at the map for longer.
     let start = Instant::now();
     while !dmsetup(&["remove", "--retry", name.trim()])
         && Path::new("/sys/block").join(map).exists()
@@ -235,7 +233,7 @@ fn take_down(map: &str) {
     }
 }
 
-/// Whether it has done so; else says why not.
+/// Whether dmsetup succeeded; prints its error if not.
 fn dmsetup(arguments: &[&str]) -> bool {
     match Command::new("dmsetup").args(arguments).output() {
         Ok(output) if output.status.success() => true,

@@ -1,4 +1,4 @@
-//! NBD servers that are not ours, and the kernel's module for their devices.
+//! NBD servers of other projects, and the kernel's module for their devices.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -37,7 +37,7 @@ impl At {
         Self::Tcp(listener.local_addr().expect("the port's number"))
     }
 
-    /// A unix socket that nobody uses.
+    /// A unix socket that no server uses.
     #[must_use]
     pub fn unix() -> Self {
         Self::Unix(scratch("sock"))
@@ -52,8 +52,8 @@ impl At {
         }
     }
 
-    /// Whether somebody there greets as NBD servers do. To connect and leave
-    /// would do, but for nbd-server, which dies of it.
+    /// Whether an NBD server sends its greeting there. To connect and disconnect would be
+    /// enough, except for nbd-server, which dies of it.
     fn greets(&self) -> bool {
         let mut greeting = [0; 18];
         let read = match self {
@@ -68,7 +68,7 @@ impl At {
     }
 }
 
-/// A path below `/tmp` that was never handed out before.
+/// A path below `/tmp` that was not returned before.
 fn scratch(suffix: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -80,7 +80,7 @@ fn scratch(suffix: &str) -> PathBuf {
 pub struct Store(PathBuf);
 
 impl Store {
-    /// Takes as much memory as is written to it.
+    /// The file takes only as much memory as is written to it.
     #[must_use]
     pub fn sparse(bytes: u64) -> Self {
         super::enter();
@@ -98,7 +98,7 @@ impl Store {
         store
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -111,12 +111,12 @@ impl Drop for Store {
     }
 }
 
-/// How a server shows that it takes connections.
+/// How a server shows that it accepts connections.
 #[derive(Debug)]
 enum Ready {
     /// It greets a client.
     Greets,
-    /// By a file that it writes then.
+    /// It then writes this file.
     Writes(PathBuf),
 }
 
@@ -126,15 +126,14 @@ pub struct NbdServer {
     ready: Ready,
     at: At,
     command: Vec<String>,
-    /// Removed with the server; the last is where a daemon writes its pid.
+    /// These are removed with the server. The last one has a daemon's pid.
     files: Vec<PathBuf>,
-    /// Of the server and all that it started.
+    /// The process group of the server and of everything that it started.
     group: Option<Pid>,
 }
 
 impl NbdServer {
-    /// `qemu-nbd` of a file, for any number of clients; `arguments` go before
-    /// the file.
+    /// `qemu-nbd` of a file, for any number of clients. `arguments` come before the file.
     #[must_use]
     pub fn qemu_nbd(at: At, export: &str, file: &Path, arguments: &[&str]) -> Self {
         let mut command = words(&["qemu-nbd", "--persistent", "--shared=0", "--format=raw"]);
@@ -147,14 +146,14 @@ impl NbdServer {
             At::Unix(path) => command.push(format!("--socket={}", path.display())),
         }
         command.extend(words(arguments));
-        // It complains of a client that only looks whether it is there.
+        // qemu-nbd complains of a client that only checks whether it listens.
         let listens = scratch("listens");
         command.push(format!("--pid-file={}", listens.display()));
         command.push(file.display().to_string());
         Self::start_when(Ready::Writes(listens), at, command, Vec::new())
     }
 
-    /// `nbdkit`; `arguments` are filters, plugin and the plugin's own.
+    /// `nbdkit`. `arguments` are filters, the plugin and the plugin's own arguments.
     #[must_use]
     pub fn nbdkit(at: At, arguments: &[&str]) -> Self {
         let mut command = words(&["nbdkit", "--foreground"]);
@@ -169,15 +168,14 @@ impl NbdServer {
         Self::start_new(at, command, Vec::new())
     }
 
-    /// `nbd-server` of a file, on a port of the loopback interface (on unix
-    /// sockets it greets nobody here); `options` are lines of the export's
-    /// section.
+    /// `nbd-server` of a file, on a port of the loopback interface (on unix sockets it sends no
+    /// greeting here). `options` are lines of the export's section.
     #[must_use]
     pub fn of_nbd_server(export: &str, file: &Path, options: &[&str]) -> Self {
         Self::configured(export, file, "", options)
     }
 
-    /// The same over TLS alone, with the server's certificate in the directory.
+    /// The same over TLS only, with the server's certificate in this directory.
     #[must_use]
     pub fn of_nbd_server_with_tls(export: &str, file: &Path, certificates: &Path) -> Self {
         let path = |name: &str| certificates.join(name).display().to_string();
@@ -225,7 +223,7 @@ impl NbdServer {
         server
     }
 
-    /// Starts it where it was before and returns when it takes connections.
+    /// Starts the server at its previous address and returns when it accepts connections.
     pub fn start(&mut self) {
         assert!(self.group.is_none(), "the server runs already");
         if let At::Unix(path) = &self.at {
@@ -236,14 +234,14 @@ impl NbdServer {
         }
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::null());
-        // Some serve each client in a process of its own.
+        // Some servers have a process for each client.
         command.process_group(0);
         let mut child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
         let what = format!("{} to listen", self.command.join(" "));
         let group = match self.files.last() {
-            // It leaves a daemon behind, which leads a group of its own.
+            // It leaves a daemon behind, which leads its own process group.
             Some(pid_file) => {
                 let status = child.wait().expect("the daemon's parent");
                 assert!(status.success(), "{what}: {status}");
@@ -269,7 +267,7 @@ impl NbdServer {
         }
     }
 
-    /// Where it listens.
+    /// The server's address.
     #[must_use]
     pub fn at(&self) -> &At {
         &self.at
@@ -287,7 +285,7 @@ impl NbdServer {
         match &self.at {
             At::Tcp(address) => tcp_reset::clients_of(*address).len(),
             At::Unix(path) => {
-                // Of `/proc/net/unix`: the server's end bears the path, and is connected.
+                // In `/proc/net/unix` the server's end has the path, and is connected.
                 let table = fs::read_to_string("/proc/net/unix").expect("the unix sockets");
                 let path = path.to_str();
                 let is_connected = |line: &&str| {
@@ -299,7 +297,7 @@ impl NbdServer {
         }
     }
 
-    /// Who is connected to it over TCP, in an order that stays.
+    /// The clients that are connected over TCP, in a stable order.
     #[must_use]
     pub fn tcp_clients(&self) -> Vec<SocketAddr> {
         let At::Tcp(address) = &self.at else {
@@ -310,7 +308,7 @@ impl NbdServer {
         clients
     }
 
-    /// Resets the connection of one client over TCP, as a firewall does that forgot it.
+    /// Resets the TCP connection of one client, as a firewall does that lost its state.
     pub fn cut(&self, client: SocketAddr) {
         let At::Tcp(address) = &self.at else {
             panic!("not on TCP: {:?}", self.at);
@@ -318,8 +316,8 @@ impl NbdServer {
         tcp_reset::cut_connection(client, *address);
     }
 
-    /// Holds it and all that it started (SIGSTOP); none of them answers anybody when
-    /// this returns.
+    /// Stops the server and everything that it started (SIGSTOP). None of them answers any more
+    /// when this returns.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let Some(group) = self.group else {
@@ -333,18 +331,18 @@ impl NbdServer {
         });
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Lets it continue (SIGCONT).
     pub fn cont(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Kills it and all that it started, at once (SIGKILL), if it runs; none of
+    /// Kills the server and everything that it started, at once (SIGKILL), if it runs. None of
     /// them is left when this returns.
     pub fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         if let Some(group) = self.group.take() {
             super::wait_until("the server to be gone", LIMIT, || {
-                // Those that are ours; pid 1 sees to the others.
+                // Reap our own children; pid 1 reaps the others.
                 let _none_of_ours =
                     waitpid(Pid::from_raw(-group.as_raw()), Some(WaitPidFlag::WNOHANG));
                 killpg(group, None).err()
@@ -364,7 +362,7 @@ impl Drop for NbdServer {
         if std::thread::panicking()
             && let Some(group) = self.group
         {
-            // Was it the server's fault?
+            // Show whether the server has ended.
             let ended = waitpid(group, Some(WaitPidFlag::WNOHANG));
             eprintln!("{:?}: {ended:?}", self.command);
         }
@@ -390,7 +388,7 @@ fn words(words: &[&str]) -> Vec<String> {
 pub struct NbdModule(());
 
 impl NbdModule {
-    /// With devices 0 to `devices - 1`, and udev done with them.
+    /// Loads it with devices 0 to `devices - 1`, and waits until udev has finished with them.
     #[must_use]
     pub fn load(devices: u32) -> Self {
         super::enter();
@@ -399,7 +397,7 @@ impl NbdModule {
         Self(())
     }
 
-    /// The same, where the driver keeps backend ids.
+    /// The same if the driver keeps backend ids.
     #[must_use]
     pub fn with_backend_ids(devices: u32) -> Self {
         if super::kernel() < (5, 14) {
@@ -418,8 +416,8 @@ pub fn backends() -> Vec<String> {
         if !name.starts_with("nbd") {
             continue;
         }
-        // A disconnect takes the id away after the pid: one that goes while we look
-        // is not taken for one without an id.
+        // A disconnect removes the id after the pid. So a device that disconnects during the
+        // read does not count as one without an id.
         let backend = fs::read_to_string(dir.join("backend")).unwrap_or_default();
         if dir.join("pid").exists() {
             backends.push(backend.trim_end().to_owned());

@@ -8,12 +8,12 @@ use super::lio::{mount_configfs, remove_dir, write};
 const SUBSYSTEMS: &str = "/sys/kernel/config/nvmet/subsystems";
 const NQN: &str = "nqn.2026-01.example:namespace";
 
-/// It goes when it is dropped.
+/// Dropping it removes the namespace.
 #[derive(Debug)]
 pub struct NvmeNamespace(PathBuf);
 
 impl NvmeNamespace {
-    /// Enables one on this block device, which the kernel opens for writing then.
+    /// Enables a namespace on this block device. The kernel then opens the device for writing.
     #[must_use]
     pub fn on(node: &Path) -> Self {
         mount_configfs();

@@ -1,4 +1,4 @@
-//! Which processes this one starts, and which those start, by the kernel's word
+//! Counts the processes that this process and its descendants start, from the kernel's events
 //! (`drivers/connector/cn_proc.c`).
 
 use std::collections::HashSet;
@@ -12,13 +12,13 @@ const CN_IDX_PROC: u32 = 1;
 const CN_VAL_PROC: u32 = 1;
 const LISTEN: u32 = 1;
 const FORK: u32 = 1;
-/// Of `nlmsghdr` and `cn_msg`, and of what stands before an event's own data.
+/// The lengths of `nlmsghdr` and `cn_msg`, and of what precedes an event's own data.
 const HEADERS: usize = 16 + 20;
 const EVENT: usize = HEADERS + 16;
-/// For some ten thousand events.
+/// Room for some ten thousand events.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// Takes note from its start on; needs root.
+/// Records process events from its start on; needs root.
 #[derive(Debug)]
 pub struct OwnProcesses(Socket);
 
@@ -39,13 +39,13 @@ impl OwnProcesses {
             .set_non_blocking(true)
             .expect("a socket that does not block");
         let watch = Self(socket);
-        // The kernel's own answer, and what came between.
+        // The kernel's answer, and the events that came before it.
         let _before = watch.forks();
         watch
     }
 
-    /// How many processes were started since, threads not counted: by this one, and
-    /// by those that it has started.
+    /// How many processes this process and its descendants have started since. Threads do not
+    /// count.
     #[must_use]
     pub fn count(&self) -> usize {
         let mut family = HashSet::from([std::process::id()]);
@@ -54,7 +54,7 @@ impl OwnProcesses {
         own.count()
     }
 
-    /// All of the machine, in their order. The kernel tells them inside fork(2).
+    /// All forks of the machine, in order. The kernel reports them inside fork(2).
     fn forks(&self) -> Vec<Fork> {
         let mut forks = Vec::new();
         loop {
@@ -68,7 +68,7 @@ impl OwnProcesses {
     }
 }
 
-/// One that is no thread's.
+/// A fork that made a process, not a thread.
 #[derive(Debug, PartialEq, Eq)]
 struct Fork {
     parent: u32,
@@ -105,7 +105,8 @@ fn subscription() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What the kernel says of a fork: parent's thread and process, child's.
+    /// The kernel's event of a fork: the thread and process of the parent, then those of the
+    /// child.
     fn event(what: u32, ids: [u32; 4]) -> Vec<u8> {
         let mut message = vec![0; HEADERS];
         message.extend(what.to_ne_bytes());

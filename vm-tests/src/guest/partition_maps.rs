@@ -12,7 +12,7 @@ use super::partitioned;
 pub struct PartitionMaps(());
 
 impl PartitionMaps {
-    /// Those of this map, which has the content of [`partitioned`].
+    /// The partition maps of this map, which has the content of [`partitioned`].
     #[must_use]
     pub fn of(map: &Path) -> (Self, Nodes) {
         let name = map

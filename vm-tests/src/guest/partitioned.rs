@@ -8,21 +8,21 @@ use std::sync::OnceLock;
 const SECTOR: usize = 512;
 const MIB: usize = 1 << 20;
 
-/// Where the first partition begins; it has 8 MiB of ext4.
+/// The offset of the first partition; it has 8 MiB of ext4.
 pub const FIRST: usize = MIB;
-/// Where the second one begins; it has 4 MiB of swap area.
+/// The offset of the second partition; it has a swap area of 4 MiB.
 pub const SECOND: usize = 9 * MIB;
-/// How much there is of it.
+/// The length of the content.
 pub const LENGTH: usize = 13 * MIB;
 
-/// The same bytes at each call.
+/// The content; the same bytes at each call.
 #[must_use]
 pub fn content() -> &'static [u8] {
     static CONTENT: OnceLock<Vec<u8>> = OnceLock::new();
     CONTENT.get_or_init(make)
 }
 
-/// Writes it to a disk or a file.
+/// Writes the content to a disk or a file.
 pub fn write_to(node: &Path) {
     let mut disk = OpenOptions::new().write(true).open(node).expect("a disk");
     disk.write_all(content()).expect("its content");

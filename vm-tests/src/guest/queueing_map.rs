@@ -1,11 +1,11 @@
-//! A multipath map that queues and that no multipathd looks after, as on a machine
-//! whose multipathd was killed.
+//! A multipath map that queues I/O and that no multipathd manages, as on a machine whose
+//! multipathd was killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The map; dropping it takes it down.
+/// The map; dropping it removes it.
 #[derive(Debug)]
 pub struct QueueingMap {
     paths: Vec<String>,
@@ -14,9 +14,8 @@ pub struct QueueingMap {
 const NAME: &str = "queueing";
 
 impl QueueingMap {
-    /// The map of a unit over its disks, with the uuid that multipathd would give it.
-    /// udevd is to be held: what it does with a new map makes paths of `scsi_debug`
-    /// fail.
+    /// The map of a unit over its disks, with the uuid that multipathd would give it. The
+    /// caller must have stopped udevd: its probe of a new map makes paths of `scsi_debug` fail.
     #[must_use]
     pub fn over(disks: &[PathBuf]) -> Self {
         super::need_module("dm_multipath");
@@ -36,7 +35,7 @@ impl QueueingMap {
         Self { paths }
     }
 
-    /// Has all of its paths be failed, or active again.
+    /// Marks all its paths as failed, or as active again.
     pub fn set_paths(&self, active: bool) {
         let word = if active {
             "reinstate_path"
@@ -48,7 +47,7 @@ impl QueueingMap {
         }
     }
 
-    /// Has I/O that finds no path fail.
+    /// Makes the map fail I/O that has no path.
     pub fn fail_if_no_path(&self) {
         tell("fail_if_no_path");
     }
@@ -59,7 +58,7 @@ impl QueueingMap {
         super::node_of_map(NAME)
     }
 
-    /// Whether it keeps I/O that finds no path.
+    /// Whether the map queues I/O without a path.
     #[must_use]
     pub fn queues(&self) -> bool {
         super::multipathd::queues(NAME)

@@ -1,5 +1,5 @@
-//! A TCP relay in front of servers, so that one address leads to one server first and to
-//! another later, while connections to the first go on.
+//! A TCP relay in front of servers. One address leads first to one server and later to another,
+//! while connections to the first continue.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ struct Shared {
 struct Carried {
     client: TcpStream,
     server: TcpStream,
-    /// One of its two directions has ended, or both are being ended.
+    /// One of the two directions has ended, or both are being ended.
     has_ended: Arc<AtomicBool>,
 }
 
@@ -42,7 +42,7 @@ impl Carried {
 }
 
 impl Relay {
-    /// Leads to `server`.
+    /// Starts a relay to `server`.
     #[must_use]
     pub fn to(server: &NbdServer) -> Self {
         super::enter();
@@ -67,25 +67,25 @@ impl Relay {
         Self { address, shared }
     }
 
-    /// Where clients find it.
+    /// The address for clients.
     #[must_use]
     pub fn at(&self) -> At {
         At::Tcp(self.address)
     }
 
-    /// New connections lead to `server`. Those that stand go on as they are.
+    /// Connects new connections to `server`. Existing ones continue unchanged.
     pub fn lead_to(&self, server: &NbdServer) {
         *self.shared.leads_to.lock().expect("where it leads") = address_of(server);
     }
 
-    /// Ends the connection at this place among those that stand, the oldest first.
+    /// Ends the connection at this place among the live ones, oldest first.
     pub fn cut(&self, place: usize) {
         let carried = self.shared.carried.lock().expect("the connections");
         let mut standing = carried.iter().filter(|one| stands(one));
         standing.nth(place).expect("a connection").end();
     }
 
-    /// The clients of the connections that stand, the oldest first.
+    /// The clients of the live connections, oldest first.
     #[must_use]
     pub fn clients(&self) -> Vec<SocketAddr> {
         let carried = self.shared.carried.lock().expect("the connections");
@@ -116,7 +116,7 @@ fn address_of(server: &NbdServer) -> SocketAddr {
     *address
 }
 
-/// Both directions, each on a thread that ends with the connection.
+/// Carries both directions, each on a thread that ends with the connection.
 fn carry(client: TcpStream, shared: &Shared) -> io::Result<()> {
     let server = TcpStream::connect(*shared.leads_to.lock().expect("where it leads"))?;
     let has_ended = Arc::new(AtomicBool::new(false));

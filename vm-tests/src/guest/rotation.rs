@@ -1,10 +1,10 @@
-//! Which points of a sweep one run takes: a fifth, and another one with each seed.
+//! Which points of a sweep one run takes: a fifth, and another fifth with each seed.
 //!
-//! Runs whose seeds follow one another take all parts in turn, so any five of them
-//! take every point. A point's part follows from its name and not from its place in a
-//! list: kernels differ in what a list holds, and one more point must not move the
-//! others. Five is odd, so that a lab that chooses a test's kernel by the seed's parity
-//! takes each point on both kernels within ten runs.
+//! Runs with consecutive seeds take all parts in turn, so any five of them take every point. A
+//! point's part follows from its name and not from its place in a list: kernels differ in what
+//! a list holds, and one more point must not move the others. Five is odd, so a lab that
+//! chooses a test's kernel by the seed's parity takes each point on both kernels within ten
+//! runs.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub const PARTS: u64 = 5;
 /// The part of a sweep that a run takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The seed, as far as it matters; `None` takes every point.
+    /// The seed modulo the square of [`PARTS`]; `None` takes every point.
     seed: Option<u64>,
 }
 
@@ -36,24 +36,24 @@ impl Part {
         }
     }
 
-    /// Whether a point is in this part. `journal.synced:2` is in the part after the
-    /// one of `journal.synced:1`.
+    /// Whether this part has the point. `journal.synced:2` is in the part after that of
+    /// `journal.synced:1`.
     #[must_use]
     pub fn has(self, point: &str) -> bool {
         self.seed
             .is_none_or(|seed| place(point) % PARTS == seed % PARTS)
     }
 
-    /// Whether this run takes this one of a point's five variants: a part that has the
-    /// point takes one of them, and any 25 consecutive seeds take each once.
+    /// Whether this run takes this one of a point's five variants. A part that has the point
+    /// takes one variant, and any 25 consecutive seeds take each variant once.
     #[must_use]
     pub fn has_variant(self, point: &str, variant: u64) -> bool {
         let is_turn = |seed| (place(point) + seed / PARTS) % PARTS == variant % PARTS;
         self.has(point) && self.seed.is_none_or(is_turn)
     }
 
-    /// The points of a short list that are in this part: each fifth, so that no part is
-    /// much smaller than another. The list must be the same on each kernel.
+    /// The points of a short list that are in this part: each fifth, so that no part is much
+    /// smaller than another. The list must be the same on each kernel.
     #[must_use]
     pub fn each_fifth<T>(self, points: Vec<T>) -> Vec<T> {
         let numbered = (0..).zip(points);
@@ -62,7 +62,7 @@ impl Part {
         taken.map(|(_, point)| point).collect()
     }
 
-    /// Whether a point that another sweep has too is in a fifth of this part: any 25
+    /// Whether a point that another sweep also has is in a fifth of this part: any 25
     /// consecutive seeds take it once.
     #[must_use]
     pub fn has_rarely(self, point: &str) -> bool {
@@ -79,8 +79,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// A number that follows from the point's name (FNV-1a) and grows by one with the number
-/// after its last colon.
+/// A number that follows from the point's name (FNV-1a), plus the number after its last colon.
 fn place(point: &str) -> u64 {
     let parts = point.rsplit_once(':');
     let numbered = parts.and_then(|(name, count)| Some((name, count.parse().ok()?)));

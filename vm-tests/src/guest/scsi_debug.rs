@@ -1,4 +1,4 @@
-//! A SCSI target made by the kernel's own `scsi_debug` driver.
+//! A SCSI target of the kernel's `scsi_debug` driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,40 +9,39 @@ use nix::kmod::{DeleteModuleFlags, delete_module};
 
 use super::scsi_disk::{disk_of, openable_disk_of};
 
-/// Parameters of a [`ScsiDebug`] target to be.
+/// The parameters of a [`ScsiDebug`] target.
 #[derive(Debug, Clone)]
 pub struct ScsiDebugOptions {
     parameters: Vec<(String, String)>,
 }
 
 impl ScsiDebugOptions {
-    /// LUNs of each target, 0 to `count - 1`; over 256 the driver reports flat
-    /// addresses.
+    /// The LUNs of each target, 0 to `count - 1`. Over 256 the driver reports flat addresses.
     #[must_use]
     pub fn luns(self, count: u32) -> Self {
         self.parameter("max_luns", count)
     }
 
-    /// Targets of each host.
+    /// The number of targets of each host.
     #[must_use]
     pub fn targets(self, count: u32) -> Self {
         self.parameter("num_tgts", count)
     }
 
-    /// Hosts.
+    /// The number of hosts.
     #[must_use]
     pub fn hosts(self, count: u32) -> Self {
         self.parameter("add_host", count)
     }
 
-    /// Size of the store, which all LUNs share unless `per_host_store` is set.
+    /// The size of the store. All LUNs share it unless `per_host_store` is set.
     #[must_use]
     pub fn size_mib(self, mib: u32) -> Self {
         self.parameter("dev_size_mb", mib)
     }
 
-    /// Hosts that present the same units, as several paths to one target do:
-    /// a LUN has one identity on all of them, and one store.
+    /// The number of hosts that present the same units, like several paths to one target. A LUN
+    /// has one identity and one store on all of them.
     #[must_use]
     pub fn paths(self, count: u32) -> Self {
         self.hosts(count).parameter("vpd_use_hostno", 0)
@@ -60,8 +59,8 @@ impl ScsiDebugOptions {
         self
     }
 
-    /// Loads the module; its hosts are there when this returns, its devices
-    /// are not, since the guest runs with `scsi_mod.scan=manual`.
+    /// Loads the module. When this returns its hosts exist; its devices do not, because the
+    /// guest runs with `scsi_mod.scan=manual`.
     #[must_use]
     pub fn load(self) -> ScsiDebug {
         super::enter();
@@ -86,8 +85,7 @@ impl ScsiDebugOptions {
     }
 }
 
-/// A loaded `scsi_debug`; dropping it unloads the module and with it every host
-/// and device.
+/// A loaded `scsi_debug`. Dropping it unloads the module, with every host and device.
 #[derive(Debug)]
 pub struct ScsiDebug {
     hosts: Vec<u32>,
@@ -111,14 +109,14 @@ impl ScsiDebug {
         Self::options().luns(count).load()
     }
 
-    /// Two hosts that serve one unit, LUN 1, and where it is on each; `scsi_debug`
-    /// gives a third the state standby.
+    /// Two hosts that serve one unit, LUN 1, and its address on each. `scsi_debug` would give a
+    /// third host the state standby.
     #[must_use]
     pub fn two_paths() -> (Self, Vec<String>) {
         Self::two_paths_of(8)
     }
 
-    /// The same with a unit of this size.
+    /// The same with a unit of this size in MiB.
     #[must_use]
     pub fn two_paths_of(mib: u32) -> (Self, Vec<String>) {
         let target = Self::options().paths(3).luns(2).size_mib(mib).load();
@@ -140,7 +138,7 @@ impl ScsiDebug {
         &self.hosts
     }
 
-    /// The H:C:T:L names of the SCSI devices that its hosts have now, sorted.
+    /// The H:C:T:L names of its hosts' present SCSI devices, sorted.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         let mut found: Vec<String> = super::entries("/sys/bus/scsi/devices")
@@ -166,14 +164,14 @@ impl ScsiDebug {
         fs::write(&path, line).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
-    /// The disk of LUN `lun` of target 0 on the first host, as it is called
-    /// below `/sys/block`, when its SCSI device has one.
+    /// The name below `/sys/block` of the disk of LUN `lun` of target 0 on the first host, if
+    /// it has one.
     #[must_use]
     pub fn disk(&self, lun: u64) -> Option<String> {
         Self::disk_on(self.host(), lun)
     }
 
-    /// Waits until it has one that takes openers.
+    /// Waits until the LUN has a disk that can be opened.
     #[allow(
         clippy::must_use_candidate,
         reason = "most want the wait and not the name"
@@ -208,22 +206,21 @@ impl ScsiDebug {
 
 impl Drop for ScsiDebug {
     fn drop(&mut self) {
-        // Faults that a test asked for would fail the removal's own commands.
+        // Faults that a test requested would fail the commands of the removal.
         for attribute in ["opts", "every_nth"] {
             let _not_in_every_kernel = fs::write(
                 format!("/sys/bus/pseudo/drivers/scsi_debug/{attribute}"),
                 "0",
             );
         }
-        // Device by device: a delete waits for the disk's probe to end, while
-        // unloading the driver first drops its commands, which then take 30 s
-        // to time out.
+        // Delete each device: a delete waits until the disk's probe ends. To unload the driver
+        // at once drops its commands, which then take 30 s to time out.
         for device in self.devices() {
             let _gone_already = fs::write(format!("/sys/bus/scsi/devices/{device}/delete"), "1");
         }
-        // The last close of a disk that is deleted runs code of the module
-        // after it has given up its hold on it: 6.1 oopsed when udevd's probe
-        // closed one while the module went. So udevd comes to its end first.
+        // The last close of a deleted disk runs code of the module after it has released its
+        // reference: 6.1 oopsed when udevd's probe closed a disk while the module went. So
+        // udevd must finish first.
         super::udevd::settle_if_it_can();
         let start = Instant::now();
         loop {
@@ -232,8 +229,8 @@ impl Drop for ScsiDebug {
                 Err(_) if start.elapsed() < Duration::from_secs(60) => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                // A panic while the test's own is unwinding would hide it; pid
-                // 1 sees the module and fails the test.
+                // A panic while the test's own panic unwinds would hide it. pid 1 sees the
+                // module and fails the test.
                 Err(errno) => {
                     eprintln!("scsi_debug stays loaded: {errno}");
                     return;

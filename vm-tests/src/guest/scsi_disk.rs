@@ -4,26 +4,26 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-/// As it is called below `/sys/block`, when the device has one.
+/// The disk's name below `/sys/block`, if the device has one.
 pub(super) fn disk_of(device_dir: &Path) -> Option<String> {
-    // The disk's directory is there a moment before its link.
+    // The disk's directory exists a moment before its link.
     super::entries(device_dir.join("block"))
         .into_iter()
         .find(|disk| Path::new("/sys/block").join(disk).exists())
 }
 
-/// Waits until there is one that can be opened.
+/// Waits until the device has a disk that can be opened.
 pub(super) fn openable_disk_of(device_dir: &Path) -> String {
     let what = format!("the disk of {}", device_dir.display());
     super::wait_until(&what, Duration::from_secs(60), || {
-        // The node is there a moment before the disk takes openers.
+        // The node exists a moment before the disk can be opened.
         let disk = disk_of(device_dir)?;
         File::open(format!("/dev/{disk}")).ok().map(|_| disk)
     })
 }
 
-/// Whether the devices of a host are in a state that goes with their path's: none
-/// runs where it is lost, none waits for it where it is not.
+/// Whether the states of a host's devices agree with their path: none runs if the path is lost,
+/// and none is blocked if it is not.
 pub(super) fn have_followed(host: u32, lost: bool) -> bool {
     let ours = format!("{host}:");
     let names = super::entries("/sys/bus/scsi/devices").into_iter();

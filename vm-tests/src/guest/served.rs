@@ -1,59 +1,58 @@
-//! What tests of sessions ask of a target, whoever makes it.
+//! The operations on a target that tests of sessions need, whatever the kind of target.
 
 use super::iscsi_target::{IscsiTarget, PORTALS};
 use super::lio::Store;
 use super::tcp_reset::{cut_connections, reset_connections};
 use super::tgt::Tgt;
 
-/// A target that listens at all of [`PORTALS`] and lets everybody in.
+/// A target that listens at all of [`PORTALS`] and accepts every initiator.
 pub trait Served: Sized + Sync {
-    /// Presents a volume of so many bytes at each of these LUNs.
+    /// Presents a volume of this many bytes at each of these LUNs.
     #[must_use]
     fn serve(iqn: &str, luns: &[u64], bytes: u64) -> Self;
 
-    /// Its name.
+    /// The target's name.
     fn iqn(&self) -> &str;
 
-    /// Asks everybody for CHAP with this name and secret.
+    /// Asks every initiator for CHAP with this name and secret.
     fn ask_for_chap(&mut self, user: (&str, &str));
 
-    /// Listens at a portal of [`PORTALS`] no more; its connections stay.
+    /// Stops listening at a portal of [`PORTALS`]; its connections stay.
     fn close(&mut self, portal: usize);
 
-    /// Listens there again; initiators come back when they try next.
+    /// Listens there again; initiators come back at their next try.
     fn portal_up(&mut self, portal: usize);
 
-    /// Ends all its sessions and takes no new ones.
+    /// Ends all sessions and accepts no new ones.
     fn stop(&mut self);
 
-    /// Takes sessions again.
+    /// Accepts sessions again.
     fn start(&mut self);
 
-    /// How many sessions it has.
+    /// How many sessions the target has.
     fn sessions(&self) -> usize;
 
-    /// A LUN as a source has it.
+    /// A LUN as a source spells it.
     #[must_use]
     fn written(lun: u64) -> String {
         lun.to_string()
     }
 
-    /// The source that is a LUN of it over these of [`PORTALS`].
+    /// The source of a LUN of this target over these of [`PORTALS`].
     fn uri(&self, portals: &[usize], lun: u64) -> String {
         let portals: Vec<&str> = portals.iter().map(|&at| PORTALS[at]).collect();
         let lun = Self::written(lun);
         format!("iscsi://{}/{}/{lun}", portals.join(","), self.iqn())
     }
 
-    /// Stops to listen at a portal of [`PORTALS`] and cuts its connections:
-    /// sessions go to FAILED at once.
+    /// Stops listening at a portal of [`PORTALS`] and cuts its connections: sessions go to
+    /// FAILED at once.
     fn portal_down(&mut self, portal: usize) {
         self.close(portal);
         reset_connections(PORTALS[portal].parse().expect("a portal"));
     }
 
-    /// Cuts the connections that there are now at a portal of [`PORTALS`], and goes
-    /// on listening.
+    /// Cuts the present connections at a portal of [`PORTALS`], and keeps listening.
     fn cut(&self, portal: usize) {
         cut_connections(PORTALS[portal].parse().expect("a portal"));
     }
@@ -102,8 +101,8 @@ impl Served for Tgt {
         Self::with("0", &PORTALS, iqn, luns, bytes)
     }
 
-    /// It presents those over 255 in flat addressing; another is not taken by all of
-    /// its releases.
+    /// The target presents LUNs over 255 in flat addressing; some of its releases accept no
+    /// other.
     fn written(lun: u64) -> String {
         match lun {
             0..=255 => lun.to_string(),

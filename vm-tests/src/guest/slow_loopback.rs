@@ -1,20 +1,19 @@
-//! A network that takes its time.
+//! A slow network.
 
 use std::time::Duration;
 
-/// The loopback interface, with each of its packets that late; dropping it makes it
-/// quick again.
+/// Delays each packet on the loopback interface. Dropping it removes the delay.
 #[derive(Debug)]
 pub struct SlowLoopback(());
 
 impl SlowLoopback {
-    /// A round trip takes twice as long as `delay`.
+    /// Delays each packet by `delay`; a round trip takes twice as long.
     #[must_use]
     pub fn by(delay: Duration) -> Self {
         super::modprobe("sch_netem", &[]);
         let delay = format!("{}us", delay.as_micros());
         let add = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay"];
-        // Its own limit is 1,000 packets.
+        // The default limit is 1,000 packets.
         super::run(&[&add[..], &[&delay, "limit", "100000"]].concat());
         Self(())
     }

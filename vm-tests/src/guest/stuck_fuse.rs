@@ -1,5 +1,5 @@
-//! A FUSE file system with one file, whose daemon hangs: it opens the root directory and
-//! answers nothing else.
+//! A FUSE file system with one file, whose daemon hangs: it lets callers open the root
+//! directory and answers nothing else.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -26,12 +26,12 @@ const RELEASEDIR: u32 = 29;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// The number of the file, whatever the name by which it is looked up.
+/// The inode number of the file, whatever name is looked up.
 const FILE: u64 = 2;
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Mounted at [`StuckFuse::path`]; dropping it unmounts it and ends every call that
-/// waits for it.
+/// A file system mounted at [`StuckFuse::path`]. Dropping it unmounts it and ends every call
+/// that waits for it.
 #[derive(Debug)]
 pub struct StuckFuse {
     path: PathBuf,
@@ -40,7 +40,7 @@ pub struct StuckFuse {
 }
 
 impl StuckFuse {
-    /// Mounts it at `path`, which is made. Its daemon hangs.
+    /// Creates `path` and mounts the file system there. Its daemon hangs.
     #[must_use]
     pub fn mount_at(path: &str) -> Self {
         let mounted = Self::answering_at(path);
@@ -48,11 +48,12 @@ impl StuckFuse {
         mounted
     }
 
-    /// Mounts it at `path`, which is made. Its daemon answers until [`StuckFuse::hang`].
+    /// Creates `path` and mounts the file system there. Its daemon answers until
+    /// [`StuckFuse::hang`].
     #[must_use]
     pub fn answering_at(path: &str) -> Self {
         super::enter();
-        // Some kernels have it built in.
+        // Some kernels have FUSE built in.
         let kinds = fs::read_to_string("/proc/filesystems").expect("the file systems");
         if !kinds
             .lines()
@@ -100,19 +101,19 @@ impl StuckFuse {
         self.hangs.store(true, Ordering::SeqCst);
     }
 
-    /// A file in it of 1 MiB of zeroes.
+    /// Its file of 1 MiB of zeroes.
     #[must_use]
     pub fn file(&self) -> PathBuf {
         self.path.join("image")
     }
 
-    /// Takes the mount out of the tree, as `umount --lazy` does: who has a file of it
-    /// open keeps it.
+    /// Removes the mount from the tree, as `umount --lazy` does. A process with an open file of
+    /// it keeps the file system.
     pub fn detach_mount(&self) {
         umount2(&self.path, MntFlags::MNT_DETACH).expect("a mount");
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -138,7 +139,7 @@ fn answer(mut channel: File, hangs: &AtomicBool) {
         let unique = &header[8..16];
         let body = match opcode {
             INIT => Some(init()),
-            // A handle of 0, no flags.
+            // File handle 0, no flags.
             OPENDIR => Some(vec![0; 16]),
             FORGET | BATCH_FORGET | INTERRUPT => continue,
             _ if hangs.load(Ordering::SeqCst) => continue,
@@ -159,10 +160,10 @@ fn answer(mut channel: File, hangs: &AtomicBool) {
     }
 }
 
-/// The answer to a request about the file; `None` where there is no such call.
+/// The answer to a request about the file; `None` if the request is not one of those.
 fn body(opcode: u32, request: &[u8]) -> Option<Vec<u8>> {
     match opcode {
-        // `struct fuse_entry_out`: the times for which it holds are 0.
+        // `struct fuse_entry_out`, with validity times of 0.
         LOOKUP => {
             let mut body = FILE.to_ne_bytes().to_vec();
             body.resize(40, 0);

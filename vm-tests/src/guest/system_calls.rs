@@ -1,5 +1,4 @@
-//! How many system calls this process and its children make, by the kernel's own
-//! tracepoint.
+//! Counts the system calls of this process and its children, with the kernel's own tracepoint.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -7,15 +6,15 @@ use std::path::Path;
 
 use nix::mount::umount;
 
-/// The guest's debugfs mounts it on the first look.
+/// debugfs mounts tracefs here at the first access.
 const TRACING: &str = "/sys/kernel/debug/tracing";
 
-/// Counts while it lives; every call costs more then.
+/// Counts while it lives. Every system call is slower meanwhile.
 #[derive(Debug)]
 pub struct SystemCalls(());
 
 impl SystemCalls {
-    /// Of each thread that is there, and of what they start.
+    /// Counts for each existing thread, and for everything that they start.
     #[must_use]
     pub fn of_this_process() -> Self {
         super::enter();
@@ -25,21 +24,21 @@ impl SystemCalls {
             .open(Path::new(TRACING).join("set_event_pid"))
             .expect("set_event_pid");
         for task in super::entries("/proc/self/task") {
-            // One that ended meanwhile is refused.
+            // The kernel refuses a thread that ended meanwhile.
             let _ended = filter.write_all(task.as_bytes());
         }
         set("events/raw_syscalls/sys_enter/enable", "1");
         Self(())
     }
 
-    /// Since the machine's start; only a difference says something.
+    /// The count since the machine's start; only a difference means something.
     #[must_use]
     pub fn count(&self) -> u64 {
         let buffers = Path::new(TRACING).join("per_cpu");
         let of_one = |cpu: &String| -> u64 {
             let path = buffers.join(cpu).join("stats");
             let stats = fs::read_to_string(path).expect("a buffer's stats");
-            // The ring keeps some; what it has overwritten happened as well.
+            // The ring buffer keeps some calls; those that it has overwritten count too.
             let counted = stats.lines().filter_map(|line| {
                 let (name, number) = line.split_once(": ")?;
                 matches!(name, "entries" | "overrun").then(|| number.trim().parse::<u64>())

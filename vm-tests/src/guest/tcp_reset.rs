@@ -12,15 +12,15 @@ const SOCK_DESTROY: u16 = 21;
 const REQUEST_AND_ACK: u16 = 1 | 4;
 const NO_COOKIE: u32 = !0;
 const HEADER: usize = 16;
-/// In `/proc/net/tcp`: a listener, and a connection that is only remembered. 5.10
-/// refuses to destroy the latter (`tcp_abort`: `EOPNOTSUPP`), and nobody has it open.
+/// States in `/proc/net/tcp`: a listener, and `TIME_WAIT`. 5.10 refuses to destroy the latter
+/// (`tcp_abort`: `EOPNOTSUPP`), and no process has it open.
 const NO_ENDS: [&str; 2] = ["0A", "06"];
 
-/// One end of a connection: here, and there.
+/// One end of a connection: the local address and the remote one.
 type End = (SocketAddr, SocketAddr);
 
-/// Resets every connection from or to `address`; none is left when this
-/// returns, and both ends were told.
+/// Resets every connection from or to `address`. None is left when this returns, and both ends
+/// were told.
 pub(super) fn reset_connections(address: SocketAddr) {
     let socket = open();
     super::wait_until("the connections to end", Duration::from_secs(10), || {
@@ -30,9 +30,9 @@ pub(super) fn reset_connections(address: SocketAddr) {
     });
 }
 
-/// Resets those to `address` that there are now, by the end that dialled: the other is
-/// told. Others may come, and who listens goes on: of an end that is gone already the
-/// kernel would take the listener for the one that is meant (`inet_lookup`).
+/// Resets the present connections to `address` by the end that dialled, which tells the other
+/// end. New connections may come, and the listener stays: if the kernel does not find the other
+/// end any more, it would destroy the listener instead (`inet_lookup`).
 pub(super) fn cut_connections(address: SocketAddr) {
     let socket = open();
     let mut ends = ends_at(address);
@@ -41,12 +41,12 @@ pub(super) fn cut_connections(address: SocketAddr) {
     reset(&socket, &ends);
 }
 
-/// Resets the connection that came from `client` to `address`, by the end that dialled.
+/// Resets the connection from `client` to `address` by the end that dialled.
 pub(super) fn cut_connection(client: SocketAddr, address: SocketAddr) {
     reset(&open(), &[(client, address)]);
 }
 
-/// Who has an established connection to `address`.
+/// The clients with an established connection to `address`.
 pub(super) fn clients_of(address: SocketAddr) -> Vec<SocketAddr> {
     const ESTABLISHED: &str = "01";
     let is_established = |line: &&str| line.split_whitespace().nth(3) == Some(ESTABLISHED);
@@ -73,7 +73,7 @@ fn reset(socket: &Socket, ends: &[End]) {
             .get(HEADER..HEADER + 4)
             .and_then(|errno| errno.try_into().ok());
         let errno = -i32::from_ne_bytes(errno.expect("an errno"));
-        // Gone, or only remembered, since the table was read.
+        // The connection went, or is in TIME_WAIT, since the table was read.
         let gone_meanwhile = [Errno::ENOENT, Errno::EOPNOTSUPP].map(|errno| errno as i32);
         assert!(
             errno == 0 || gone_meanwhile.contains(&errno),
@@ -82,7 +82,7 @@ fn reset(socket: &Socket, ends: &[End]) {
     }
 }
 
-/// `nlmsghdr` and `inet_diag_req_v2`.
+/// A message of `nlmsghdr` and `inet_diag_req_v2`.
 fn request((here, there): End) -> Vec<u8> {
     let family = if here.is_ipv4() { 2 } else { 10 };
     let mut body = vec![family, 6, 0, 0];
@@ -122,14 +122,14 @@ fn ends_at(address: SocketAddr) -> Vec<End> {
     ends
 }
 
-/// `SL: LOCAL REMOTE STATE ...`; the heading is none.
+/// Parses `SL: LOCAL REMOTE STATE ...`; `None` for the heading.
 fn end(line: &str) -> Option<End> {
     let mut fields = line.split_whitespace().skip(1);
     let ends = (parse(fields.next()?)?, parse(fields.next()?)?);
     (!NO_ENDS.contains(&fields.next()?)).then_some(ends)
 }
 
-/// `0100007F:0CBC`: words of four bytes as this machine reads them.
+/// Parses `0100007F:0CBC`: words of four bytes in this machine's byte order.
 fn parse(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let words = ip.as_bytes().chunks(8).map(|word| {

@@ -1,4 +1,4 @@
-//! `lunbd` as somebody sees it who sits before it.
+//! Runs `lunbd` on a terminal, as a user sees it.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -14,7 +14,7 @@ const SIZE: Winsize = Winsize {
     ws_ypixel: 0,
 };
 
-/// Runs it on a terminal: how it ended, and all that it drew.
+/// Runs it on a terminal. Returns its exit status and everything that it drew.
 #[must_use]
 pub fn lunbd(arguments: &[&str]) -> (ExitStatus, String) {
     super::enter();
@@ -24,7 +24,7 @@ pub fn lunbd(arguments: &[&str]) -> (ExitStatus, String) {
     command.args(arguments).env("TERM", "xterm");
     command.stdin(end()).stdout(end()).stderr(end());
     let mut child = command.spawn().expect("lunbd");
-    // Reading ends when nobody is left at the other end.
+    // The read ends when no process has the other end open.
     drop((command, pty.slave));
     let mut drawn = Vec::new();
     let mut screen = File::from(pty.master);

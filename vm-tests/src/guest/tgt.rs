@@ -1,16 +1,16 @@
-//! tgt, the target that is a process and not the kernel's.
+//! tgt, a target that runs as a process outside the kernel.
 
 use std::fs;
 use std::process::Command;
 
 use super::daemon::Daemon;
 
-/// tgtadm finds its daemon by a socket there.
+/// tgtadm finds its daemon through a socket in this directory.
 const SOCKETS: &str = "/var/run/tgtd";
 const FILE: &str = "/tmp/tgt-volume";
 
-/// A `tgtd` with one target whose LUN 0 is its controller and no disk. Dropping it
-/// ends it.
+/// A `tgtd` with one target. The target's LUN 0 is its controller and not a disk. Dropping it
+/// ends the daemon.
 #[derive(Debug)]
 pub struct Tgt {
     daemon: Option<Daemon>,
@@ -24,7 +24,7 @@ pub struct Tgt {
 /// A name and a secret.
 type Account = (String, String);
 
-/// What it asks for, and what it proves itself with.
+/// The CHAP account that the target requires, and its own account for mutual CHAP.
 #[derive(Debug, Clone)]
 struct Chap {
     user: Account,
@@ -32,14 +32,14 @@ struct Chap {
 }
 
 impl Tgt {
-    /// Listens at `portal`, with one volume at LUN 1; lets everybody in. Two that run
-    /// beside each other have a control port each.
+    /// Listens at `portal`, with one volume at LUN 1, and accepts every initiator. Each of two
+    /// daemons that run at once needs its own control port.
     #[must_use]
     pub fn start(control_port: &'static str, portal: &str, iqn: &str, bytes: u64) -> Self {
         Self::with(control_port, &[portal], iqn, &[1], bytes)
     }
 
-    /// The same with several portals and LUNs, a volume of so many bytes each.
+    /// The same with several portals and LUNs, each LUN with a volume of this many bytes.
     #[must_use]
     pub fn with(
         control_port: &'static str,
@@ -67,7 +67,7 @@ impl Tgt {
         tgt
     }
 
-    /// Starts the daemon, which forgets all but the data, and tells it the rest again.
+    /// Starts the daemon, which forgets everything but the data, and configures it again.
     pub fn start_again(&mut self) {
         assert!(self.daemon.is_none(), "tgtd runs already");
         let (port, first) = (self.control_port, format!("portal={}", self.portals[0]));
@@ -96,7 +96,8 @@ impl Tgt {
         for portal in &self.portals[1..] {
             self.portal("new", portal);
         }
-        // Nobody is let in before: he would find a target without its units.
+        // Before this the target accepts no initiator, so none finds a target without its
+        // units.
         self.admin("bind", "target", &["-I", "ALL"]);
     }
 
@@ -105,14 +106,14 @@ impl Tgt {
         self.daemon.take().expect("a running tgtd").kill();
     }
 
-    /// Listens at a portal (`new`), or no more (`delete`).
+    /// Starts (`new`) or stops (`delete`) listening at a portal.
     pub(super) fn portal(&self, operation: &str, portal: &str) {
         let portal = format!("portal={portal}");
         let command = self.command(operation, "portal");
         super::run(&[&command[..], &["--param", &portal]].concat());
     }
 
-    /// It takes no signal to end but this word.
+    /// Only this command ends the daemon; a signal does not.
     fn end(&mut self) {
         for (operation, mode, arguments) in [
             ("delete", "target", &["--force", "--tid", "1"][..]),
@@ -131,13 +132,13 @@ impl Tgt {
         format!("{FILE}-{}-{lun}", self.control_port)
     }
 
-    /// Its target's name.
+    /// The target's name.
     #[must_use]
     pub fn iqn(&self) -> &str {
         &self.iqn
     }
 
-    /// Sends every login on to another portal.
+    /// Redirects every login to another portal.
     pub fn redirect(&self, address: &str, port: &str) {
         for (name, value) in [
             ("RedirectAddress", address),
@@ -148,8 +149,8 @@ impl Tgt {
         }
     }
 
-    /// Asks everybody for CHAP with this name and secret; and proves itself with
-    /// `mutual`.
+    /// Asks every initiator for CHAP with this name and secret. With `mutual` the target proves
+    /// itself too.
     pub fn ask_for_chap(&mut self, user: (&str, &str), mutual: Option<(&str, &str)>) {
         let own = |(name, secret): (&str, &str)| (name.to_owned(), secret.to_owned());
         let chap = Chap {
@@ -176,7 +177,7 @@ impl Tgt {
         self.admin("update", "target", &["--name", name, "--value", value]);
     }
 
-    /// How many connections its sessions have, as it shows them.
+    /// How many connections its sessions have, according to tgt.
     #[must_use]
     pub fn connections(&self) -> usize {
         let shown = super::run(&self.command("show", "target"));
@@ -192,7 +193,7 @@ impl Tgt {
         ]
     }
 
-    /// On its one target.
+    /// Runs a command for its only target.
     fn admin(&self, operation: &str, mode: &str, arguments: &[&str]) {
         super::run(
             &[

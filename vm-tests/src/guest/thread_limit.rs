@@ -1,4 +1,4 @@
-//! A process that may have few threads.
+//! Limits the number of a process's threads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::directory::Directory;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A cgroup with a limit of threads; removed on drop, when its processes have ended.
+/// A cgroup with a limit of threads. It is removed on drop, when its processes have ended.
 #[derive(Debug)]
 pub struct ThreadLimit {
     root: Directory,
@@ -19,7 +19,7 @@ pub struct ThreadLimit {
 }
 
 impl ThreadLimit {
-    /// Without a limit so far.
+    /// A cgroup without a limit so far.
     #[must_use]
     pub fn none() -> Self {
         let root = Directory::new("cgroup");
@@ -31,17 +31,17 @@ impl ThreadLimit {
         Self { root, group }
     }
 
-    /// The processes of the group have `most` threads at the most from now on.
+    /// From now on the processes of the group have at most `most` threads.
     pub fn set(&self, most: u32) {
         write(&self.group.join("pids.max"), &most.to_string());
     }
 
-    /// There is no limit any more.
+    /// Removes the limit.
     pub fn lift(&self) {
         write(&self.group.join("pids.max"), "max");
     }
 
-    /// `lunbd` in the group.
+    /// A `lunbd` command in the group.
     #[must_use]
     pub fn lunbd(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");

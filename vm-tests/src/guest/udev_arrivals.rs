@@ -1,5 +1,4 @@
-//! When udev's own events arrive, seen by a socket that shares nothing with the
-//! engine's.
+//! Records when udev's own events arrive, on a socket that is independent of the engine's.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -14,23 +13,22 @@ use std::os::fd::{AsFd, OwnedFd};
 
 const UDEV_GROUP: u32 = 2;
 const RECEIVE_BUFFER: usize = 128 << 20;
-/// Where libudev's header says at which byte the properties begin
-/// (`sd-device/device-monitor.c`): after `libudev\0`, the magic and its own
-/// length.
+/// The place in libudev's header of the offset of the properties
+/// (`sd-device/device-monitor.c`): after `libudev\0`, the magic and the header's length.
 const OFFSET_AT: usize = 16;
 
-/// An event that udevd has sent: its rules have run.
+/// An event that udevd has sent after its rules ran.
 #[derive(Debug, Clone)]
 pub struct Arrival {
     /// `add`, `change` and so on.
     pub action: String,
-    /// Below `/sys`.
+    /// The path below `/sys`.
     pub devpath: String,
-    /// When it was received here.
+    /// The time of its reception here.
     pub at: Instant,
 }
 
-/// Notes the arrival of every event of udev's from its start on.
+/// Records the arrival of every udev event from its start on.
 #[derive(Debug)]
 pub struct UdevArrivals {
     seen: Arc<Mutex<Vec<Arrival>>>,
@@ -63,7 +61,7 @@ impl UdevArrivals {
         }
     }
 
-    /// The first `action` of the block device that has this name.
+    /// The first event with this action of the block device with this name.
     #[must_use]
     pub fn first_of(&self, disk: &str, action: &str) -> Option<Arrival> {
         let ending = format!("/block/{disk}");

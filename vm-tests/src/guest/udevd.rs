@@ -1,6 +1,6 @@
-//! The guest's systemd-udevd: held, killed, started.
+//! Stops, kills and starts the guest's systemd-udevd.
 //!
-//! Tests that share a boot use the guards, which undo on drop.
+//! Tests that share a boot use the guards, which undo the change on drop.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub fn start() {
     assert!(answers(), "udevd was started and does not answer");
 }
 
-/// Whether it answers a ping on its control socket.
+/// Whether the daemon answers a ping on its control socket.
 #[must_use]
 pub fn answers() -> bool {
     asked(&["control", "--ping", "--timeout=60"])
@@ -30,10 +30,10 @@ pub fn answers() -> bool {
 
 /// How often `udevadm` is tried.
 ///
-/// udevd closes a connection in silence whose first word comes between its accept
-/// and its wish to know the sender (`udev-ctrl.c`, `udev_ctrl_event_handler`:
-/// `SO_PASSCRED`), and `udevadm` fails with "Broken pipe": seen once in some dozens
-/// on a busy machine.
+/// udevd silently closes a connection whose first message arrives between its accept and its
+/// request for the sender's credentials (`udev-ctrl.c`, `udev_ctrl_event_handler`:
+/// `SO_PASSCRED`). `udevadm` then fails with "Broken pipe", once in some dozens of calls on a
+/// busy machine.
 pub const TRIES: usize = 5;
 
 fn asked(arguments: &[&str]) -> bool {
@@ -52,36 +52,36 @@ pub fn pid() -> Option<Pid> {
         .map(|process| process.pid)
 }
 
-/// Waits until its queue is empty, for tests that are not about settling.
+/// Waits until the daemon's queue is empty, for tests that are not about settling.
 pub fn settle() {
     super::enter();
     assert!(asked(&["settle", "--timeout=600"]), "udevd is busy or deaf");
 }
 
-/// As [`settle`], for a guard's end: returns too where there is no udevd or it does
-/// not come to its end.
+/// Like [`settle`], for the end of a guard: also returns if there is no udevd or it does not
+/// finish.
 pub(super) fn settle_if_it_can() {
     let _busy_or_deaf = pid().is_some() && asked(&["settle", "--timeout=60"]);
 }
 
-/// Holds the daemon and its workers where they are (SIGSTOP); returns when they
-/// stand, or are in the kernel and stand when they leave it.
+/// Stops the daemon and its workers (SIGSTOP). Returns when they have stopped, or are in the
+/// kernel and stop when they leave it.
 pub fn stop() {
     super::wait_until("udevd to stand", LIMIT, || {
-        // Again, for a worker that was started meanwhile.
+        // Repeat the signal, for a worker that was started meanwhile.
         signal_all(Signal::SIGSTOP);
         let stands = |process: &Process| matches!(process.state, 'T' | 'D');
         processes().iter().all(stands).then_some(())
     });
 }
 
-/// Lets them go on (SIGCONT).
+/// Lets them continue (SIGCONT).
 pub fn cont() {
     signal_all(Signal::SIGCONT);
 }
 
-/// Kills the daemon and its workers and removes the control socket, so that the
-/// guest is a machine without udev.
+/// Kills the daemon and its workers and removes the control socket, so that the guest is a
+/// machine without udev.
 pub fn kill() {
     super::wait_until("udevd to be gone", LIMIT, || {
         signal_all(Signal::SIGKILL);
@@ -92,12 +92,12 @@ pub fn kill() {
     }
 }
 
-/// udevd is held while this lives.
+/// udevd is stopped while this lives.
 #[derive(Debug)]
 #[must_use = "udevd goes on as soon as this is dropped"]
 pub struct StoppedGuard(());
 
-/// Holds udevd until the guard is dropped.
+/// Stops udevd until the guard is dropped.
 pub fn stopped() -> StoppedGuard {
     stop();
     StoppedGuard(())
@@ -114,7 +114,7 @@ impl Drop for StoppedGuard {
 #[must_use = "udevd is started as soon as this is dropped"]
 pub struct AbsentGuard(());
 
-/// Takes udevd away until the guard is dropped.
+/// Kills udevd, which starts again when the guard is dropped.
 pub fn absent() -> AbsentGuard {
     kill();
     AbsentGuard(())
@@ -131,12 +131,11 @@ impl Drop for AbsentGuard {
 struct Process {
     pid: Pid,
     parent: i32,
-    /// As in `/proc/PID/stat`.
+    /// The state letter of `/proc/PID/stat`.
     state: char,
 }
 
-/// Workers call themselves `(udev-worker)`; before systemd 250 they kept the
-/// daemon's name.
+/// Workers are named `(udev-worker)`; before systemd 250 they kept the daemon's name.
 fn processes() -> Vec<Process> {
     super::entries("/proc")
         .into_iter()
@@ -159,7 +158,7 @@ fn processes() -> Vec<Process> {
 
 fn signal_all(signal: Signal) {
     super::enter();
-    // The daemon first: it could start another worker meanwhile.
+    // The daemon comes first, because it could start another worker meanwhile.
     let mut found = processes();
     found.sort_by_key(|process| process.parent != 1);
     for process in found {

@@ -1,4 +1,4 @@
-//! Every kernel uevent, seen by a socket that shares nothing with the engine's.
+//! Records every kernel uevent, on a socket that is independent of the engine's.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,30 +13,30 @@ use nix::unistd::{pipe, write};
 use std::os::fd::{AsFd, OwnedFd};
 
 const KERNEL_GROUP: u32 = 1;
-/// As large as udevd's own: room for some hundred thousand events.
+/// The size of udevd's own buffer, with room for some hundred thousand events.
 const RECEIVE_BUFFER: usize = 128 << 20;
 
 /// One message of the kernel group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelUevent {
-    /// The kernel's own running number.
+    /// The kernel's sequence number.
     pub seqnum: u64,
     /// `add`, `remove`, `change`, `bind` and so on.
     pub action: String,
-    /// Below `/sys`.
+    /// The path below `/sys`.
     pub devpath: String,
-    /// Empty when the kernel names none.
+    /// Empty if the kernel names none.
     pub subsystem: String,
     /// `disk`, `scsi_device` and so on.
     pub devtype: Option<String>,
-    /// All pairs of the message, the above among them.
+    /// All pairs of the message, including those above.
     pub properties: BTreeMap<String, String>,
-    /// From the counter's start to its arrival here.
+    /// The time from the counter's start to the arrival.
     pub at: Duration,
 }
 
 impl KernelUevent {
-    /// (action, subsystem, devtype or `""`): what a minimum is counted in.
+    /// The (action, subsystem, devtype or `""`), in which a minimum is counted.
     #[must_use]
     pub fn kind(&self) -> (&str, &str, &str) {
         (
@@ -46,7 +46,7 @@ impl KernelUevent {
         )
     }
 
-    /// Whether udevd has asked for it, by writing to the device's `uevent` file.
+    /// Whether udevd caused the event by a write to the device's `uevent` file.
     #[must_use]
     pub fn is_udevds(&self) -> bool {
         let mark = self.properties.get("SYNTH_UUID");
@@ -130,13 +130,13 @@ impl UeventCounter {
         }
     }
 
-    /// What has arrived so far.
+    /// The events so far.
     #[must_use]
     pub fn events(&self) -> Vec<KernelUevent> {
         self.record.0.lock().unwrap().events.clone()
     }
 
-    /// How many have arrived so far, without a copy of them.
+    /// How many events have arrived so far, without a copy.
     #[must_use]
     pub fn count(&self) -> usize {
         self.record.0.lock().unwrap().events.len()
@@ -148,14 +148,14 @@ impl UeventCounter {
         self.record.0.lock().unwrap().overflows
     }
 
-    /// How long ago it was started.
+    /// The time since its start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Waits until nothing has arrived for `quiet` and returns everything since
-    /// the start. Panics when events were lost: a count would be wrong.
+    /// Waits until nothing has arrived for `quiet`, and returns every event since the start.
+    /// Panics if events were lost, because a count would be wrong.
     #[must_use]
     pub fn until_quiet(&self, quiet: Duration) -> Vec<KernelUevent> {
         let called = Instant::now();
@@ -175,7 +175,7 @@ impl UeventCounter {
         record.events.clone()
     }
 
-    /// Waits until an event satisfies `wanted`; `None` after `limit`.
+    /// Waits until an event matches `wanted`; `None` after `limit`.
     #[must_use]
     pub fn wait_for(
         &self,

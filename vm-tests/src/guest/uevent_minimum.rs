@@ -9,20 +9,20 @@ mod lists;
 
 pub use lists::{Kind, Minimum};
 
-/// For events that are sure to come.
+/// The limit for events that must come.
 const LIMIT: Duration = Duration::from_secs(120);
-/// For those that are not to come, after all that are and after udevd's end.
+/// How long no further event may come, after all expected ones and after udevd has finished.
 const QUIET: Duration = Duration::from_secs(2);
 
 impl Minimum {
-    /// The running kernel's.
+    /// The minimum of the running kernel.
     #[must_use]
     pub fn of_this_kernel() -> &'static Self {
         Self::of(super::kernel())
     }
 
-    /// Waits until all of `wanted` have come since the counter's start, and panics
-    /// if anything else came but what udevd may add to them.
+    /// Waits until all of `wanted` have come since the counter's start. Panics if any other
+    /// event came, except those that udevd may add.
     pub fn require(&self, counter: &UeventCounter, wanted: &[Kind]) {
         super::wait_until("the minimum of events", LIMIT, || {
             (counter.count() >= wanted.len()).then_some(())
@@ -45,7 +45,7 @@ impl Minimum {
     }
 }
 
-/// Sorted, to be compared with a minimum.
+/// The kinds of these events, sorted to compare them with a minimum.
 fn kinds(events: &[KernelUevent]) -> Vec<(&str, &str, &str)> {
     let mut kinds: Vec<_> = events.iter().map(KernelUevent::kind).collect();
     kinds.sort_unstable();

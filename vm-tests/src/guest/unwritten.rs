@@ -1,4 +1,4 @@
-//! Data that stays in the page cache, and the close that has to write it back.
+//! Keeps data in the page cache, and closes the file that must write it back.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -6,9 +6,9 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A reader of a disk, for as long as what is written to it is to stay unwritten. No
-/// writer's close is the last one then. And udevd, which takes this lock for itself
-/// alone, does not have the kernel reread the partition table, which would write back.
+/// Opens a disk for reading, for as long as written data must stay in the page cache. Then no
+/// writer's close is the last one. udevd wants this lock exclusively, so it does not make the
+/// kernel reread the partition table, which would write the data back.
 #[must_use]
 pub fn keep_unwritten(node: &Path) -> File {
     let reader = File::open(node).expect("the node");
@@ -16,7 +16,7 @@ pub fn keep_unwritten(node: &Path) -> File {
     reader
 }
 
-/// Closes it on a thread of its own, and returns when no process has it open any more:
+/// Closes the file on its own thread, and returns when no process has the file open any more:
 /// the last close writes back, and waits for that in the kernel.
 #[must_use]
 pub fn closing(file: File) -> JoinHandle<()> {

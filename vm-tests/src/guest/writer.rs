@@ -1,4 +1,4 @@
-//! Writes that nothing may be lost of.
+//! A writer none of whose writes may be lost.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Writes one block after the other, each with an fsync, until it is told to
-/// end; every error is kept.
+/// Writes one block after another, each with an fsync, until it is told to end. It keeps every
+/// error.
 #[derive(Debug)]
 pub struct Writer {
     node: PathBuf,
@@ -22,7 +22,7 @@ pub struct Writer {
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 2048;
 
-/// What block `number` holds after it was written `times` times.
+/// The content of block `number` after `times` writes.
 fn content(number: usize, times: usize) -> [u8; BLOCK] {
     let mut block = [u8::try_from(times % 251).unwrap(); BLOCK];
     block[..8].copy_from_slice(&number.to_le_bytes());
@@ -30,7 +30,7 @@ fn content(number: usize, times: usize) -> [u8; BLOCK] {
 }
 
 impl Writer {
-    /// Starts it on this device.
+    /// Starts writing to this device.
     #[must_use]
     pub fn start(node: &Path) -> Self {
         let (stop, written) = (
@@ -61,8 +61,8 @@ impl Writer {
         }
     }
 
-    /// Waits until it has written some more: after a heal, when what was in flight
-    /// has timed out, which takes 30 s where a heal has set no other time.
+    /// Waits until it has written more: after a heal, when what was in flight has timed out.
+    /// That takes 30 s unless a heal has set another time.
     pub fn goes_on(&self) {
         let before = self.written.load(Ordering::Relaxed);
         super::wait_until("the writer to go on", Duration::from_secs(120), || {
@@ -70,14 +70,14 @@ impl Writer {
         });
     }
 
-    /// Ends it and compares every block with what was written.
+    /// Ends the writer and compares every block with what was written.
     pub fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         let errors = self.thread.join().unwrap();
         assert!(errors.is_empty(), "{errors:?}");
         let written = self.written.load(Ordering::Relaxed);
         assert!(written > 0);
-        // Past the page cache: what the server has.
+        // Read past the page cache: what the server has.
         let mut disk = OpenOptions::new()
             .read(true)
             .custom_flags(nix::libc::O_DIRECT)
@@ -92,10 +92,10 @@ impl Writer {
     }
 }
 
-/// What the device has in its first block, past the page cache.
+/// The first block of the device, read past the page cache.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// If the block cannot be read.
 pub fn first_block(node: &Path) -> std::io::Result<Vec<u8>> {
     let mut page = memmap2::MmapMut::map_anon(BLOCK)?;
     let direct = nix::libc::O_DIRECT;

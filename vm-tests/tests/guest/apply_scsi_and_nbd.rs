@@ -1,4 +1,4 @@
-//! `lunbd apply`: the volumes of a file, brought to what it says.
+//! `lunbd apply` brings the volumes of a file to their wanted state.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,9 +12,9 @@ use vm_tests::guest::directory::Directory;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::{self, ScsiDebug, terminal};
 
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of one call, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of a test, which starts the command two dozen times.
+/// The limit of a test, which starts the command two dozen times.
 const IN_ALL: Duration = Duration::from_secs(600);
 
 /// A file of volumes and a journal.
@@ -26,13 +26,13 @@ impl Place {
         Self(Directory::new("apply"))
     }
 
-    /// As an editor writes it: another file takes its place.
+    /// Writes the file as an editor does: another file replaces it.
     fn want(&self, volumes: &[(&str, &str)]) {
         let entry = |(id, source): &(&str, &str)| {
             format!("[[volume]]\nid = \"{id}\"\nsource = \"{source}\"\n")
         };
         let entries: Vec<String> = volumes.iter().map(entry).collect();
-        // A file without any volume is refused.
+        // A file without any volume must say so, or it is refused.
         let none = volumes.is_empty().then_some("volume = []\n");
         self.write(&(entries.concat() + none.unwrap_or_default()));
     }
@@ -63,7 +63,7 @@ impl Place {
         output
     }
 
-    /// The volumes of the journal and their conditions.
+    /// The volumes of the journal, with their conditions.
     fn status(&self) -> Vec<(String, String)> {
         let output = guest::lunbd(&["status", "--json", "--journal", &self.journal()]);
         let status = serde_json::from_slice(&output.stdout);
@@ -173,7 +173,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
     devices.sort();
     assert_eq!(target.devices(), devices);
 
-    // What is in use stays, with its name, and all else goes.
+    // A volume in use stays and is named, and all others are detached.
     let found = guest::lunbd(&["status", "--json", "--journal", &place.journal()]);
     let found: Value = serde_json::from_slice(&found.stdout).unwrap();
     let node = found["volumes"][0]["node"].as_str().unwrap();
@@ -200,7 +200,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
 }
 
 #[test]
-fn on_a_terminal_the_plan_is_a_table_and_the_work_is_seen_to_move() {
+fn apply_draws_the_plan_as_a_table_and_shows_progress_on_a_terminal() {
     const VOLUMES: u64 = 24;
     let target = ScsiDebug::options().luns(25).size_mib(16).load();
     let place = Place::new();
@@ -226,17 +226,17 @@ fn on_a_terminal_the_plan_is_a_table_and_the_work_is_seen_to_move() {
         let heading = drawn.lines().next().unwrap();
         let words: Vec<&str> = heading.split_whitespace().collect();
         assert_eq!(words, ["STEP", "VOLUME", "AFTER", "WHY"]);
-        // A detach is red.
+        // A detach is drawn in red.
         let plain = |line: &str| line.trim_start_matches("\u{1b}[31m").to_owned();
         let rows = drawn.lines().filter(|line| plain(line).starts_with(step));
         assert_eq!(rows.count(), ids.len());
-        // How much is done, and which volume is at which stage: each drawn anew.
+        // Each redraw shows how much is done, and which volume is at which stage.
         assert!(drawn.contains(&format!("of {VOLUMES} steps")));
         let is_at_work = |id: &String| drawn.contains(&format!(" {id}: {step}"));
         assert!(ids.iter().filter(|id| is_at_work(id)).count() > 1);
         assert!(drawn.contains("\u{1b}["), "lines are cleared");
     }
-    // In a pipe none of it is seen.
+    // A pipe gets none of it.
     place.want(&volumes[..2]);
     let piped = place.apply(&[]);
     let piped = [piped.stdout, piped.stderr].concat();
@@ -249,7 +249,7 @@ fn on_a_terminal_the_plan_is_a_table_and_the_work_is_seen_to_move() {
     assert!(place.apply(&[]).status.success());
 }
 
-/// A process that is killed, not ended.
+/// A process that is killed on drop, not stopped.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -260,7 +260,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
+fn apply_watch_follows_the_file_and_reports_a_broken_version_without_applying_it() {
     let target = ScsiDebug::options().luns(4).size_mib(16).load();
     let place = Place::new();
     let lun = |number| unit(&target, number).to_string();
@@ -286,7 +286,7 @@ fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
     settles_on(&["a"]);
     let held = place.apply(&[]);
     assert_eq!(held.status.code(), Some(5), "the agent has the journal");
-    // One that is not there is told of, with the time of its next try.
+    // An absent volume is reported, with the time of its next try.
     let absent = lun(77);
     place.want(&[("a", &lun(1)), ("absent", &absent)]);
     let status = |options: &[&str]| {
@@ -333,10 +333,11 @@ fn with_watch_a_file_is_followed_and_a_broken_one_is_told_and_not_taken_in() {
     drop(agent);
 }
 
-/// One way in which people and programs change a file, with what the file is to say.
+/// A way in which users and programs change a file, and the version that the file has
+/// afterwards.
 type Rewrite = (&'static str, &'static str);
 
-/// `$F` is the file, `$N` a file beside it that has the new text, `$D` the directory.
+/// `$F` is the file, `$N` a file beside it with the new text, and `$D` the directory.
 const REWRITES: &[Rewrite] = &[
     ("an editor", "cp $N $F.swp && mv $F.swp $F"),
     ("cp", "cp $N $F"),
@@ -402,7 +403,7 @@ fn however_the_file_is_rewritten_no_volume_that_each_version_wants_is_ever_detac
         guest::wait_until(how, LIMIT, || (place.status() == expected).then_some(()));
     };
     settles_on(2, "the first version");
-    // A device that is attached anew is another directory.
+    // A device that is attached again has another directory.
     let device = || {
         let hctl = lun(1).replace("scsi:", "");
         let device = fs::metadata(format!("/sys/bus/scsi/devices/{hctl}/"));

@@ -1,4 +1,4 @@
-//! Attach, as an agent links it.
+//! Attaches, as an agent that links the library makes them.
 
 use std::fs;
 use std::sync::{Arc, mpsc};
@@ -12,8 +12,8 @@ use lunbd::{AttachRequest, Deadline, Engine, Roots};
 use vm_tests::guest::agent::{at, engine, soon, unit};
 use vm_tests::guest::{self, ScsiDebug};
 
-/// For what follows a flood, which udevd handles in its order: a few seconds, and
-/// minutes were seen on a machine that was shared by twenty.
+/// The limit of a call after a flood, whose events udevd handles in order. That takes a few
+/// seconds, and took minutes on a machine that twenty others shared.
 const LIMIT: Duration = Duration::from_mins(10);
 
 #[test]
@@ -70,7 +70,7 @@ fn thousands_of_foreign_uevents_during_an_attach_lose_nothing() {
     });
     assert_eq!(attachment.settled, Settled::UdevEvent);
     assert!(!attachment.links.is_empty());
-    // The hub may be behind.
+    // The hub may still have events to read.
     guest::wait_until("the hub to have read all", LIMIT, || {
         (engine.hub().counters().events > 3_000).then_some(())
     });
@@ -83,13 +83,13 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
     guest::time_limit(2 * LIMIT);
     let _engine = engine();
     let target = ScsiDebug::with_luns(2);
-    // The smallest that the kernel gives: a few events.
+    // The smallest buffer that the kernel gives: a few events.
     let options = HubOptions::default().receive_buffer(1);
     let engine = Arc::new(Engine::with_options(Roots::default(), &options).unwrap());
     let (scans, flood_from) = mpsc::channel();
     let its = Arc::clone(&engine);
     let observer = StageObserver::new(move |stage| {
-        // Its watch is there, and is told before the scan.
+        // The attach has its watch here, and receives the notice before the scan.
         if stage == Stage::Scan {
             scans.send(()).unwrap();
             guest::wait_until("a resync", LIMIT, || {
@@ -109,7 +109,7 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
             flood(3_000);
         });
         let attached = engine.attach(&request, Deadline::after(LIMIT));
-        // With it goes the observer, which the flood waits for.
+        // The request holds the observer, whose end the flood waits for.
         drop(request);
         attached.unwrap()
     });
@@ -117,7 +117,7 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
     assert!(!attachment.links.is_empty());
 }
 
-/// Events of a device that nobody here waits for.
+/// Sends events of a device that nothing here waits for.
 fn flood(events: usize) {
     for _ in 0..events {
         fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();

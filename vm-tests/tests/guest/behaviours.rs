@@ -19,10 +19,10 @@ use lunbd::scsi::StuckCall;
 use vm_tests::guest::directory::Directory;
 use vm_tests::guest::{self, KernelUevent, ScsiDebug, UeventCounter, udevd};
 
-/// For events that are not to come.
+/// How long an unexpected event could take to arrive.
 const QUIET: Duration = Duration::from_secs(2);
-/// The kernel gives up what it was not answered after so long: longer than all that
-/// is to go on meanwhile.
+/// The kernel gives up an unanswered command after this time. It is longer than everything that
+/// must continue meanwhile.
 const HUNG_SECS: u32 = 30;
 
 const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
@@ -33,7 +33,7 @@ struct Guest {
     target: ScsiDebug,
     directory: Directory,
     gigabytes: AtomicU64,
-    /// The kernel's own limit of an INQUIRY, where it was changed.
+    /// The kernel's own limit of an INQUIRY, if the test changed it.
     inquiry_limit: Mutex<Option<String>>,
 }
 
@@ -56,7 +56,7 @@ impl Drop for Guest {
     }
 }
 
-/// Unmounts it.
+/// Unmounts the file system on drop.
 struct Mounted(&'static str);
 
 impl Drop for Mounted {
@@ -70,7 +70,7 @@ impl Machine for Guest {
     fn with(hosts: u32, luns: u32) -> Arc<Self> {
         let options = ScsiDebug::options().hosts(hosts).luns(luns);
         let target = options.size_mib(16).load();
-        // The names of the units go by their host's number.
+        // The units' names depend on the number of their host.
         target.set("vpd_use_hostno", 1);
         Self::on(target)
     }
@@ -115,8 +115,7 @@ impl Machine for Guest {
         before.get_or_insert_with(|| fs::read_to_string(INQUIRY_LIMIT).unwrap());
         fs::write(INQUIRY_LIMIT, HUNG_SECS.to_string()).unwrap();
         for device in self.target.devices() {
-            // A flush gets twice this (`drivers/scsi/sd.c`,
-            // SD_FLUSH_TIMEOUT_MULTIPLIER).
+            // A flush gets twice this time (`drivers/scsi/sd.c`, SD_FLUSH_TIMEOUT_MULTIPLIER).
             let limit = format!("/sys/bus/scsi/devices/{device}/timeout");
             fs::write(limit, (HUNG_SECS / 2).to_string()).unwrap();
         }
@@ -148,7 +147,7 @@ impl Machine for Guest {
     }
 
     fn write(&self, node: &Path) -> Held {
-        // The last close would write it to the device, and so does udevd, which has the
+        // The last close would write the data to the device. So would udevd, which makes the
         // kernel read the partition table again.
         let reader = File::open(node).unwrap();
         let stopped = udevd::stopped();

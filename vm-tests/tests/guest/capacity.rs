@@ -1,4 +1,4 @@
-//! What an orchestrator asks of a volume: how large it is, and how full.
+//! An orchestrator's questions about a volume: how large and how full it is.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +11,8 @@ use vm_tests::guest::{self, ScsiDebug};
 
 const MIB: u64 = 1 << 20;
 
-/// What coreutils' stat says of it: blocks, free, available, their size, inodes
-/// and free ones.
+/// The output of coreutils' stat: blocks, free and available ones, their size, inodes and free
+/// inodes.
 fn stat(path: &str) -> [u64; 6] {
     let words = guest::run(&["stat", "-f", "-c", "%b %f %a %S %c %d", path]);
     let words: Vec<u64> = words
@@ -75,7 +75,7 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
     let bare = engine.capacity(&attached.node, soon()).unwrap();
     assert_eq!(bare.file_systems.len(), 0);
 
-    // Of a partition's file system the volume says it too, by either node.
+    // The volume reports the file system of a partition too, by either node.
     fs::write("/tmp/layout", "start=2048, size=16384\n").unwrap();
     guest::run(&["sh", "-c", &format!("sfdisk -q {node} < /tmp/layout")]);
     let partition = format!("{node}1");

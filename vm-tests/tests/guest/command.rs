@@ -1,4 +1,4 @@
-//! The `lunbd` command, as a person or a script meets it.
+//! The `lunbd` command, as a user or a script runs it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -105,7 +105,7 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    // It listens when it shows what we have the kernel send.
+    // The command listens as soon as it shows an event that this test makes the kernel send.
     let (listening, told) = std::sync::mpsc::channel();
     let nudge = std::thread::spawn(move || {
         while told

@@ -1,4 +1,4 @@
-//! Flags of the `lunbd` command whose effect only a kernel shows.
+//! Flags of the `lunbd` command whose effect only a kernel can show.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -29,7 +29,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&stdout).unwrap()
 }
 
-/// The connections that this machine has opened to a server's port.
+/// The connections of this machine to a server's port.
 fn connections_to(port: u16) -> usize {
     const ESTABLISHED: &str = "01";
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
@@ -69,7 +69,7 @@ fn index_backend_and_connections_say_which_device_is_connected_under_which_id_an
         let seen = (&attached["node"], id.trim(), connections_to(address.port()));
         let node = Value::from(format!("/dev/nbd{index}"));
         assert_eq!(seen, (&node, backend, count));
-        // The URI is not the id, so nothing is found under it.
+        // The URI is not the id, so the command finds no device under it.
         assert_eq!(json(&["detach", &uri])["changed"], false);
         let healed = json(&["heal", &uri, "--backend", backend]);
         assert_eq!(healed["devices"][0]["outcome"], "healthy", "{healed}");
@@ -104,7 +104,7 @@ fn recovery_timeout_is_the_sessions_and_keep_sessions_leaves_the_session_logged_
     nothing_is_left();
 }
 
-/// Takes connections until there are `most`, or until none comes for as long as `wait`.
+/// Accepts connections until there are `most`, or until none arrives within `wait`.
 fn accept(listener: &TcpListener, most: usize, wait: Duration) -> Vec<TcpStream> {
     let mut accepted = Vec::new();
     let mut last = Instant::now();
@@ -128,7 +128,7 @@ fn apply_works_on_as_many_volumes_at_once_as_it_is_given_threads() {
     guest::enter();
     let _module = NbdModule::load(2);
     for threads in [1, 2, 4] {
-        // It greets nobody, so a volume that has come to it goes no further.
+        // The server sends no greeting, so a volume that connects to it gets no further.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         server.set_nonblocking(true).unwrap();
         let address = server.local_addr().unwrap();

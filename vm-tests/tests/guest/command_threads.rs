@@ -1,4 +1,4 @@
-//! The `lunbd` command where it may start few threads: a container's `pids.max`.
+//! The `lunbd` command with a limit of few threads, as by a container's `pids.max`.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,11 +10,11 @@ use vm_tests::guest::directory::Directory;
 use vm_tests::guest::thread_limit::ThreadLimit;
 use vm_tests::guest::{self, ScsiDebug};
 
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of one call, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of a test, which starts the command a hundred times.
+/// The limit of a test, which starts the command a hundred times.
 const IN_ALL: Duration = Duration::from_secs(900);
-/// With so many an attach has all threads that it needs.
+/// With this many threads an attach has all that it needs.
 const ENOUGH: u32 = 12;
 
 fn said(output: &Output) -> String {
@@ -23,7 +23,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_command_that_can_start_no_more_threads_fails_in_words_and_changes_nothing_by_halves() {
+fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done() {
     guest::time_limit(IN_ALL);
     let limit = ThreadLimit::none();
     let target = ScsiDebug::with_luns(4);
@@ -53,7 +53,7 @@ fn a_command_that_can_start_no_more_threads_fails_in_words_and_changes_nothing_b
             ends_in_words(&output, most, command);
             succeeded.push((command[0].to_owned(), most, output.status.success()));
         }
-        // Of the calls without a journal some need no other thread.
+        // Some of the calls without a journal need no other thread.
         for command in [
             &["attach", &second][..],
             &["detach", &second],
@@ -110,7 +110,7 @@ fn ends_in_words(output: &Output, most: u32, command: &[&str]) {
     );
 }
 
-/// A process that is killed, not ended.
+/// A process that is killed on drop, not stopped.
 struct Agent(Child);
 
 impl Drop for Agent {

@@ -1,4 +1,4 @@
-//! Detach, as an agent links it.
+//! Detaches, as an agent that links the library makes them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use lunbd::{DetachRequest, DetachTarget, ErrorKind};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::{self, ScsiDebug};
 
-/// What the store holds, which all LUNs share, past the page cache of each.
+/// The content of the store, which all LUNs share, read past the page cache of each.
 fn read_store(by: &Path, length: usize) -> Vec<u8> {
     let mut page = memmap2::MmapMut::map_anon(length).unwrap();
     let mut direct = OpenOptions::new()
@@ -36,8 +36,8 @@ fn data_written_without_a_sync_is_on_the_device_before_the_kernel_is_told_to_del
         .unwrap();
     let beside = attach(&engine, &target, 2).node;
     let node = attach(&engine, &target, 1).node;
-    // The kernel writes back at the last close, and with a reader this is not the last.
-    // It also does so for udevd, which reads the partition table of what was written.
+    // The kernel writes back at the last close, so a reader keeps the disk open. The kernel
+    // also writes back for udevd, which reads the partition table of a written disk.
     let reader = File::open(&node).unwrap();
     guest::udevd::settle();
     let udev = Mutex::new(Some(guest::udevd::stopped()));
@@ -49,7 +49,7 @@ fn data_written_without_a_sync_is_on_the_device_before_the_kernel_is_told_to_del
     let stored = Arc::new(Mutex::new(Vec::new()));
     let (seen, length) = (Arc::clone(&stored), data.len());
     let observer = StageObserver::new(move |stage| {
-        // The kernel itself writes back what is dirty when it deletes the disk.
+        // The kernel itself writes dirty pages back when it deletes the disk.
         if stage == Stage::Delete {
             *seen.lock().unwrap() = read_store(&beside, length);
             drop(udev.lock().unwrap().take());
@@ -169,7 +169,7 @@ fn a_disk_whose_partition_is_mounted_is_refused_and_a_partition_is_no_disk() {
     assert!(sfdisk.wait().unwrap().success());
     detach(&engine, &target, 1).unwrap();
 
-    // The attach returns with the partition settled too.
+    // The attach returns when udev has settled the partition too.
     let attachment = attach(&engine, &target, 1);
     let partition = format!("{}1", attachment.node.display());
     assert!(attachment.links.iter().all(|link| link.exists()));
@@ -215,7 +215,7 @@ fn a_disk_under_a_device_mapper_map_is_refused_with_the_maps_name() {
         &table,
     ]);
     let error = detach(&engine, &target, 1).unwrap_err();
-    // It has the map open for longer than `--retry` tries on a slow machine.
+    // On a slow machine udev has the map open for longer than `--retry` tries.
     guest::udevd::settle();
     guest::run(&["dmsetup", "remove", "--noudevsync", "--retry", "held"]);
     assert_eq!(error.kind(), ErrorKind::InUse);
@@ -240,14 +240,14 @@ fn a_disk_that_is_swapped_on_is_refused() {
 #[test]
 fn rounds_of_attach_and_detach_leak_no_device_no_descriptor_and_no_thread() {
     guest::sweep_time_limit();
-    // A leak of one a round shows in twenty.
+    // Twenty rounds show a leak of one per round.
     let rounds = if guest::sweeps_are_whole() { 200 } else { 20 };
     let (engine, target) = (engine(), ScsiDebug::with_luns(rounds));
     let round = |lun| {
         assert!(attach(&engine, &target, lun).changed);
         assert!(detach(&engine, &target, lun).unwrap().changed);
     };
-    // These make what the process keeps: its index of devices has a descriptor.
+    // These rounds create what the process keeps: its index of devices has a descriptor.
     for _ in 0..5 {
         round(0);
     }

@@ -1,5 +1,5 @@
-//! The lab's Fibre Channel proves itself: libfc, `FCoE` and LIO are what the
-//! other tests take them for.
+//! The lab's Fibre Channel tests itself: libfc, `FCoE` and LIO behave as the other tests
+//! assume.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A unit that two Fibre Channel ports serve, below multipathd.
+//! A unit that two Fibre Channel ports serve, with multipathd.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -17,7 +17,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 
 const MIB: u64 = 1 << 20;
 const LUN: u64 = 3;
-/// For a path checker's round and a login of the ports.
+/// The limit for a round of the path checker and a login of the ports.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn scsi_devices() -> Vec<String> {
@@ -67,7 +67,7 @@ fn two_ports_are_two_paths_of_one_map_which_outlives_a_link_and_a_detach_leaves_
         assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
     }
 
-    // With each link down in turn the other port serves the map.
+    // While each link in turn is down, the other port serves the map.
     let disk = attachment.paths()[0].node.file_name().unwrap();
     let disk = disk.to_str().unwrap();
     for fabric in &fabrics {

@@ -1,4 +1,4 @@
-//! Units behind Fibre Channel ports, and links that go down under them.
+//! Units behind Fibre Channel ports, with links that go down during use.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -22,11 +22,11 @@ use vm_tests::guest::unwritten::keep_unwritten;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// What a caller gives to a call that cannot succeed.
+/// The deadline of a call that cannot succeed.
 const SHORT: Duration = Duration::from_secs(4);
-/// The caller's own work on a busy machine.
+/// The time for the caller's own work on a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(10);
-/// No port's.
+/// A name that no port has.
 const NOBODY: &str = "0x50014380000000ff";
 
 fn at(fabric: &FcFabric, lun: u64) -> Source {
@@ -38,7 +38,7 @@ fn by_name(store: &Store) -> DetachTarget {
     format!("unit:{}", store.wwid()).parse().unwrap()
 }
 
-/// The LUNs that the initiator's host has.
+/// The LUNs of the initiator's host.
 fn luns(fabric: &FcFabric) -> Vec<u64> {
     let host = format!("{}:", fabric.host());
     let names = guest::entries("/sys/bus/scsi/devices");
@@ -55,13 +55,13 @@ fn wait_for_state(fabric: &FcFabric, lun: u64, state: &str) {
     });
 }
 
-/// So that nothing ends by itself while the link is down.
+/// Sets timeouts so that nothing ends by itself while the link is down.
 fn let_io_wait(fabric: &FcFabric) {
     fabric.set_rport("fast_io_fail_tmo", "off");
     fabric.set_rport("dev_loss_tmo", "600");
 }
 
-/// A failure that came within the time that was given.
+/// Requires that a call fails within its deadline.
 fn soon_fails<T: std::fmt::Debug, E: std::fmt::Display>(
     call: impl FnOnce(Deadline) -> Result<T, E>,
 ) -> E {
@@ -77,7 +77,7 @@ fn attach_fails(engine: &Engine, source: impl Into<Source>) -> Error {
     soon_fails(|deadline| engine.attach(&request, deadline))
 }
 
-/// The attach says that the path is missing, and that its port is in `state`.
+/// Requires that the attach reports the path as missing, and its port in `state`.
 fn assert_port_is(error: &Error, fabric: &FcFabric, state: &str) {
     assert_eq!(error.kind(), ErrorKind::TooFewPaths, "{error}");
     let (rport, port) = (fabric.rport().unwrap(), fabric.target_wwpn());
@@ -92,7 +92,7 @@ fn until_nothing_is_stuck(engine: &Engine) {
 }
 
 #[test]
-fn only_the_lun_that_was_asked_for_comes_and_a_detach_leaves_nothing_of_it() {
+fn an_attach_adds_only_the_requested_lun_and_a_detach_leaves_nothing() {
     let engine = engine();
     let stores = ["a0", "b1", "c2"].map(|serial| Store::file(serial, 8 * MIB));
     let mut fabric = FcFabric::up();
@@ -155,7 +155,7 @@ fn a_lun_that_is_not_mapped_is_not_found_and_a_port_that_nobody_sees_is_a_missin
     let port = format!("host{} is Online", fabric.host());
     assert!(text.contains(NOBODY) && text.contains(&port), "{text}");
 
-    // Beside one that is seen it is one path less.
+    // Beside a visible port it is one path less.
     let both: Source = format!("fc://{NOBODY},{}/1", fabric.target_wwpn())
         .parse()
         .unwrap();
@@ -173,7 +173,7 @@ fn a_lun_that_is_not_mapped_is_not_found_and_a_port_that_nobody_sees_is_a_missin
 fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_works() {
     let engine = engine();
     let store = Store::file("e1", 8 * MIB);
-    // So that a flush is a command, which needs the link.
+    // With a write cache a flush is a command, which needs the link.
     store.set_write_cache(true);
     let mut fabric = FcFabric::up();
     fabric.map(3, &store);
@@ -214,7 +214,7 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
     assert!(failure.to_string().contains(&us), "{failure}");
 
     fabric.wait_for_rport("Not Present");
-    // The device's link goes before its disk.
+    // The device's link in sysfs goes before its disk.
     let name = attachment.node.file_name().unwrap();
     let block = Path::new("/sys/block").join(name);
     guest::wait_until("the device to go", LIMIT, || {
@@ -227,8 +227,8 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
     );
     let gone = engine.detach(at(&fabric, 3), soon()).unwrap();
     assert!(!gone.changed && !gone.safe_to_unmap, "{gone:?}");
-    // Nothing is left, but the flush of the disk that is no more has failed:
-    // that is said until somebody takes note of it.
+    // No device is left, but the flush of the removed disk has failed. Each detach reports that
+    // until a caller accepts the loss.
     for _ in 0..2 {
         let gone = engine.detach(by_name(&store), soon()).unwrap();
         assert!(!gone.changed && !gone.safe_to_unmap, "{gone:?}");
@@ -273,7 +273,7 @@ fn a_link_that_goes_down_before_the_scan_is_a_missing_path_and_no_missing_lun() 
     assert_port_is(&error, &fabric, "Blocked");
     assert_eq!(error.stage(), Some(Stage::Scan));
 
-    // The kernel's own answer, by which nothing can be told.
+    // The kernel's own answer does not show the cause.
     fabric.scan(2);
     assert_eq!(luns(&fabric), [0; 0]);
     let error = attach_fails(&engine, at(&fabric, 2));
@@ -345,7 +345,7 @@ fn a_detach_whose_flush_waits_for_the_link_ends_at_its_deadline_and_the_next_los
     let seen = failure.last_seen().unwrap();
     assert!(seen.contains("state=blocked"), "{seen}");
     assert_eq!(luns(&fabric), [4]);
-    // At once, while the first one's call is out.
+    // The detach fails at once, while the first one's call hangs.
     let failure = soon_fails(|deadline| engine.detach(at(&fabric, 4), deadline));
     assert_eq!(failure.kind(), ErrorKind::Quarantined, "{failure}");
 
@@ -428,7 +428,7 @@ fn a_blocked_disk_with_nothing_to_write_is_detached_while_the_link_is_down() {
 }
 
 #[test]
-fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_again() {
+fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_lost() {
     let engine = engine();
     let store = Store::file("d9", 8 * MIB);
     let mut fabric = FcFabric::up();
@@ -444,11 +444,11 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
         .unwrap();
     fabric.link_down();
     disk.write_all(&[0x99; 4096]).unwrap();
-    // It is under way from here on, and fails when the port's time is over. Its close
-    // would not write back where udevd has the disk open before that.
+    // The write is in flight from here on, and fails when the port's timeout is over. The close
+    // would not write back if udevd had the disk open before.
     posix_fadvise(&disk, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
-    // udevd hears of the close and has the kernel read the partitions, for which that
-    // looks at the disk.
+    // udevd receives the event of the close and makes the kernel read the partitions, which
+    // opens the disk.
     let closer = thread::spawn(move || drop(disk));
     guest::wait_until("the kernel to look at the disk", LIMIT, || {
         let looks = |process: &String| {
@@ -461,7 +461,7 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     closer.join().unwrap();
     until_nothing_is_stuck(&engine);
-    // What it does now fails; what it did on the path that is back would succeed.
+    // udevd's work must fail now: on the returned path it would succeed.
     guest::udevd::settle();
     let name = attachment.node.file_name().unwrap().to_str().unwrap();
     let size = fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
@@ -470,7 +470,7 @@ fn a_disk_that_the_kernel_took_for_empty_while_the_path_was_lost_has_its_size_ag
 
     let again = engine.attach(&request, soon()).unwrap();
     assert_eq!((again.size, again.changed), (8 * MIB, false));
-    // What could not be written is lost, and nobody has been told so far.
+    // The data that could not be written is lost, and no call has reported that so far.
     let failure = engine.detach(source.clone(), soon()).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
     let abandon = DetachRequest::new(source).abandon_unwritten();

@@ -1,17 +1,19 @@
-//! The paths of a Fibre Channel source, found in the sysfs of real ports.
+//! The paths of a Fibre Channel source, read from the sysfs of real ports.
 
 use std::fs;
 use std::time::Duration;
 
 use lunbd::Roots;
 use lunbd::id::{FcUri, Hctl, HostNo};
-use lunbd::transport::{MissingReason, Route, RouteKind, RouteUnavailable, fc_routes, reach};
+use lunbd::transport::{
+    MissingReason, Route, RouteKind, RouteUnavailable, fc_routes, transport_of,
+};
 use vm_tests::guest;
 use vm_tests::guest::fcoe::FcFabric;
 use vm_tests::guest::lio::Store;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// No port's.
+/// A name that no port has.
 const NOBODY: &str = "0x50014380000000ff";
 
 fn routes(ports: &[&str]) -> Vec<Route> {
@@ -20,7 +22,7 @@ fn routes(ports: &[&str]) -> Vec<Route> {
 }
 
 fn missing(route: Route) -> RouteUnavailable {
-    route.place.unwrap_err()
+    route.address.unwrap_err()
 }
 
 fn is_down(missing: &RouteUnavailable, state: &str) -> bool {
@@ -33,8 +35,8 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
     let store = Store::ramdisk("fc7", 8 << 20);
     let mut fabric = FcFabric::up();
     fabric.map(2, &store);
-    // The target's port sees the initiator's, which presents nothing; the
-    // fabric has waited for the other way alone.
+    // The target's port sees the initiator's port, which presents nothing. The fabric has
+    // waited only for the other direction.
     guest::wait_until("the target's port to see the initiator's", LIMIT, || {
         let [route] = routes(&[fabric.initiator_wwpn()]).try_into().unwrap();
         (missing(route).reason == MissingReason::NotATarget).then_some(())
@@ -42,7 +44,7 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
     let found = routes(&[NOBODY, fabric.target_wwpn(), fabric.initiator_wwpn()]);
     assert_eq!(found.len(), 3);
 
-    let hctl = *found[1].place.as_ref().unwrap();
+    let hctl = *found[1].address.as_ref().unwrap();
     let rport = fabric.rport().unwrap();
     let via = RouteKind::Fc {
         host: Some(HostNo(fabric.host())),
@@ -50,7 +52,7 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
         rport: Some(rport.clone()),
     };
     assert_eq!(found[1].via, via);
-    assert_eq!(reach(&Roots::default(), hctl).unwrap(), None);
+    assert_eq!(transport_of(&Roots::default(), hctl).unwrap(), None);
     let Hctl {
         host,
         channel,
@@ -59,7 +61,7 @@ fn a_target_port_is_a_route_to_where_a_scan_finds_the_unit() {
     } = hctl;
     let scan = format!("/sys/class/scsi_host/host{host}/scan");
     fs::write(scan, format!("{channel} {target} {lun}")).unwrap();
-    let by = reach(&Roots::default(), hctl).unwrap().unwrap();
+    let by = transport_of(&Roots::default(), hctl).unwrap().unwrap();
     assert_eq!(by.to_string(), format!("{rport}, {}", fabric.target_wwpn()));
 
     assert_eq!(missing(found[2].clone()).reason, MissingReason::NotATarget);
@@ -83,6 +85,6 @@ fn a_port_that_is_lost_is_data_about_one_path() {
     assert!(is_down(&missing(routes(&[port]).remove(0)), "Not Present"));
     fabric.link_up();
     guest::wait_until("the route to be back", LIMIT, || {
-        routes(&[port]).remove(0).place.ok()
+        routes(&[port]).remove(0).address.ok()
     });
 }

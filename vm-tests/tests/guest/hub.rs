@@ -1,4 +1,4 @@
-//! The hub under more than it can take, and what arrays report.
+//! The hub under more events than it can take, and the reports of arrays.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -28,7 +28,7 @@ fn in_minutes(minutes: u64) -> Deadline {
     Deadline::after(Duration::from_mins(minutes))
 }
 
-/// Block devices that do nothing, `nullb0` and so on, while this lives.
+/// Block devices that do nothing, `nullb0` and so on. They exist while this lives.
 struct NullBlk;
 
 impl NullBlk {
@@ -49,7 +49,7 @@ fn have_sent(device: usize, event: &str) {
     fs::write(format!("/sys/block/nullb{device}/uevent"), event).unwrap();
 }
 
-/// Sends at least [`FLOOD`] events, and goes on until `enough`.
+/// Sends at least [`FLOOD`] events, and continues until `enough`.
 fn flood(sent: &AtomicUsize, enough: &AtomicBool) {
     loop {
         let number = sent.fetch_add(1, Ordering::Relaxed);
@@ -61,8 +61,8 @@ fn flood(sent: &AtomicUsize, enough: &AtomicBool) {
     }
 }
 
-/// Has the kernel send an event with a mark of its own until it comes, and
-/// returns after how many resyncs it did.
+/// Makes the kernel send events with unique marks until one arrives. Returns the number of
+/// resyncs before it.
 fn see_own_mark(hub: &Hub, device: usize, deadline: Deadline) -> usize {
     let mut watch = hub.watch(&format!("nullb{device}"));
     let mut resyncs = 0;
@@ -71,7 +71,7 @@ fn see_own_mark(hub: &Hub, device: usize, deadline: Deadline) -> usize {
         have_sent(device, &format!("change {}", uuid.trim()));
         loop {
             match watch.next(deadline).expect("an event or a resync") {
-                // This one or its resync must come: nothing else wakes us.
+                // This event or its resync must arrive: nothing else wakes the waiter.
                 Notice::Event(event) if event.synth_uuid.as_deref() == Some(uuid.trim()) => {
                     return resyncs;
                 }
@@ -92,7 +92,7 @@ fn seqnum() -> u64 {
     text.trim().parse().unwrap()
 }
 
-/// udevd would be at this flood for an hour.
+/// udevd would need an hour for this flood.
 #[test]
 fn in_a_flood_of_100000_uevents_no_waiter_of_10000_is_lost_and_attach_and_detach_go_on() {
     guest::enter();
@@ -130,7 +130,7 @@ fn in_a_flood_of_100000_uevents_no_waiter_of_10000_is_lost_and_attach_and_detach
         }));
         let resyncs = marked.into_iter().map(std::thread::ScopedJoinHandle::join);
         let resyncs: Vec<_> = resyncs.collect();
-        // Only now may the flood end, or it would be without one.
+        // The flood may end only now, or the rounds would run without one.
         enough.store(true, Ordering::Relaxed);
         rounds.unwrap();
         resyncs.into_iter().map(Result::unwrap).collect()
@@ -140,7 +140,7 @@ fn in_a_flood_of_100000_uevents_no_waiter_of_10000_is_lost_and_attach_and_detach
     let sent = sent.into_inner();
     assert!(sent >= FLOOD && raised >= sent as u64, "{sent}, {raised}");
 
-    // The hub has read what there was when its socket brings this.
+    // When the hub's socket delivers this event, the hub has read all earlier ones.
     let mut last = hub.watch("nullb0");
     let synced = guest::wait_until("an event after the flood", soon().remaining(), || {
         have_sent(0, "change");
@@ -161,7 +161,7 @@ fn in_a_flood_of_100000_uevents_no_waiter_of_10000_is_lost_and_attach_and_detach
     assert_eq!(counters.watches, WATCHES as u64 + 1);
     assert!(counters.waits >= MARKED as u64 && counters.longest_wait <= counters.waited);
 
-    // Each of the ten thousand was told once, and not once for each overrun.
+    // Each of the ten thousand got one notice, and not one for each overrun.
     for watch in &mut watches {
         assert!(matches!(watch.next(now()), Some(Notice::Resync)));
     }
@@ -203,12 +203,12 @@ fn next(news: &mut UnitAttentionWatch) -> (UnitAttention, String) {
 }
 
 #[test]
-fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
+fn an_arrays_reports_arrive_as_events_with_their_unit_and_cause_no_scan() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(4));
     let mut news = engine.hub().watch_unit_attentions();
     let attachment = attach(&engine, &target, 1);
     let address = format!("{}:0:0:1", target.host());
-    // A new unit begins with that.
+    // A new unit first reports its reset.
     assert_eq!(
         next(&mut news),
         (UnitAttention::PoweredOnOrReset, address.clone())
@@ -217,7 +217,7 @@ fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
     let mut others = engine.hub().watch("nbd0");
     let counter = UeventCounter::start();
 
-    // The target says so in its next answer, not before.
+    // The target reports the change with its next answer, not before.
     target.set("virtual_gb", 4);
     assert!(
         news.next(Deadline::after(Duration::from_millis(200)))
@@ -235,8 +235,8 @@ fn what_an_array_reports_is_news_with_its_unit_and_nothing_is_scanned() {
         (UnitAttention::LunsChanged, address.clone())
     );
 
-    // Two reports, and nothing that came of them but udev's own rule, which
-    // passes each on to the disk (60-block.rules): no scan, no device, no resize.
+    // There are two reports. Only udev's own rule reacts, which passes each on to the disk
+    // (60-block.rules): no scan, no device, no resize.
     let raised = counter.until_quiet(Duration::from_secs(3));
     let (reports, rest): (Vec<_>, Vec<_>) = raised
         .iter()

@@ -1,5 +1,5 @@
-//! An engine that knows the devices of the machine from their events: what other
-//! processes do to them must not escape it.
+//! An engine that knows the machine's devices from their events. It must notice what other
+//! processes do to them.
 
 use std::fs;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
 use vm_tests::guest::system_calls::SystemCalls;
 use vm_tests::guest::{self, ScsiDebug};
 
-/// More questions than an engine answers by looking at each device.
+/// An engine answers fewer calls than this by a look at each device.
 const WARMING: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -50,7 +50,7 @@ fn what_another_process_connects_or_disconnects_is_known_at_the_next_call() {
         assert_ne!(other.nbd_index(), again.nbd_index());
         guest::run(&["lunbd", "detach", &uri]);
         assert!(!engine.detach(one.clone(), soon()).unwrap().changed);
-        // The index that has come free is used before a new one is made.
+        // The free index is used again before a new device is made.
         let new = attach(&engine, &one);
         assert!(new.changed);
         assert_eq!(new.nbd_index(), again.nbd_index());
@@ -63,7 +63,7 @@ fn what_another_process_connects_or_disconnects_is_known_at_the_next_call() {
 #[test]
 fn what_another_process_connects_while_events_are_lost_is_known_at_the_next_call() {
     let (_module, _server, [one, warming]) = exports();
-    // The kernel gives no less than about two events.
+    // The kernel's minimum is a buffer of about two events.
     let options = HubOptions::default().receive_buffer(1);
     let engine = Engine::with_options(Roots::default(), &options).unwrap();
     warm(&engine, &warming);
@@ -94,13 +94,12 @@ fn a_device_that_a_rescan_has_made_a_path_of_the_unit_is_seen_and_left_where_no_
     target.set("vpd_use_hostno", 1);
     warm(&engine, &at(0, 1));
     attach(&engine, &at(1, 3));
-    // From here on both hosts lead to one unit, which the kernel has read on the
-    // first alone.
+    // From here on both hosts lead to one unit, which the kernel has read only over the first.
     target.set("vpd_use_hostno", 0);
     assert!(attach(&engine, &at(0, 3)).changed);
     assert_eq!(target.devices().len(), 2);
     let second = format!("{}:0:0:3", target.hosts()[1]);
-    // No event tells of it.
+    // No event reports this.
     fs::write(format!("/sys/bus/scsi/devices/{second}/rescan"), "1").unwrap();
     let detachment = engine.detach(at(0, 3), soon()).unwrap();
     assert!(!detachment.safe_to_unmap);
@@ -124,7 +123,7 @@ fn what_another_process_scans_or_deletes_is_known_at_the_next_call() {
     warm(&engine, &at(0, 1));
     for _ in 0..3 {
         assert!(attach(&engine, &at(0, 2)).changed);
-        // The unit's other path.
+        // This is the unit's other path.
         let other = target.hosts()[1];
         ScsiDebug::scan_on(other, "0 0 2");
         guest::wait_until("the other path's disk", LIMIT, || {
@@ -144,7 +143,7 @@ fn what_another_process_scans_or_deletes_is_known_at_the_next_call() {
     }
 }
 
-/// The fewest calls that an attach took of several, and those of a detach.
+/// The least number of system calls of several attaches, and of several detaches.
 fn calls_of(engine: &Engine, source: &Source) -> [u64; 2] {
     let calls = SystemCalls::of_this_process();
     let mut fewest = [u64::MAX; 2];
@@ -175,8 +174,8 @@ fn is_flat(alone: u64, beside: u64) {
     );
 }
 
-/// The look for users reads what each process has open, and udevd keeps its workers for
-/// some seconds.
+/// The search for users reads each process's open files, and udevd keeps its workers for some
+/// seconds.
 fn wait_for_the_workers_end() {
     guest::wait_until("udevd's workers to end", Duration::from_secs(60), || {
         let is_worker = |pid: &String| {
@@ -198,7 +197,7 @@ fn an_nbd_attach_takes_no_more_calls_beside_150_others_and_a_detach_one_for_each
     wait_for_the_workers_end();
     let alone = calls_of(&engine, &one);
     let other = |number: u32| -> Source { server.uri(&format!("v{number}")).parse().unwrap() };
-    // It has ended before the calls are counted.
+    // This engine ends before the calls are counted.
     {
         let another = Engine::start(Roots::default()).unwrap();
         for number in 0..OTHERS {
@@ -206,7 +205,7 @@ fn an_nbd_attach_takes_no_more_calls_beside_150_others_and_a_detach_one_for_each
         }
     }
     guest::udevd::settle();
-    // The look for users meets the kernel's thread of each device once.
+    // The search for users sees the kernel thread of each device once.
     warm(&engine, &warming);
     wait_for_the_workers_end();
     let beside = calls_of(&engine, &one);
@@ -215,8 +214,8 @@ fn an_nbd_attach_takes_no_more_calls_beside_150_others_and_a_detach_one_for_each
     }
     tell_calls("NBD", alone, OTHERS, beside);
     is_flat(alone[0], beside[0]);
-    // The server runs in this machine. The look for users asks about each descriptor that
-    // a process has open, and the server has one socket for each other device.
+    // The server runs in this machine. The search for users asks about each descriptor that a
+    // process has open, and the server has one socket for each other device.
     is_flat(alone[1] + u64::from(OTHERS), beside[1]);
 }
 
@@ -240,7 +239,7 @@ fn a_scsi_attach_takes_as_many_system_calls_beside_100_others_as_alone_and_a_det
     let beside = calls_of(&engine, &one);
     tell_calls("SCSI", alone, OTHERS, beside);
     is_flat(alone[0], beside[0]);
-    // One walk: a link and a page of each.
+    // One walk over the devices reads a link and a page of each.
     let walk = 6 * u64::from(OTHERS);
     assert!(beside[1] <= alone[1] + walk, "{alone:?} {beside:?}");
 }

@@ -32,11 +32,10 @@ const UNAVAILABLE: u8 = 3;
 const TRANSITIONING: u8 = 15;
 const BYTES: u64 = 8 << 20;
 
-/// A volume with a write cache that two targets present, each at a port of a group of its
-/// own.
+/// A volume with a write cache that two targets present, each at a port of its own group.
 struct Array {
     engine: Engine,
-    // Dropped before the groups.
+    // The targets are dropped before the groups.
     targets: [IscsiTarget; 2],
     groups: [PortGroup; 2],
     store: Store,
@@ -91,7 +90,7 @@ impl Array {
         self.engine.detach(device, soon())
     }
 
-    /// Of the volume, as the target has it.
+    /// The first byte of the volume on the target.
     fn first_byte(&self) -> u8 {
         let mut byte = [0];
         let path = self.store.path().unwrap();
@@ -104,7 +103,7 @@ fn read_first_block(node: &Path) -> io::Result<()> {
     File::open(node)?.read_exact(&mut [0; 4096])
 }
 
-/// The stages that are told in this time.
+/// The stages that are entered within this time.
 fn stages_within(told: &Receiver<Stage>, time: Duration) -> Vec<Stage> {
     let end = Instant::now() + time;
     let next = || told.recv_timeout(end.saturating_duration_since(Instant::now()));
@@ -116,7 +115,7 @@ fn states(attached: &Attachment) -> Vec<Option<AccessState>> {
     paths.map(|path| path.access_state).collect()
 }
 
-/// What the detaches of other processes would take for a loss.
+/// The marks that make other processes' detaches report a loss.
 fn marks_of_failed_flushes() -> Vec<String> {
     let mut names = guest::entries("/run/lunbd");
     names.retain(|name| name.starts_with("lost-"));
@@ -124,7 +123,7 @@ fn marks_of_failed_flushes() -> Vec<String> {
 }
 
 #[test]
-fn the_path_that_is_handed_out_is_an_active_one_and_not_the_first_which_is_standby() {
+fn an_attach_returns_an_active_path_and_not_the_first_one_in_standby() {
     let array = Array::with("a5501", [STANDBY, ACTIVE]);
     let attached = array.attach(&[0, 1]).unwrap();
     let expected = [AccessState::Standby, AccessState::ActiveOptimized].map(Some);
@@ -133,7 +132,7 @@ fn the_path_that_is_handed_out_is_an_active_one_and_not_the_first_which_is_stand
     read_first_block(&attached.node).unwrap();
     read_first_block(&attached.paths()[0].node).unwrap_err();
 
-    // The states are asked again.
+    // The attach reads the states again.
     array.groups[0].set_access_state(NON_OPTIMIZED);
     array.groups[1].set_access_state(UNAVAILABLE);
     let again = array.attach(&[0, 1]).unwrap();
@@ -229,7 +228,7 @@ fn a_path_in_transition_is_waited_for_and_handed_out_once_it_serves() {
             attached
         })
     };
-    // Of a fresh device the kernel's disk driver waits for the transition itself, for 100 s.
+    // The kernel's disk driver waits up to 100 s for the transition of a new device itself.
     assert!(attach_during_transition(Stage::Probe).changed);
     array.groups[0].set_access_state(TRANSITIONING);
     let attached = attach_during_transition(Stage::Identify);
@@ -248,7 +247,7 @@ fn a_path_in_transition_is_waited_for_and_handed_out_once_it_serves() {
     nothing_is_left();
 }
 
-/// A target that does not answer REPORT TARGET PORT GROUPS.
+/// The target does not answer REPORT TARGET PORT GROUPS.
 #[test]
 fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quarantined() {
     const MAINTENANCE_IN: u8 = 0xa3;
@@ -273,9 +272,9 @@ fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quaranti
     nothing_is_left();
 }
 
-/// Its pages cannot be written, and no other path has them.
+/// The pages cannot be written, and no other path has them.
 #[test]
-fn what_is_written_to_a_path_that_has_gone_standby_is_lost_and_said_to_be() {
+fn data_written_to_a_path_that_went_standby_is_lost_and_the_detach_reports_it() {
     let array = Array::with("a5505", [ACTIVE, NON_OPTIMIZED]);
     let attached = array.attach(&[0, 1]).unwrap();
     array.groups[0].set_access_state(STANDBY);

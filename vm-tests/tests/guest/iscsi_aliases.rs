@@ -1,5 +1,5 @@
-//! One unit at two LUNs of one target, 1 and 16385 (1 in flat space): a target
-//! of LIO's that presents one volume under both.
+//! One unit at two LUNs of one target, 1 and 16385 (1 in flat space): LIO presents one volume
+//! under both.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ const IQN: &str = "iqn.2026-01.example:aliases";
 const LOW: u64 = 1;
 const FLAT: u64 = 16_385;
 
-/// Dropped in the order of its fields.
+/// The fields are dropped in this order.
 struct Lab {
     engine: Engine,
     session: Session,
@@ -43,7 +43,7 @@ impl Lab {
         }
     }
 
-    /// By the address, since an iSCSI source names LUN 1 one way only.
+    /// The source by address, because an iSCSI source can name LUN 1 in only one way.
     fn source(&self, lun: u64) -> Source {
         let dir = self.session.device_dir(lun);
         let hctl = dir.file_name().unwrap().to_str().unwrap();
@@ -149,15 +149,14 @@ fn an_alias_that_somebody_scanned_by_hand_is_never_handed_out_beside_the_first()
         assert!(!again.changed);
         is_one(&one, &again);
     }
-    // Somebody else's stands, until the unit goes.
+    // The other process's device stays until the unit is detached.
     assert_eq!(lab.there(), [LOW, FLAT]);
     let detachment = lab.engine.detach(lab.source(FLAT), soon()).unwrap();
     assert_eq!(detachment.receipt.unwrap().paths.len(), 2);
     assert_eq!(lab.there(), [] as [u64; 0]);
 }
 
-/// `scsi_debug` counts the LUN's address into the identity, so that there an
-/// alias is another unit.
+/// `scsi_debug` includes the LUN's address in the identity, so an alias is another unit there.
 #[test]
 fn two_luns_that_say_they_are_two_units_are_two_disks() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(300));

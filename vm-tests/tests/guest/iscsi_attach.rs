@@ -1,5 +1,5 @@
-//! Attaches over iSCSI sessions of which some are dead, doubled, crowded or
-//! lead elsewhere.
+//! Attaches over iSCSI sessions, some of which are dead, duplicated, crowded or lead to another
+//! target.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn missing(attachment: &Attachment) -> Vec<String> {
 }
 
 #[test]
-fn one_dead_portal_does_not_make_an_attach_fail_and_its_path_comes_with_the_next_one() {
+fn an_attach_succeeds_with_one_dead_portal_and_the_next_attach_adds_its_path() {
     let engine = engine();
     let store = Store::ramdisk("a1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -129,7 +129,7 @@ fn of_sixty_four_luns_only_the_one_that_was_asked_for_appears() {
     assert_eq!(scsi_devices(), [] as [&str; 0]);
 }
 
-/// Two targets with a volume each, named as if they were two ways to one.
+/// Two targets with one volume each, requested as if they were two paths to one unit.
 fn two_units_for_one(multipathd: bool) {
     const OTHER: &str = "iqn.2026-01.example:other";
     let engine = engine();
@@ -145,8 +145,8 @@ fn two_units_for_one(multipathd: bool) {
         .path(source(&targets[1], &[0], 1))
         .min_paths(2);
     if multipathd.is_some() {
-        // It is as fast as it can be: it has a map of each before anybody says
-        // who he is.
+        // multipathd is as fast as possible: it has a map of each disk before the attach reads
+        // any identity.
         request = request.observe(StageObserver::new(|stage| {
             if stage == Stage::Identify {
                 guest::wait_until("multipathd's maps", LIMIT, || {
@@ -155,7 +155,7 @@ fn two_units_for_one(multipathd: bool) {
             }
         }));
     }
-    // A path has half of the time, in which it waits for the maps as well.
+    // A path has half of the time, and waits for the maps in it too.
     let patient = || Deadline::after(4 * LIMIT);
     let error = engine.attach(&request, patient()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
@@ -165,7 +165,7 @@ fn two_units_for_one(multipathd: bool) {
     assert_eq!(scsi_devices(), [] as [&str; 0], "{error:#}");
     assert_eq!(multipathd::maps(), [] as [&str; 0]);
 
-    // What was there before stays as it was.
+    // An existing device stays unchanged.
     let disk = second.scanned_disk(1);
     guest::udevd::settle();
     let error = engine.attach(&request, patient()).unwrap_err();
@@ -178,11 +178,11 @@ fn two_units_for_one(multipathd: bool) {
 }
 
 #[test]
-fn paths_to_two_units_are_refused_and_what_was_brought_is_taken_down() {
+fn paths_to_two_units_are_refused_and_their_new_devices_are_removed() {
     two_units_for_one(false);
 }
 
 #[test]
-fn paths_to_two_units_are_refused_and_what_multipathd_made_of_them_is_taken_down() {
+fn paths_to_two_units_are_refused_and_multipathds_maps_of_them_are_removed() {
     two_units_for_one(true);
 }

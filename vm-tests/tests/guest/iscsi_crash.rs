@@ -1,10 +1,10 @@
-//! An agent that is killed at the steps of a login, of a logout, and of the recovery of a
-//! session that was lost: the next agent finishes or undoes what was begun, the data is
-//! what was written, and nothing is left behind. No daemon runs. A run kills at the steps
-//! of its part: see `guest::rotation`.
+//! An agent that is killed at the steps of a login, of a logout, and of the recovery of a lost
+//! session. The next agent finishes or rolls back what was begun, the data is what was written,
+//! and nothing is left behind. No daemon runs. A run kills at the steps of its part: see
+//! `guest::rotation`.
 //!
-//! The steps are listed in `src/crash.rs` of the engine; what such a volume shares with
-//! every other, `own_boot_crash_mpath_nbd` kills.
+//! The engine's `src/crash.rs` lists the steps. `own_boot_crash_mpath_nbd` kills at the steps
+//! that such a volume shares with every other volume.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ use vm_tests::guest::iscsid::sessions;
 use vm_tests::guest::kills::KillSweep;
 use vm_tests::guest::lio::Store;
 
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of a step, also on a machine that is several times slower.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Rig {
@@ -32,7 +32,7 @@ struct Rig {
     target: IscsiTarget,
 }
 
-/// The steps of each operation, or one of each.
+/// The steps of each operation, or one step of each.
 struct Steps<T> {
     attach: T,
     recover: T,
@@ -59,8 +59,8 @@ impl Rig {
     #[track_caller]
     fn require_gone(&self, when: &str) {
         self.place.require_clean(when);
-        // What a process that was killed has asked for, the kernel ends by itself, and
-        // the session's host after the session.
+        // The kernel finishes what a killed process has requested, and removes the session's
+        // host after the session.
         guest::wait_until("the kernel to have ended the host", PATIENCE, || {
             guest::entries("/sys/class/iscsi_host")
                 .is_empty()
@@ -98,8 +98,8 @@ impl Rig {
         ended.steps
     }
 
-    /// What was written to a lost session comes through without an error, and is
-    /// there when the volume is attached again.
+    /// Data that is written to a lost session arrives without an error, and is there when the
+    /// volume is attached again.
     fn recovery_killed_at(
         &mut self,
         sweep: &mut KillSweep,
@@ -136,8 +136,8 @@ impl Rig {
         ended.steps
     }
 
-    /// A device that the kernel gave up, of a session that was had back by one that was
-    /// killed before it came to the device, runs again once the session is kept.
+    /// A process that recovered the session was killed before it restarted a device that the
+    /// kernel had set offline. The next recovery sets the device running.
     fn devices_run_again(&mut self, sweep: &mut KillSweep) {
         let node = self.attach().node;
         let [session] = &sessions()[..] else {
@@ -178,7 +178,7 @@ impl Rig {
         if ended.killed {
             let recovered = sweep.recover(&self.place, &when);
             if let Some(found) = recovered.filter(|found| found.node.is_some()) {
-                // Killed before it was written down.
+                // The process was killed before it recorded the operation.
                 assert_eq!(found.condition, Condition::Complete, "{when}");
                 self.detach();
             }
@@ -187,7 +187,7 @@ impl Rig {
         ended.steps
     }
 
-    /// A turn without a kill, then as many as it takes.
+    /// A turn without a kill, and then as many turns as necessary.
     fn sweep(&mut self, sweep: &mut KillSweep) {
         let none = Steps {
             attach: None,
@@ -216,15 +216,15 @@ impl Rig {
     }
 }
 
-/// Those of iSCSI, and in a whole sweep those of the rights to log in and to end a
-/// session too. Of the settings those that name a session, and one for the others.
+/// The steps of iSCSI; in a whole sweep also those of the locks for a login and for the end of
+/// a session. Of the settings, those that name a session, and one for all others.
 fn is_tried(step: &str) -> bool {
     let (point, pass) = step.split_once(':').unwrap();
     match point {
         "iscsi.to-set" | "iscsi.set" => pass.parse::<u32>().unwrap() <= 6,
         _ => {
-            let of_lease = guest::sweeps_are_whole() && point.starts_with("lease.");
-            of_lease || point.starts_with("iscsi.")
+            let of_device_lock = guest::sweeps_are_whole() && point.starts_with("device-lock.");
+            of_device_lock || point.starts_with("iscsi.")
         }
     }
 }

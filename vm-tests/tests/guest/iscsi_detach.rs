@@ -1,5 +1,5 @@
-//! A detach that loses nothing and leaves nothing: dead paths, late paths and
-//! pages that nobody has synced.
+//! A detach that loses no data and leaves nothing: dead paths, late paths, and pages that no
+//! process has synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -22,11 +22,11 @@ use vm_tests::guest::unwritten::closing;
 const IQN: &str = "iqn.2026-01.example:detach";
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// For so long a session may stay away.
+/// How long a session may be lost.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// Nobody is silent in these tests, and a guest that is busy writing is slow to
-/// say that it lives.
+/// Timeouts without pings. No target is silent in these tests, and a guest that is busy writing
+/// answers late.
 fn without_pings(replacement: u32) -> Timeouts {
     Timeouts {
         replacement,
@@ -66,7 +66,7 @@ fn writer(node: &Path) -> File {
     OpenOptions::new().write(true).open(node).unwrap()
 }
 
-/// Keeps something until the detach comes to this stage, and says how much was dirty
+/// Keeps a value until the detach enters this stage, and reports how many bytes were dirty
 /// then.
 fn kept_until<T: Send + 'static>(last: Stage, kept: T) -> (StageObserver, Arc<AtomicU64>) {
     let (kept, left) = (Mutex::new(Some(kept)), Arc::new(AtomicU64::new(u64::MAX)));
@@ -82,8 +82,8 @@ fn kept_until<T: Send + 'static>(last: Stage, kept: T) -> (StageObserver, Arc<At
     (observer, left)
 }
 
-/// Begins to close the file when the detach looks at who uses the map, which whoever has
-/// it open keeps, and says how much was dirty at its removal.
+/// Starts to close the file when the detach looks for users of the map, because an open file
+/// keeps the map. Reports how many bytes were dirty at the map's removal.
 fn closed_at_claim(file: File) -> (StageObserver, Arc<AtomicU64>) {
     let (file, left) = (Mutex::new(Some(file)), Arc::new(AtomicU64::new(u64::MAX)));
     let seen = Arc::clone(&left);
@@ -97,8 +97,8 @@ fn closed_at_claim(file: File) -> (StageObserver, Arc<AtomicU64>) {
     (observer, left)
 }
 
-/// The same bytes each time: a mebibyte from a seed (splitmix64), over and over,
-/// with the number of each sector in its first bytes.
+/// The same bytes each time: a mebibyte from a seed (splitmix64), repeated, with the number of
+/// each sector in the sector's first bytes.
 struct Pattern {
     chunk: Vec<u8>,
     sector: u64,
@@ -133,7 +133,7 @@ fn write_pattern(disk: &mut File, seed: u64, bytes: u64) {
     }
 }
 
-/// Compares what lies on the target with what was written, byte by byte.
+/// Compares the target's data with what was written, byte by byte.
 fn holds_pattern(store: &Store, seed: u64, bytes: u64) {
     let mut file = File::open(store.path().unwrap()).unwrap();
     let (mut pattern, mut found) = (Pattern::new(seed), vec![0; 1 << 20]);
@@ -143,25 +143,25 @@ fn holds_pattern(store: &Store, seed: u64, bytes: u64) {
     }
 }
 
-/// A unit whose second path's session has failed with pages of its map unwritten.
-/// What happens then depends on whether I/O to the path waits still (`blocked`)
-/// or has been failed since (`transport-offline`).
+/// Detaches a unit whose second path's session failed while pages of its map were unwritten.
+/// The result depends on whether I/O to the path still waits (`blocked`) or fails
+/// (`transport-offline`).
 fn with_a_path_that_is(state: &str) {
     let engine = engine();
     let store = Store::file("a1", 16 * MIB);
-    // So that a delete asks the path to write its cache back.
+    // With a write cache, a delete asks the path to write its cache back.
     store.set_write_cache(true);
     let mut target = IscsiTarget::new(IQN);
     target.map(3, &store);
     let iscsid = Iscsid::start();
-    // Time for the detach to begin while I/O waits.
+    // This leaves time for the detach to begin while I/O waits.
     let fast_io_fail = if state == "blocked" { 15 } else { 5 };
     let multipathd = Multipathd::start_with(NoPath::Fail, fast_io_fail);
     let [_, second] = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, without_pings(120)));
     let attachment = two_paths(&target, &engine, Multipath::Require);
     let mut disk = writer(&attachment.node);
     write_pattern(&mut disk, 1, 8 * MIB);
-    // Its last close would wait for the path before the detach does.
+    // The last close of the file would wait for the path before the detach does.
     let (close, _) = closed_at_claim(disk);
     let lost = Instant::now();
     target.portal_down(1);
@@ -172,7 +172,7 @@ fn with_a_path_that_is(state: &str) {
     assert_eq!(state_of(&second), state);
     let request = DetachRequest::new(over(&target, &[0, 1])).observe(close);
     let detachment = engine.detach(request, deadline).unwrap();
-    // What the session itself would have waited for: multipathd has set that.
+    // The session itself would have waited this long; multipathd has shortened that.
     assert!(lost.elapsed() < RECOVERY);
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     let receipt = detachment.receipt.unwrap();
@@ -188,17 +188,17 @@ fn with_a_path_that_is(state: &str) {
 }
 
 #[test]
-fn a_path_whose_io_waits_goes_with_the_others() {
+fn a_detach_removes_a_path_whose_io_is_blocked_with_the_others() {
     with_a_path_that_is("blocked");
 }
 
 #[test]
-fn a_path_whose_time_is_over_goes_with_the_others() {
+fn a_detach_removes_a_path_whose_recovery_timeout_passed_with_the_others() {
     with_a_path_that_is("transport-offline");
 }
 
 #[test]
-fn a_path_whose_session_may_stay_away_for_two_minutes_holds_the_detach_up_for_seconds() {
+fn a_lost_path_with_a_recovery_timeout_of_two_minutes_delays_the_detach_only_for_seconds() {
     let engine = engine();
     let store = Store::file("a2", 16 * MIB);
     store.set_write_cache(true);
@@ -209,7 +209,7 @@ fn a_path_whose_session_may_stay_away_for_two_minutes_holds_the_detach_up_for_se
     let [_, second] = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, without_pings(120)));
     let attachment = two_paths(&target, &engine, Multipath::Require);
     let dead = attachment.paths()[1].clone();
-    // Nobody shortens the wait for the path, and nobody takes it out of the map.
+    // No daemon shortens the wait for the path, and none takes it out of the map.
     multipathd.stop();
     let recovery = format!("/sys/class/iscsi_session/session{}/recovery_tmo", second.id);
     fs::write(recovery, RECOVERY.as_secs().to_string()).unwrap();
@@ -244,8 +244,8 @@ fn a_path_whose_session_may_stay_away_for_two_minutes_holds_the_detach_up_for_se
     holds_pattern(&store, 2, 4 * MIB);
 }
 
-/// Detaches the unit, of which the first path is attached, while the second one
-/// comes: `scan` is called at each stage.
+/// Detaches a unit with one attached path while the second path appears: `scan` is called at
+/// each stage.
 fn detach_while_a_path_comes(
     scan: impl Fn(&Session, Stage) + Send + Sync + 'static,
     watched: bool,
@@ -266,7 +266,7 @@ fn detach_while_a_path_comes(
     drop(disk);
     let late = format!("{}:0:0:3", second.host);
     let observer = StageObserver::new(move |stage| scan(&second, stage));
-    // By the first path's source alone: nobody has told of the other.
+    // The detach names only the first path's source.
     let request = DetachRequest::new(over(&target, &[0])).observe(observer);
     let detachment = engine.detach(request, soon()).unwrap();
     nothing_is_left();
@@ -276,7 +276,7 @@ fn detach_while_a_path_comes(
     assert!(!entries.is_empty(), "{receipt:?}");
     for entry in entries {
         assert!(entry.gone, "{receipt:?}");
-        // One that went before it had a disk is nothing that multipathd knows.
+        // multipathd does not know a path that went before it had a disk.
         let known = watched && entry.node.is_some();
         assert_eq!(entry.forgotten, known.then_some(true), "{receipt:?}");
     }
@@ -285,7 +285,7 @@ fn detach_while_a_path_comes(
     holds_pattern(&store, 3, MIB);
 }
 
-/// Comes when all that was there is claimed, flushed and about to be deleted.
+/// Scans once when all existing paths are claimed, flushed and about to be deleted.
 fn once_at_the_first_delete() -> impl Fn(&Session, Stage) + Send + Sync + 'static {
     let deletes = AtomicUsize::new(0);
     move |session, stage| {
@@ -304,7 +304,7 @@ fn a_path_that_comes_when_the_others_are_about_to_be_deleted_is_deleted_too() {
 fn a_path_that_somebody_scans_again_and_again_is_deleted_as_often() {
     let looks = AtomicUsize::new(0);
     let scan = move |session: &Session, stage| {
-        // At the beginning of the call, then before each look at what is there.
+        // At the beginning of the call, and then before each look at the paths.
         if stage == Stage::Resolve && (1..=3).contains(&looks.fetch_add(1, Ordering::Relaxed)) {
             session.scan(3);
         }
@@ -312,16 +312,15 @@ fn a_path_that_somebody_scans_again_and_again_is_deleted_as_often() {
     detach_while_a_path_comes(scan, true);
 }
 
-/// Pages stay dirty until somebody asks for them, as on a machine with much
-/// memory.
+/// Keeps pages dirty until a process asks for them, as on a machine with much memory.
 struct LazyWriteback(Vec<(&'static str, String)>);
 
 impl LazyWriteback {
     fn new() -> Self {
         guest::enter();
         let settings = [
-            // One hour. With 0 the flusher runs when an inode becomes dirty, and it writes
-            // what is over the small share of the thresholds that a new device has.
+            // One hour. With 0 the flusher runs when an inode becomes dirty, and it writes what
+            // exceeds the small share of the thresholds that a new device has.
             ("/proc/sys/vm/dirty_writeback_centisecs", "360000"),
             ("/proc/sys/vm/dirty_background_ratio", "90"),
             ("/proc/sys/vm/dirty_ratio", "95"),
@@ -350,8 +349,8 @@ fn dirty() -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
-/// 256 MiB that nobody synced. Of a disk a reader stays until the flush is done: the
-/// last close would write them back before, and so would udevd.
+/// 256 MiB that no process synced. Without multipath a reader stays until the flush has ended:
+/// the last close would write them back before, and so would udevd.
 fn nothing_of_the_cache_is_lost(multipath: Multipath) {
     const BYTES: u64 = 256 * MIB;
     let _lazy = LazyWriteback::new();

@@ -1,4 +1,4 @@
-//! Discovery with the kernel's own target, and no daemon on the machine.
+//! Discovery of the kernel's own target, without a daemon on the machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -76,14 +76,14 @@ fn without_a_daemon_each_portal_names_the_target_and_all_its_portals() {
     for portal in PORTALS {
         assert_is_the_target(&ask(portal, None).unwrap());
     }
-    // Where localhost is ::1 too, it listens at both.
+    // If localhost is ::1 too, the target listens at both.
     assert_is_the_target(&ask("localhost", None).unwrap());
     assert!(guest::entries("/sys/class/iscsi_session").is_empty());
     no_connection_is_left();
 }
 
 #[test]
-fn what_is_listening_is_seen_by_the_count_of_connections() {
+fn the_count_of_connections_includes_an_open_one() {
     let _target = IscsiTarget::new(IQN);
     let _open = std::net::TcpStream::connect(PORTALS[0]).unwrap();
     assert!(!connections().is_empty());
@@ -91,7 +91,7 @@ fn what_is_listening_is_seen_by_the_count_of_connections() {
 
 #[test]
 fn a_list_that_takes_several_pdus_is_whole() {
-    // 110 of 310 bytes and more; one PDU holds 32 KiB.
+    // 110 names of 310 bytes and more; one PDU holds 32 KiB.
     let name = |at: usize| format!("{IQN}-{at:03}-{}", "x".repeat(180));
     let targets: Vec<_> = (0..110).map(|at| IscsiTarget::new(&name(at))).collect();
     let mut found = ask(PORTALS[2], None).unwrap();
@@ -104,19 +104,19 @@ fn a_list_that_takes_several_pdus_is_whole() {
 }
 
 #[test]
-fn a_list_behind_chap_is_shown_to_who_knows_the_secret_alone() {
+fn a_target_list_behind_chap_requires_the_right_secret() {
     let _target = IscsiTarget::new(IQN);
     let _auth = DiscoveryAuth::chap(USER.0, USER.1, None);
     assert_is_the_target(&ask(PORTALS[0], Some(one_way(USER.1))).unwrap());
     assert_is_the_target(&ask(PORTALS[2], Some(one_way(USER.1))).unwrap());
     let wrong = refused(Some(one_way("another-secret-than-it")));
     assert!(wrong.contains("authentication failed"), "{wrong}");
-    // LIO says nothing to who offers no CHAP: it closes.
+    // LIO closes the connection of an initiator that offers no CHAP, without an answer.
     let open = ask(PORTALS[0], None).unwrap_err();
     assert_eq!(open.kind(), ErrorKind::Unreachable, "{open}");
     let seen = open.last_seen().unwrap();
     assert!(seen.contains("AuthMethod=None"), "{open}");
-    // It proves nothing to us here, so it is not asked who there is.
+    // The target proves nothing to us here, so the discovery does not ask for its targets.
     let unproven = refused(Some(mutual(TARGET.1)));
     assert!(!unproven.contains("authentication failed"), "{unproven}");
     no_connection_is_left();
@@ -133,7 +133,7 @@ fn a_target_must_know_its_own_secret_where_that_is_asked_for() {
 }
 
 #[test]
-fn who_wants_proof_does_not_go_without_on_a_list_that_is_open_to_all() {
+fn a_discovery_that_requires_proof_refuses_a_target_list_without_authentication() {
     let _target = IscsiTarget::new(IQN);
     refused(Some(mutual(TARGET.1)));
     no_connection_is_left();
@@ -150,7 +150,7 @@ fn login(target: &str) -> LoginOptions {
 }
 
 #[test]
-fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of_it() {
+fn a_login_in_user_space_agrees_on_every_parameter_without_a_session_in_the_kernel() {
     let _target = IscsiTarget::new(IQN);
     let deadline = Deadline::after(LIMIT);
     let portal = PORTALS[2].parse().unwrap();
@@ -167,7 +167,8 @@ fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of
         header_digest: wants("HeaderDigest").starts_with("CRC32C"),
         data_digest: false,
         max_recv_data_segment_length: Parameters::offer().max_recv_data_segment_length,
-        // What LIO declares is not its MaxRecvDataSegmentLength, but this or ours.
+        // The limit is not the MaxRecvDataSegmentLength that LIO declares, but this value or
+        // ours.
         max_xmit_data_segment_length: number("MaxXmitDataSegmentLength").min(262_144),
         initial_r2t: wants("InitialR2T") == "Yes",
         immediate_data: wants("ImmediateData") == "Yes",
@@ -188,7 +189,7 @@ fn a_login_to_a_target_agrees_on_every_parameter_and_the_kernel_knows_nothing_of
 
     let absent = log_in(&portal, &login("iqn.2026-01.example:absent"), deadline);
     let absent = absent.unwrap_err();
-    // LIO does not tell it from one that is down.
+    // LIO does not distinguish an absent target from one that is down.
     assert_eq!(absent.kind(), ErrorKind::NotReady, "{absent}");
     no_connection_is_left();
 }

@@ -1,6 +1,6 @@
-//! Each command to the kernel's iSCSI of a login and of a logout, each step of the login on
-//! our own socket, and those of a login again fail or never return: five consecutive seeds
-//! have every step, 25 have every step in every way (`guest::faults`).
+//! The commands of a login, a logout and a re-login to the kernel's iSCSI, and the steps of the
+//! logins on our own socket. Each fails or never returns: five consecutive seeds cover every
+//! step, and 25 cover every step in every way (`guest::faults`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use vm_tests::guest::lio::Store;
 use vm_tests::guest::rotation::Part;
 use vm_tests::guest::writer::Writer;
 
-/// All but those settings that come after the names: one stands for them.
+/// All acts, without the settings that come after the names: one of them stands for all.
 fn is_tried(act: &str) -> bool {
-    /// `MAX_RECV_DLENGTH`, and what names a session.
+    /// `MAX_RECV_DLENGTH`, and the settings that name a session.
     const SET: [&str; 6] = ["0", "32", "15", "34", "17", "18"];
     match act.split_once(" iscsi set ") {
         Some((_, param)) => SET.iter().any(|set| param.split(':').next() == Some(set)),
@@ -76,7 +76,7 @@ fn steps_of_a_login_and_a_logout_that_fail_or_hang_end_as_their_table_says() {
         .run(&[
             "attach iscsi connect:1",
             "detach iscsi event 27:1",
-            // The session is destroyed asynchronously.
+            // The kernel destroys the session asynchronously.
             "detach iscsi event 43:1",
         ]);
     nothing_is_left();
@@ -90,13 +90,13 @@ fn a_session_without_names_whose_connection_is_lost_too_is_ended_by_the_next_log
     let source = target.uri(&[0], 1);
     let mut is_cut = false;
     let arguments = ["attach", &source, "--log-in", "--timeout", "300s"].map(str::to_owned);
-    // The first of its names.
+    // The first setting that names the session.
     let fault = Some(("iscsi set 32:1", Fault::Hangs));
     let traced = inject::run_until(&arguments, fault, || {
         let Some(session) = sessions().pop() else {
             return false;
         };
-        // It has one once it is bound.
+        // A session has an address as soon as it is bound.
         let address = iscsi_tcp::attribute_if_there(session.id, "address");
         if !is_cut && address.is_some_and(|address| address == "127.0.0.1") {
             target.cut(0);
@@ -114,15 +114,15 @@ fn a_session_without_names_whose_connection_is_lost_too_is_ended_by_the_next_log
     nothing_is_left();
 }
 
-/// Has a process keep the session until it serves again, or `patience` is over.
+/// Runs a process that recovers the session until it serves again, or until `patience` is over.
 fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> Traced {
-    /// It says what it did.
+    /// The time in which the process prints what it did.
     const SPEAKS: Duration = Duration::from_millis(500);
     let begun = Instant::now();
     let mut serves_since = None;
     let arguments = ["heal", "--watch"].map(str::to_owned);
     inject::run_until(&arguments, fault, || {
-        // And has no more to do for that.
+        // The recovery has no more work if it holds no lock.
         let leases = guest::entries("/run/lunbd");
         let works = leases.iter().any(|name| name.starts_with("iscsi-login"));
         let serves = session.state() == "LOGGED_IN" && !works;
@@ -132,8 +132,8 @@ fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> 
 }
 
 #[test]
-fn the_try_after_a_step_of_a_login_again_that_fails_or_hangs_succeeds() {
-    /// One try has 10 seconds, and begins when the program does.
+fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
+    /// One try takes 10 seconds, and begins when the program does.
     const HUNG: Duration = Duration::from_secs(20);
     const LIMIT: Duration = Duration::from_secs(120);
     guest::sweep_time_limit();
@@ -145,7 +145,7 @@ fn the_try_after_a_step_of_a_login_again_that_fails_or_hangs_succeeds() {
     let attached = guest::lunbd(&["attach", &source, "--log-in", "--json"]);
     let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
     let session = the_only_session();
-    // Longer than all that hangs here.
+    // Longer than all hangs of this test.
     let budget = format!(
         "/sys/class/iscsi_session/session{}/recovery_tmo",
         session.id
@@ -160,7 +160,7 @@ fn the_try_after_a_step_of_a_login_again_that_fails_or_hangs_succeeds() {
     lose();
     let undisturbed = keep(&session, None, LIMIT);
     println!("acts: {:?}", undisturbed.acts);
-    // To lose it, to give it its new socket and to start it.
+    // The commands that stop the connection, bind the new socket and start the session.
     for act in ["iscsi event 18:1", "iscsi event 15:1", "iscsi event 17:1"] {
         assert!(undisturbed.acts.iter().any(|done| done == act), "{act}");
     }
@@ -195,7 +195,7 @@ fn the_try_after_a_step_of_a_login_again_that_fails_or_hangs_succeeds() {
         hung += usize::from(hangs);
     }
     assert!(hung > 0, "{met:?}");
-    // What one that hung has left, the next login of the session takes away.
+    // The next login of the session removes what a hung one has left.
     lose();
     keep(&session, None, LIMIT);
     assert_eq!(session.state(), "LOGGED_IN");

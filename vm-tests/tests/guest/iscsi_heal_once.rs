@@ -1,4 +1,4 @@
-//! A machine without open-iscsi and without a process that keeps sessions.
+//! A machine without open-iscsi and without a process that recovers sessions.
 
 use std::fs;
 use std::process::Output;
@@ -20,7 +20,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn without_an_initiator_name_each_command_says_how_to_make_one_and_then_a_login_has_it() {
+fn a_command_without_an_initiator_name_says_how_to_make_one_and_a_login_then_uses_it() {
     iscsi_tcp::prepare();
     fs::remove_file(INITIATOR_NAME_FILE).unwrap();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
@@ -45,7 +45,7 @@ fn without_an_initiator_name_each_command_says_how_to_make_one_and_then_a_login_
 }
 
 #[test]
-fn a_lost_session_that_nobody_keeps_is_logged_in_again_once_by_heal() {
+fn heal_recovers_once_a_lost_session_that_no_process_maintains() {
     iscsi_tcp::prepare();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
     let uri = target.uri(&[0], 1);

@@ -1,5 +1,5 @@
-//! Which names prove that two devices lead to one unit, and which do not: two daemons
-//! of tgt that give their units equal names, and a unit of LIO whose product text changes.
+//! Which names prove that two devices lead to one unit: two tgt daemons that give their units
+//! equal names, and a LIO unit whose product text changes.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -22,10 +22,10 @@ use vm_tests::guest::{self, entries};
 const BYTES: u64 = 8 << 20;
 const FIRST: (&str, &str) = ("127.0.0.1:3260", "iqn.2026-01.example:first");
 const SECOND: (&str, &str) = ("127.0.0.2:3260", "iqn.2026-01.example:second");
-/// tgt makes it of the numbers of the target and of the LUN alone.
+/// tgt makes this name only from the numbers of the target and of the LUN.
 const BOTH: &str = "naa.3000000100000001";
 
-/// Two daemons as they are on two hosts: each has one target, number 1, with LUN 1.
+/// Two daemons as on two hosts: each has one target, number 1, with LUN 1.
 fn two_daemons() -> [Tgt; 2] {
     iscsi_tcp::prepare();
     let start = |port, (portal, iqn)| Tgt::start(port, portal, iqn, BYTES);
@@ -54,7 +54,7 @@ fn write(node: &Path, byte: u8) {
     disk.sync_all().unwrap();
 }
 
-/// What the disk itself has there, not the page cache.
+/// A byte of the disk itself, not of the page cache.
 fn read(node: &Path) -> u8 {
     guest::run(&["blockdev", "--flushbufs", node.to_str().unwrap()]);
     let mut block = [0; 4096];
@@ -103,7 +103,7 @@ fn a_detach_leaves_the_volume_of_another_target_that_has_the_same_local_names() 
 }
 
 #[test]
-fn two_volumes_of_a_journal_with_the_same_local_names_are_attached_kept_and_detached_apart() {
+fn a_journal_keeps_two_volumes_with_equal_local_names_apart() {
     let _daemons = two_daemons();
     let place = format!("/tmp/identity-{}", std::process::id());
     let engine = engine();
@@ -160,7 +160,7 @@ fn a_map_holds_the_paths_of_one_target_and_a_path_of_another_with_the_same_names
     assert_eq!(unit["weakly_identified"], true, "{unit}");
     assert_eq!(unit["paths"].as_array().unwrap().len(), 2, "{unit}");
 
-    // multipathd takes its disk into the map: it has the same name.
+    // multipathd adds its disk to the map, because it has the same name.
     let error = engine.attach(&request(source(SECOND)), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     assert_eq!(error.stage(), Some(Stage::Map), "{error}");
@@ -177,9 +177,9 @@ fn a_map_holds_the_paths_of_one_target_and_a_path_of_another_with_the_same_names
 }
 
 #[test]
-fn a_map_whose_wwid_is_spelt_by_another_property_of_udevs_is_the_units() {
+fn a_map_belongs_to_its_unit_also_if_its_wwid_comes_from_another_udev_property() {
     iscsi_tcp::prepare();
-    // 0x6001405..., as some vendors' settings have it.
+    // 0x6001405..., as the settings of some vendors have it.
     let _multipathd = Multipathd::naming_by("ID_WWN_WITH_EXTENSION");
     let store = Store::file("5a5a0002", 8 << 20);
     let mut target = IscsiTarget::new(FIRST.1);

@@ -1,4 +1,4 @@
-//! What a multipath map is in use for, and that a refused detach leaves it all.
+//! The users of a multipath map. A refused detach changes nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -31,7 +31,7 @@ struct Unit {
     attachment: Attachment,
     source: Source,
     multipathd: Multipathd,
-    // In the order in which they are taken down.
+    // The fields are dropped in this order.
     _iscsid: Iscsid,
     _target: IscsiTarget,
 }
@@ -70,8 +70,8 @@ impl Unit {
         self.node().strip_prefix("/dev/").unwrap()
     }
 
-    /// A detach, by whatever it is told, is refused with this in its text, and
-    /// all stands as it was.
+    /// Requires that a detach, by any name of the unit, is refused with this text and changes
+    /// nothing.
     fn is_refused(&self, by: &str) {
         let targets = [
             DetachTarget::Device(self.attachment.node.clone()),
@@ -125,7 +125,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_map_is_refused_by_whoever_uses_it_and_goes_when_nobody_does() {
+fn each_user_of_a_map_prevents_its_detach_and_an_unused_map_is_removed() {
     let unit = Unit::attach();
     let mounted = Mounted::make(unit.node(), "/tmp/in use");
     unit.is_refused("mounted on /tmp/in use");
@@ -165,7 +165,7 @@ fn partitioned(unit: &Unit) -> Vec<String> {
     table.write_all(b",16MiB\n,16MiB\n").unwrap();
     drop(table);
     assert!(sfdisk.wait().unwrap().success());
-    // udev's rule calls it as well, and of two at once one fails.
+    // udev's rule calls kpartx as well, and one of two concurrent calls fails.
     guest::udevd::settle();
     guest::run(&["kpartx", "-a", "-s", "-p", "-part", unit.node()]);
     guest::udevd::settle();
@@ -177,7 +177,7 @@ fn partitioned(unit: &Unit) -> Vec<String> {
 }
 
 #[test]
-fn partition_maps_go_with_their_map_and_all_stand_while_one_of_them_is_mounted() {
+fn partition_maps_are_removed_with_their_map_and_all_stay_while_one_is_mounted() {
     let unit = Unit::attach();
     let parts = partitioned(&unit);
     for (mounted, part) in parts.iter().enumerate() {
@@ -188,7 +188,7 @@ fn partition_maps_go_with_their_map_and_all_stand_while_one_of_them_is_mounted()
         assert_eq!(stand, parts, "with partition {mounted} mounted");
         drop(file_system);
     }
-    // Beside them, another device holds the map.
+    // Besides the partitions, another device holds the map.
     let table = format!("0 2048 linear {} 0", unit.node());
     guest::run(&["dmsetup", "create", "on-top", "--table", &table]);
     unit.is_refused("held by");

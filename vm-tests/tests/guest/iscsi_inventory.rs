@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const MOUNT: &str = "/tmp/inventory";
 
-/// An unmount, whatever becomes of the test.
+/// Unmounts on drop, also if the test fails.
 struct Mounted;
 
 impl Mounted {

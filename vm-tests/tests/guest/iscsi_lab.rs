@@ -1,5 +1,4 @@
-//! The lab's iSCSI proves itself: LIO, iscsid and multipathd are what the other
-//! tests take them for.
+//! The lab's iSCSI tests itself: LIO, iscsid and multipathd behave as the other tests assume.
 
 use std::fs;
 use std::io::Write;
@@ -80,7 +79,7 @@ fn a_portal_that_goes_down_fails_its_session_alone_and_it_comes_back() {
 }
 
 #[test]
-fn a_second_session_on_one_portal_and_a_stopped_target_are_to_be_had() {
+fn the_lab_makes_a_second_session_on_one_portal_and_stops_a_target() {
     let target = IscsiTarget::new(IQN);
     let iscsid = Iscsid::start();
     let timeouts = Timeouts {
@@ -101,7 +100,7 @@ fn a_second_session_on_one_portal_and_a_stopped_target_are_to_be_had() {
 }
 
 #[test]
-fn a_lun_grows_and_becomes_another_volume_under_its_number() {
+fn the_lab_grows_a_lun_and_puts_another_volume_at_its_number() {
     let [growable, other] = [
         Store::growable("3c", 8 * MIB),
         Store::ramdisk("4d", 8 * MIB),
@@ -150,7 +149,7 @@ fn what_is_written_is_in_the_stores_file() {
 }
 
 #[test]
-fn the_script_that_others_rescan_with_finds_the_lun() {
+fn rescan_scsi_bus_finds_the_lun() {
     let store = Store::ramdisk("6f", MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(0, &store);
@@ -158,13 +157,13 @@ fn the_script_that_others_rescan_with_finds_the_lun() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let host = format!("--hosts={}", session.host);
-    // Without `-a` it looks only at targets that have a device already; without
-    // the LUN it takes half a minute.
+    // Without `-a` the script looks only at targets that already have a device. Without the LUN
+    // it takes half a minute.
     let address = ["-a", "--channels=0", "--ids=0", "--luns=5"];
     let said = guest::run(&[&["rescan-scsi-bus.sh", &host], &address[..]].concat());
     assert!(said.contains("1 new or changed device(s) found"), "{said}");
-    // What it calls when it is to see to multipath maps.
+    // The programs that the script calls for multipath maps.
     guest::run(&["which", "multipath", "dmsetup", "sg_inq"]);
-    // The script looks at the unit, and not at its disk, which comes by itself.
+    // The script looks at the unit, not at its disk, which appears later.
     guest::wait_until("the disk", LIMIT, || session.disk(5));
 }

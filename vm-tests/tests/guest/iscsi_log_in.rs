@@ -1,5 +1,4 @@
-//! Attaches that log in by themselves, and detaches that log out, with the
-//! kernel's own target.
+//! Attaches that log in, and detaches that log out, with the kernel's own target.
 
 use std::fs;
 use std::net::TcpListener;
@@ -54,13 +53,13 @@ fn detach(engine: &Engine, source: Source) -> Vec<u32> {
 }
 
 #[test]
-fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out_of() {
+fn an_attach_logs_in_and_the_detach_logs_out_without_a_daemon() {
     iscsi_tcp::prepare();
     assert!(!iscsi_tcp::iscsid_runs());
     let engine = engine();
     let store = Store::file("c1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
-    // No LUN 0, and one above 255, in either addressing.
+    // The target has no LUN 0. LUN 300 appears in either addressing.
     for lun in [300, 16_684] {
         target.map(lun, &store);
         for portal in [0, 2] {
@@ -93,7 +92,7 @@ fn without_a_daemon_a_unit_is_logged_in_to_attached_used_detached_and_logged_out
 }
 
 #[test]
-fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
+fn login_attach_detach_and_logout_start_no_process() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -107,7 +106,7 @@ fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
         assert_eq!(ended.len(), portals.len());
     }
     assert_eq!(started.count(), 0);
-    // It would have been seen.
+    // A started process is counted.
     guest::run(&["true"]);
     assert_eq!(started.count(), 1);
     drop(multipathd);
@@ -115,7 +114,7 @@ fn to_log_in_attach_detach_and_log_out_no_process_is_started() {
 }
 
 #[test]
-fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
+fn a_session_keeps_its_portals_host_name_and_another_name_makes_another_session() {
     const HOSTS: &str = "/etc/hosts";
     iscsi_tcp::prepare();
     let engine = engine();
@@ -134,11 +133,11 @@ fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
     assert_eq!(attribute(session, "persistent_address"), "array.example");
     assert_eq!(attribute(session, "address"), "127.0.0.1");
     writes_and_reads(&attachment);
-    // The same unit, as another path.
+    // The same unit, attached as another path.
     let other = attach("also.example").unwrap();
     assert_ne!(session_of(&other), session);
     assert_ne!(other.node, attachment.node);
-    // By any of its sources all of it goes.
+    // A detach by any of its sources removes all paths.
     let mut ended = detach(&engine, source("also.example"));
     ended.sort_unstable();
     assert_eq!(ended, [session, session_of(&other)]);
@@ -150,25 +149,25 @@ fn a_portal_is_named_by_its_host_and_another_name_of_it_is_another_session() {
 }
 
 #[test]
-fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
+fn a_failed_login_and_a_failed_attach_after_a_login_leave_nothing() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c2", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
-    // A LUN that is not there.
+    // The LUN does not exist.
     let error = engine
         .attach(&request(&target, &[0], 9), soon())
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     nothing_is_left();
-    // Another unit than the one that was expected.
+    // The unit is not the expected one.
     let expected = "naa.60014050000000000000000000000001".parse().unwrap();
     let request_other = request(&target, &[0], 1).expect(expected);
     let error = engine.attach(&request_other, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     nothing_is_left();
-    // A target that does not take logins.
+    // The target accepts no logins.
     target.stop();
     let error = engine
         .attach(&request(&target, &[0], 1), soon())
@@ -176,7 +175,7 @@ fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
     nothing_is_left();
     target.start();
-    // Without the wish to log in.
+    // The request does not ask for a login.
     let plain = AttachRequest::new(source(&target, &[0], 1));
     let error = engine.attach(&plain, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooFewPaths, "{error}");
@@ -184,7 +183,7 @@ fn a_login_that_fails_leaves_nothing_and_so_does_an_attach_after_it() {
 }
 
 #[test]
-fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() {
+fn chap_admits_only_the_right_secret_and_mutual_chap_refuses_a_target_without_it() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c3", 8 * MIB);
@@ -248,12 +247,12 @@ fn with_digests_data_is_written_and_read_and_both_sides_have_them() {
 }
 
 #[test]
-fn of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+fn a_dead_or_silent_portal_is_a_missing_path_and_does_not_delay_the_others() {
     one_of_two_portals::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_of_two_portals_a_dead_or_silent_one_is_missing_and_holds_nobody_up() {
+fn a_dead_or_silent_portal_of_tgt_is_a_missing_path_and_does_not_delay_the_others() {
     one_of_two_portals::<Tgt>();
 }
 
@@ -262,11 +261,11 @@ fn one_of_two_portals<T: Served>() {
     let engine = engine();
     let mut target = T::serve(IQN, &[1], 8 * MIB);
     target.portal_down(1);
-    // It takes connections and says nothing.
+    // This portal accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.3:3260").unwrap();
     let uri = format!("iscsi://{},{},127.0.0.3/{IQN}/1", PORTALS[1], PORTALS[0]);
     let all: Source = uri.parse().unwrap();
-    // A portal that holds an attach up does so for half of its time.
+    // A portal delays an attach for at most half of its time.
     let patient = Deadline::after(Duration::from_secs(120));
     let attachment = engine
         .attach(&AttachRequest::new(all.clone()).log_in(options()), patient)
@@ -285,7 +284,7 @@ fn one_of_two_portals<T: Served>() {
         "{missing:?}"
     );
     assert!(missing[1].contains("127.0.0.3:3260"), "{missing:?}");
-    // More than there can be.
+    // More sessions than there can be.
     let too_many = AttachRequest::new(source(&target, &[0, 1], 1))
         .log_in(options())
         .min_paths(2);
@@ -299,7 +298,7 @@ fn one_of_two_portals<T: Served>() {
 }
 
 #[test]
-fn io_waits_for_a_lost_session_for_seconds_where_a_map_has_another_path_and_minutes_without() {
+fn the_recovery_timeout_is_5_s_below_a_map_and_120_s_without_one() {
     iscsi_tcp::prepare();
     let engine = engine();
     let store = Store::ramdisk("c9", 8 * MIB);
@@ -316,7 +315,7 @@ fn io_waits_for_a_lost_session_for_seconds_where_a_map_has_another_path_and_minu
         nothing_is_left();
     };
     wait("120");
-    // Nobody but the engine says how long.
+    // Only the engine sets the timeout here.
     let _multipathd = Multipathd::start_with(NoPath::Fail, "off");
     wait("5");
 }

@@ -1,4 +1,4 @@
-//! Targets whose names have capitals.
+//! Targets whose names contain capital letters.
 
 use lunbd::iscsi::{DiscoveryOptions, SessionOptions, discover};
 use lunbd::{AttachRequest, Source};
@@ -39,7 +39,7 @@ fn has_capitals<T: Served>() {
     assert_eq!(attribute(session, "targetname"), IQN);
     writes_and_reads(&attachment);
 
-    // The session is found by another spelling of the same name.
+    // Another spelling of the same name finds the session.
     let other: Source = source.to_string().to_lowercase().parse().unwrap();
     let request = AttachRequest::new(other.clone()).log_in(options);
     let again = engine.attach(&request, soon()).unwrap();

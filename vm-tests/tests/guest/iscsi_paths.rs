@@ -1,4 +1,4 @@
-//! Units behind iSCSI sessions: many paths, and addresses that change hands.
+//! Units behind iSCSI sessions: many paths, and addresses that move to other units.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -121,14 +121,14 @@ fn a_detach_finds_a_path_that_came_later_and_was_never_attached_by_us() {
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     assert_eq!(scsi_disks(), [] as [&str; 0]);
 
-    // Nothing is left of it, and its name proves that.
+    // Nothing of the unit is left, and its name proves that.
     let name = format!("unit:{}", store.wwid());
     let again = engine
         .detach(name.parse::<DetachTarget>().unwrap(), soon())
         .unwrap();
     assert!(!again.changed);
     assert!(again.safe_to_unmap, "{again:?}");
-    // Without a name "it is gone" is said of the address alone.
+    // Without a name "it is gone" applies only to the address.
     let again = engine.detach(over(&[0], 1), soon()).unwrap();
     assert!(!again.changed && !again.safe_to_unmap);
 }
@@ -188,8 +188,8 @@ fn a_session_that_fails_before_the_scan_is_a_missing_path_and_no_missing_lun() {
     engine.detach(over(&[0], 2), soon()).unwrap();
 }
 
-/// A LUN number that was given to another volume while the kernel still has the
-/// old one's device.
+/// A LUN number that another volume received while the kernel still has the old volume's
+/// device.
 fn reused(rescan: bool, expect: bool) -> (Attachment, String) {
     if rescan && guest::kernel() < (5, 15) {
         guest::skip("nothing says what a disk was born as before diskseq");
@@ -256,7 +256,7 @@ fn a_lun_that_was_given_to_another_volume_and_rescanned_since_is_the_expected_on
 }
 
 #[test]
-fn a_stale_disk_that_somebody_has_open_is_neither_handed_out_nor_taken_away_nor_written_to() {
+fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_written_to() {
     let engine = engine();
     let (old, new) = (Store::file("d1", 8 * MIB), Store::file("e2", 8 * MIB));
     let mut target = IscsiTarget::new(IQN);
@@ -267,7 +267,7 @@ fn a_stale_disk_that_somebody_has_open_is_neither_handed_out_nor_taken_away_nor_
         .attach(&AttachRequest::new(over(&[0], 2)), soon())
         .unwrap();
     let mut holder = OpenOptions::new().write(true).open(&first.node).unwrap();
-    // Dirty pages of the old volume, which must never reach the new one.
+    // Dirty pages of the old volume, which must never reach the new volume.
     holder.write_all(&vec![0xdd; 4096]).unwrap();
     target.remap(2, &new);
 
@@ -315,7 +315,7 @@ fn has_open(pid: u32, node: &Path) -> bool {
     open.any(|file| file.is_ok_and(|file| file == node))
 }
 
-/// Both paths go down under what was written.
+/// Both paths go down while written data is in the page cache.
 fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
     let engine = engine();
     let store = Store::file("a7", 8 * MIB);
@@ -336,8 +336,8 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
         session.wait_until_lost(LIMIT);
     }
     disk.write_all(&vec![0x77; 4096]).unwrap();
-    // Its close writes back, which waits for a path: so it stays open in a
-    // thread that is let go with the guest's end of the test.
+    // The close writes back and waits for a path. So the file stays open in a thread that ends
+    // with the test.
     let closer = std::thread::spawn(move || drop(disk));
 
     if multipathd_hangs {
@@ -364,13 +364,13 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
             multipathd::queues(&map.name).then_some(())
         });
     }
-    // The kernel tells of it once; a flush that succeeds now proves nothing.
+    // The kernel reports the loss once; a flush that succeeds now proves nothing.
     let failure = engine.detach(over(&[0, 1], 4), soon()).unwrap_err();
     assert!(
         failure.to_string().contains("an earlier flush"),
         "{failure}"
     );
-    // As udev does: it reads the map for as long as that queues.
+    // Like udev, this process reads the map for as long as the map queues.
     let mut looker = multipathd_hangs.then(|| {
         let mut blkid = Command::new("blkid");
         blkid.arg("-p").arg(&attachment.node).spawn().unwrap()
@@ -392,11 +392,11 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
 }
 
 #[test]
-fn a_map_that_queues_with_no_path_left_is_told_to_fail_and_the_detach_says_so() {
+fn a_detach_tells_a_queueing_map_without_a_path_to_fail_and_reports_it() {
     detach_where_the_map_queues_for_ever(false);
 }
 
 #[test]
-fn a_map_that_queues_is_told_to_fail_by_the_kernel_alone_where_multipathd_hangs() {
+fn a_queueing_map_is_told_to_fail_by_ioctl_if_multipathd_hangs() {
     detach_where_the_map_queues_for_ever(true);
 }

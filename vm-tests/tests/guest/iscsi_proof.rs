@@ -1,5 +1,5 @@
-//! Sessions that were made under CHAP or with digests that are required, and keepers
-//! that know nothing of it.
+//! Sessions that were created with CHAP or with required digests, and recoveries that do not
+//! know of it.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn credentials() -> Credentials {
 }
 
 #[test]
-fn a_session_that_requires_digests_is_marked_so_and_is_resumed_with_them() {
+fn a_session_with_required_digests_is_marked_and_recovers_with_digests() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 16 << 20);
@@ -40,7 +40,8 @@ fn a_session_that_requires_digests_is_marked_so_and_is_resumed_with_them() {
     assert_eq!(mark, "lunbd:digests-required");
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
-    // Of a session that is lost before it is seen nobody else knows it.
+    // The session is lost before a recovery sees it, so only the mark shows that it requires
+    // digests.
     target.cut(0);
     guest::wait_until("the loss", LIMIT, || {
         (attribute(session, "state") != "LOGGED_IN").then_some(())
@@ -73,7 +74,7 @@ fn a_session_made_under_mutual_chap_is_not_resumed_without_proof_and_is_with_it(
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
 
-    // An impostor asks for no proof and takes everybody's writes.
+    // An impostor asks for no proof and accepts every initiator's writes.
     target.ask_for_no_chap();
     let keeping = Keeping::start(&engine);
     target.cut(0);

@@ -1,5 +1,5 @@
-//! Sessions of ours whose target speaks by itself, is misheard or falls silent, and
-//! those that are had by another way than the plain one.
+//! Sessions of lunbd whose target sends asynchronous messages, sends corrupt data or falls
+//! silent, and sessions over unusual addresses.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use vm_tests::guest::writer::{Writer, first_block};
 const IQN: &str = "iqn.2026-01.example:proxied";
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where a proxy listens, for the target at the first of [`PORTALS`].
+/// The proxy's address, for the target at the first of [`PORTALS`].
 const PROXY: &str = "127.0.0.9:3260";
 
-/// LUN 1 over a proxy or a portal.
+/// The source of LUN 1 over a proxy or a portal.
 fn source(portal: &str) -> Source {
     format!("iscsi://{portal}/{IQN}/1").parse().unwrap()
 }
@@ -45,12 +45,12 @@ fn detach(engine: &Engine, portal: &str, session: u32) {
 }
 
 #[test]
-fn a_link_local_portal_is_logged_in_to_and_found_again_by_its_interface() {
+fn a_login_uses_a_link_local_portal_and_a_later_attach_finds_its_session_by_interface() {
     iscsi_tcp::prepare();
     let engine = engine();
     let _target = IscsiTarget::serve(IQN, &[1], 16 * MIB);
     guest::run(&["ip", "address", "add", "fe80::9/64", "dev", "lo", "nodad"]);
-    // The loopback interface is the first of each machine.
+    // The loopback interface has index 1 on each machine.
     let proxy = IscsiProxy::start("[fe80::9%1]:3260", PORTALS[0]);
     let portal = "[fe80::9%lo]";
     let attachment = attach(&engine, portal, options());
@@ -66,12 +66,12 @@ fn a_link_local_portal_is_logged_in_to_and_found_again_by_its_interface() {
 }
 
 #[test]
-fn a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
+fn a_requested_logout_is_followed_by_a_re_login_and_a_dropped_session_waits_the_targets_time() {
     speaks_by_itself::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_asks_to_be_left_is_left_and_one_that_drops_us_is_given_its_time() {
+fn tgts_requested_logout_is_followed_by_a_re_login_and_a_dropped_session_waits_its_time() {
     speaks_by_itself::<Tgt>();
 }
 
@@ -84,7 +84,7 @@ fn speaks_by_itself<T: Served>() {
     let session = session_of(&attachment);
     let keeping = Keeping::start(&engine);
     let writer = Writer::start(&attachment.node);
-    // A logout within 5 s, and new parameters within 5 s.
+    // The target requests a logout within 5 s, and new parameters within 5 s.
     for event in [1, 4] {
         writer.goes_on();
         let (before, logouts) = (keeping.recovered(), proxy.logouts());
@@ -93,8 +93,8 @@ fn speaks_by_itself<T: Served>() {
         assert_eq!(proxy.logouts(), logouts + 1, "event {event}");
         writer.goes_on();
     }
-    // The one connection is dropped, or all of them are, and it is not to be dialled
-    // for 3 s.
+    // The target announces that it drops the connection, or all of them, and that nobody may
+    // dial it for 3 s.
     for event in [2, 3] {
         let (before, logouts) = (keeping.recovered(), proxy.logouts());
         let start = Instant::now();
@@ -115,7 +115,7 @@ fn speaks_by_itself<T: Served>() {
 }
 
 #[test]
-fn a_header_or_data_that_does_not_match_its_digest_costs_a_connection_and_reaches_nobody() {
+fn a_digest_error_in_a_header_or_data_ends_the_connection_and_no_reader_gets_the_data() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -140,12 +140,12 @@ fn a_header_or_data_that_does_not_match_its_digest_costs_a_connection_and_reache
 }
 
 #[test]
-fn a_target_that_falls_silent_is_missed_and_logged_in_to_again_without_an_error() {
+fn a_silent_target_is_detected_and_its_session_recovers_without_an_io_error() {
     silent::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_falls_silent_is_missed_and_logged_in_to_again_without_an_error() {
+fn a_silent_tgt_is_detected_and_its_session_recovers_without_an_io_error() {
     silent::<Tgt>();
 }
 
@@ -159,7 +159,7 @@ fn silent<T: Served>() {
     let keeping = Keeping::start(&engine);
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
-    // With I/O under way, and with none.
+    // The proxy falls silent with I/O in flight, and then without.
     proxy.fall_silent();
     keeping.wait_until_recovered(1);
     writer.goes_on();
@@ -175,7 +175,7 @@ fn silent<T: Served>() {
 }
 
 #[test]
-fn a_lost_session_over_ipv6_is_logged_in_to_again_and_the_doctor_says_what_it_waits_for() {
+fn a_lost_ipv6_session_recovers_and_doctor_says_what_the_recovery_waits_for() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::serve(IQN, &[1], 16 * MIB);
@@ -204,7 +204,7 @@ fn a_lost_session_over_ipv6_is_logged_in_to_again_and_the_doctor_says_what_it_wa
 }
 
 #[test]
-fn a_lost_session_that_was_sent_on_is_logged_in_to_again_by_the_portal_that_sends_on() {
+fn a_redirected_session_recovers_through_the_redirecting_portal() {
     iscsi_tcp::prepare();
     let engine = engine();
     let sends_on = Tgt::start("0", PORTALS[0], IQN, 16 * MIB);

@@ -1,5 +1,4 @@
-//! Phantoms of an iSCSI target: what LIO answers for a LUN that it presents no
-//! more.
+//! Stale LUNs of an iSCSI target: LIO's answers for a LUN that it no longer presents.
 
 use std::time::Duration;
 
@@ -45,7 +44,7 @@ fn is_reaped(engine: &Engine, attachment: &Attachment) -> Evidence {
 }
 
 #[test]
-fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_proves_nothing() {
+fn luns_that_the_array_no_longer_presents_are_reaped_and_a_lost_session_proves_nothing() {
     let engine = engine();
     let [zero, gone, moved, other, stays] =
         ["a0", "b1", "c2", "d2", "e3"].map(|serial| Store::ramdisk(serial, 16 * MIB));
@@ -69,7 +68,7 @@ fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_pr
     };
     assert!(now.is(&other.wwid().parse().unwrap()), "{now}");
 
-    // LIO has a unit of its own at LUN 0, to answer REPORT LUNS.
+    // LIO has a unit of its own at LUN 0, which answers REPORT LUNS.
     target.unmap(0);
     let placeholder = Evidence::NoUnit {
         qualifier: 1,
@@ -90,7 +89,7 @@ fn luns_that_the_array_presents_no_more_are_reaped_and_a_session_that_is_down_pr
 }
 
 #[test]
-fn a_phantom_in_a_multipath_map_is_kept_with_the_map_and_a_detach_of_the_unit_takes_both() {
+fn a_stale_lun_in_a_map_is_skipped_and_a_detach_of_the_unit_removes_both() {
     let engine = engine();
     let store = Store::ramdisk("f1", 16 * MIB);
     let mut target = IscsiTarget::new(IQN);

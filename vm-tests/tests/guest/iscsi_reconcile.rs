@@ -1,6 +1,5 @@
-//! Volumes that are kept as they are wanted over sessions of our own, with no
-//! daemon: logged in to, left standing by an agent that is killed, and logged out
-//! of by the next.
+//! Volumes that are kept as wanted over sessions of our own, without a daemon. An agent logs in
+//! and is killed, which leaves the sessions up, and the next agent logs out of them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -26,10 +25,10 @@ use vm_tests::guest::lio::Store;
 const IQN: &str = "iqn.2026-01.example:reconcile";
 const USER: (&str, &str) = ("asker", "the-askers-own-secret");
 const MIB: u64 = 1 << 20;
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of a wait, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What an agent works on.
+/// The files of an agent.
 struct Place(Directory);
 
 impl Place {
@@ -59,7 +58,7 @@ impl Place {
         Some(serde_json::from_str(body).unwrap())
     }
 
-    /// What is written there is what the next process finds.
+    /// Writes a record that the next process finds.
     fn put(&self, record: &Value) {
         let body = serde_json::to_vec(record).unwrap();
         fs::write(self.journal().join("pvc-1.json"), Record::seal(&body)).unwrap();
@@ -83,7 +82,7 @@ impl Place {
         self.0.join("chap")
     }
 
-    /// LUN 1 of a target that is to be proven a secret.
+    /// Wants LUN 1 of a target that requires a secret.
     fn want_with_chap(&self, target: &mut IscsiTarget) -> Agent {
         target.ask_for_chap(USER, None);
         let (user, secret) = USER;
@@ -98,10 +97,10 @@ impl Place {
         self.0.join("said")
     }
 
-    /// What its agents have said of sessions.
+    /// The events about sessions that its agents have printed.
     fn said_of_sessions(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.said()).unwrap_or_default();
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         let events = text
             .lines()
             .filter_map(|line| serde_json::from_str(line).ok());
@@ -111,7 +110,7 @@ impl Place {
     }
 }
 
-/// One that is killed, not ended.
+/// A process that is killed on drop, not stopped.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -126,7 +125,7 @@ fn volume() -> VolumeId {
 }
 
 #[test]
-fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_logs_out() {
+fn a_volume_with_a_login_outlives_its_agent_and_the_next_agent_detaches_it_and_logs_out() {
     let place = Place::new();
     let store = Store::ramdisk("d1", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -143,7 +142,7 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
     let is = |name| attribute(session.id, name);
     assert_eq!((&*is("creator"), &*is("ifacename")), ("-1", "lunbd"));
     assert_eq!(is("initiatorname"), INITIATOR);
-    // It needs no process.
+    // The device needs no process.
     let node = record["outcome"]["node"].as_str().unwrap();
     File::open(node).unwrap().read_exact(&mut [0; 512]).unwrap();
     let kept = &record["spec"]["log_in"]["credentials"]["file"];
@@ -163,7 +162,7 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_one_takes_it_down_and_l
 }
 
 #[test]
-fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_take_it_down() {
+fn the_agent_recovers_a_cut_session_and_so_does_the_next_agent_before_it_detaches() {
     let place = Place::new();
     let store = Store::ramdisk("d4", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -184,7 +183,7 @@ fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_tak
     guest::wait_until("the session to be had back", LIMIT, || {
         (recovered() > before).then_some(())
     });
-    // Claimed, so that it is in use.
+    // The exclusive open makes the disk a disk in use.
     let claim = nix::libc::O_EXCL;
     let disk = File::options().read(true).custom_flags(claim).open(node);
     let mut disk = disk.unwrap();
@@ -193,7 +192,7 @@ fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_tak
     drop(agent);
     let before = recovered();
     target.cut(0);
-    // Nobody says any more how it is logged in, but the journal does.
+    // Only the journal still has the login of the session.
     let agent = place.want(&json!([]));
     guest::wait_until("the session to be had back again", LIMIT, || {
         (recovered() > before).then_some(())
@@ -209,8 +208,8 @@ fn a_session_that_is_cut_is_had_back_by_the_agent_and_by_the_next_that_is_to_tak
     nothing_is_left();
 }
 
-/// Attaches it with a login, and takes its device away again behind its back: the
-/// session stands.
+/// Attaches a volume with a login, and then removes its device without the engine: the session
+/// stays.
 fn leave_a_session(engine: &Engine, place: &Place, target: &IscsiTarget) -> Attachment {
     let journal = engine.open_journal_at(&place.journal(), soon()).unwrap();
     let source: Source = target.uri(&[0], 1).parse().unwrap();
@@ -234,8 +233,8 @@ fn a_session_that_a_killed_process_left_without_a_device_is_logged_out_by_recove
     let engine = engine();
     let attach = json!("attach");
     let detach = json!({ "detach": { "abandon_unwritten": false } });
-    // Between the login and the scan, of which nobody or the caller said which
-    // unit it is to be; and between the delete and the logout.
+    // Three points: between the login and the scan, without and with an expected unit from the
+    // caller; and between the delete and the logout.
     for (operation, expect, is_known) in [
         (&attach, false, false),
         (&attach, true, false),
@@ -265,7 +264,7 @@ fn a_session_that_a_killed_process_left_without_a_device_is_logged_out_by_recove
 }
 
 #[test]
-fn a_volume_whose_device_went_away_is_logged_out_of_by_its_detach() {
+fn the_detach_of_a_volume_without_a_device_logs_out_of_its_session() {
     let place = Place::new();
     let store = Store::ramdisk("d3", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);

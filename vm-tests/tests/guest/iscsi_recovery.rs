@@ -1,4 +1,4 @@
-//! Sessions of ours whose connection is lost, with the kernel's own target and tgt.
+//! Sessions of lunbd that lose their connection, with the kernel's own target and tgt.
 
 use std::fs;
 use std::path::Path;
@@ -46,12 +46,12 @@ fn detach(engine: &Engine, target: &impl Served, lun: u64) -> Vec<u32> {
 }
 
 #[test]
-fn a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+fn ten_cut_connections_under_a_writer_cause_no_error_and_no_data_loss() {
     cut_ten_times::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_connection_that_is_cut_ten_times_under_a_writer_costs_no_error_and_no_data() {
+fn ten_cut_connections_to_tgt_under_a_writer_cause_no_error_and_no_data_loss() {
     cut_ten_times::<Tgt>();
 }
 
@@ -81,12 +81,12 @@ fn cut_ten_times<T: Served>() {
 }
 
 #[test]
-fn a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+fn sessions_recover_with_their_agreed_parameters_after_a_target_restart() {
     restarted::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_is_restarted_is_logged_in_to_again_with_what_was_agreed() {
+fn sessions_recover_with_their_agreed_parameters_after_a_restart_of_tgt() {
     restarted::<Tgt>();
 }
 
@@ -96,7 +96,7 @@ fn restarted<T: Served>() {
     let mut target = T::serve(IQN, &[1], 16 * MIB);
     let attachment = attach(&engine, &target, 1, options().digests(true, true));
     let session = the_only_session();
-    // It sees what the kernel forgets with the connection.
+    // The recovery sees what the kernel forgets with the connection.
     let keeping = Keeping::start(&engine);
     let failures =
         || keeping.count(|kept| matches!(kept.outcome, SessionRecoveryOutcome::Failed(_)));
@@ -105,7 +105,8 @@ fn restarted<T: Served>() {
         writer.goes_on();
         let (before, failed) = (keeping.recovered(), failures());
         target.stop();
-        // One takes connections and refuses the login, the other takes none.
+        // One target accepts connections and refuses the login; the other accepts no
+        // connection.
         guest::wait_until("a login that fails", LIMIT, || {
             (failures() > failed).then_some(())
         });
@@ -123,17 +124,17 @@ fn restarted<T: Served>() {
 }
 
 #[test]
-fn a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+fn devices_run_again_when_their_target_returns_after_the_recovery_timeout() {
     gone_for_long::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_target_that_is_gone_for_longer_than_the_recovery_timeout_has_its_devices_run_again() {
+fn devices_of_tgt_run_again_when_it_returns_after_the_recovery_timeout() {
     gone_for_long::<Tgt>();
 }
 
 fn gone_for_long<T: Served>() {
-    /// Time enough to see it lost.
+    /// Time enough to see that the session is lost.
     const BUDGET: Duration = Duration::from_secs(10);
     iscsi_tcp::prepare();
     let engine = engine();
@@ -143,7 +144,7 @@ fn gone_for_long<T: Served>() {
     let session = the_only_session();
     let state = |lun| session.device_dir(lun).join("state");
     let is = |lun| fs::read_to_string(state(lun)).unwrap().trim().to_owned();
-    // The kernel takes this with a newline alone, as it does `running`.
+    // The kernel accepts this word only with a newline, as it does `running`.
     fs::write(state(2), "offline").unwrap_err();
     fs::write(state(2), "offline\n").unwrap();
     let keeping = Keeping::start(&engine);
@@ -164,8 +165,9 @@ fn gone_for_long<T: Served>() {
     target.portal_up(0);
     keeping.wait_until_recovered(1);
     assert_eq!(session.state(), "LOGGED_IN");
-    // Also one that was offline before: it is had running when its session begins to be
-    // kept, and else the kernel blocks it with the others, and forgets that.
+    // The device that was offline before runs too: the recovery sets it running when it first
+    // sees its session. Otherwise the kernel would block it with the others, and forget that it
+    // was offline.
     guest::wait_until("the devices to run", LIMIT, || {
         (is(1) == "running" && is(2) == "running").then_some(())
     });
@@ -179,12 +181,12 @@ fn gone_for_long<T: Served>() {
 }
 
 #[test]
-fn below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+fn a_map_survives_the_loss_of_one_portal_and_serves_again_when_one_of_two_lost_ones_returns() {
     two_portals_below_a_map::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_below_a_map_one_portal_that_dies_is_not_noticed_and_after_both_did_one_is_enough() {
+fn a_map_over_tgt_survives_the_loss_of_one_portal_and_serves_when_one_of_two_returns() {
     two_portals_below_a_map::<Tgt>();
 }
 
@@ -193,7 +195,7 @@ fn two_portals_below_a_map<T: Served>() {
     guest::time_limit(Duration::from_secs(600));
     let engine = engine();
     let mut target = T::serve(IQN, &[1], 16 * MIB);
-    // It gives the sessions its own recovery timeout.
+    // multipathd sets its own recovery timeout on the sessions.
     let multipathd = Multipathd::start_with(NoPath::Queue, 3);
     let uri: Source = target.uri(&[0, 1], 1).parse().unwrap();
     let request = AttachRequest::new(uri.clone())
@@ -217,7 +219,7 @@ fn two_portals_below_a_map<T: Served>() {
     writer.goes_on();
     target.portal_up(0);
     keeping.wait_until_recovered(1);
-    // By the path that is back alone.
+    // The device runs over the returned path alone.
     target.portal_down(1);
     wait_until_spent(2);
     writer.goes_on();
@@ -246,13 +248,12 @@ fn two_portals_below_a_map<T: Served>() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between() {
+fn the_next_process_recovers_the_sessions_of_a_killed_one_also_if_they_were_lost_meanwhile() {
     killed_and_taken_over::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_a_process_that_is_killed_leaves_its_sessions_to_the_next_also_when_they_are_cut_in_between()
- {
+fn the_next_process_recovers_a_killed_ones_tgt_sessions_also_if_they_were_lost_meanwhile() {
     killed_and_taken_over::<Tgt>();
 }
 
@@ -296,7 +297,7 @@ fn killed_and_taken_over<T: Served>() {
 }
 
 #[test]
-fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
+fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -335,8 +336,8 @@ fn two_that_keep_sessions_recover_one_once_and_leave_those_of_iscsid_to_it() {
     nothing_is_left();
 }
 
-/// `ISCSI_UEVENT_CREATE_SESSION` as the engine sends it, and no more: what makes it
-/// stays until what is returned is dropped.
+/// Sends `ISCSI_UEVENT_CREATE_SESSION` as the engine does, and nothing more. The socket that
+/// creates the session stays open until the result is dropped.
 fn make_a_session_without_names() -> Socket {
     let handle = fs::read_to_string("/sys/class/iscsi_transport/tcp/handle").unwrap();
     let handle: u64 = handle.trim().parse().unwrap();
@@ -354,7 +355,7 @@ fn make_a_session_without_names() -> Socket {
 }
 
 #[test]
-fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_one() {
+fn a_session_without_names_is_ended_if_a_login_of_lunbd_died_and_no_login_is_running() {
     iscsi_tcp::prepare();
     let engine = engine();
     let place = Place::new();
@@ -366,7 +367,7 @@ fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_
         assert!(recovery.is_whole(), "{recovery:?}");
         sessions().len()
     };
-    // Nobody of ours has died: it is another program's.
+    // No process of ours has died: the session belongs to another program.
     let keeping = Keeping::start(&engine);
     let doctor = guest::lunbd(&["doctor"]);
     let doctor = String::from_utf8(doctor.stdout).unwrap();
@@ -374,7 +375,7 @@ fn a_session_without_names_is_ended_where_a_login_of_ours_died_and_nobody_is_at_
     assert!(doctor.contains(&words), "{doctor}");
     assert_eq!(recover(LIMIT), 1);
     assert!(keeping.end().is_empty());
-    // What a process leaves that dies in a login; and another is at one right now.
+    // A process that dies in a login leaves this, and another process logs in right now.
     let left = "/run/lunbd/iscsi-login-800000000001.lock";
     fs::create_dir_all("/run/lunbd").unwrap();
     fs::write(left, "1").unwrap();

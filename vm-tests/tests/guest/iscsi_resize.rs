@@ -36,7 +36,7 @@ fn two_paths(target: &IscsiTarget, engine: &Engine) -> Attachment {
     engine.attach(&request, soon()).unwrap()
 }
 
-/// A mounted ext4 with a file in it.
+/// A mounted ext4 file system with a file in it.
 struct Filesystem<'a>(&'a Path);
 
 impl<'a> Filesystem<'a> {
@@ -51,7 +51,7 @@ impl<'a> Filesystem<'a> {
         Self(node)
     }
 
-    /// Grows it while it is mounted and writes more than there was room for.
+    /// Grows the mounted file system, and writes more than it had room for.
     fn grows_and_takes(&self, bytes: u64) {
         guest::run(&["resize2fs", self.0.to_str().unwrap()]);
         let at = |name| format!("{}/{name}", Self::AT);
@@ -99,7 +99,7 @@ fn a_grown_unit_with_one_path_shows_its_size_by_the_command_and_its_mounted_ext4
     let (code, told) = resize(&["--at-least", &(32 * MIB).to_string()]);
     assert_ne!(code, Some(0));
     assert_eq!(told["kind"], "not_ready", "{told}");
-    // Which asks too, after what has written to the disk.
+    // udev asks too, after a process has written to the disk.
     guest::udevd::settle();
     store.grow(32 * MIB);
     assert_eq!(size_of(&disk), 16 * MIB, "nobody has asked yet");
@@ -122,15 +122,15 @@ fn state_of(session: &Session) -> String {
     state.unwrap_or_default().trim().to_owned()
 }
 
-/// A map of two paths, on which an ext4 is mounted, is to grow while one of them
-/// is in `state`, and grows when that is back.
+/// A map of two paths with a mounted ext4 must grow. It cannot while one path is in `state`,
+/// and grows when the path is back.
 fn a_map_grows_when_both_its_paths_do(state: &str, without_multipathd: bool) {
     let engine = engine();
     let store = Store::growable("b1", 16 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(2, &store);
     let iscsid = Iscsid::start();
-    // Blocked for as long as it is looked at, or for a short time.
+    // The path is blocked during the whole look, or only for a short time.
     let fast_io_fail = if state == "blocked" { 120 } else { 5 };
     let mut multipathd = Multipathd::start_with(NoPath::Fail, fast_io_fail);
     let sessions = [0, 1].map(|at| iscsid.login(PORTALS[at], IQN, Timeouts::default()));
@@ -144,7 +144,7 @@ fn a_map_grows_when_both_its_paths_do(state: &str, without_multipathd: bool) {
     target.portal_down(1);
     guest::wait_until(state, LIMIT, || (state_of(second) == state).then_some(()));
     store.grow(32 * MIB);
-    // By the source of one path: the other is found by the unit's name.
+    // The request names the source of one path: the unit's name finds the other.
     let request = ResizeRequest::new(over(&target, &[0])).at_least(32 * MIB);
     let error = engine.resize(&request, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady);
@@ -184,7 +184,7 @@ fn without_multipathd_a_map_keeps_its_size_while_a_path_is_dead_and_grows_with_b
 }
 
 #[test]
-fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
+fn a_resize_reports_a_smaller_size_and_refuses_an_absent_or_unexpected_unit() {
     let engine = engine();
     let store = Store::growable("d1", 32 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -221,7 +221,7 @@ fn what_is_smaller_than_it_was_is_said_to_be_and_nothing_is_no_unit() {
 }
 
 #[test]
-fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_until_multipathd_takes_theirs() {
+fn a_map_keeps_its_size_after_its_paths_shrink_until_multipathd_applies_the_new_size() {
     let engine = engine();
     let store = Store::growable("e1", 32 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -238,7 +238,7 @@ fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_until_multipathd_takes
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains(&map), "{error}");
     assert_eq!(size_of(&map), 32 * MIB);
-    // It gives the map the size of its paths as it starts.
+    // multipathd gives the map the size of its paths when it starts.
     multipathd.start_again();
     assert_eq!(engine.resize(&request, soon()).unwrap().size, 16 * MIB);
     assert_eq!(size_of(&map), 16 * MIB);
@@ -248,7 +248,7 @@ fn a_map_under_which_its_paths_have_shrunk_keeps_its_size_until_multipathd_takes
     assert!(resized.changed, "{resized:?}");
     assert_eq!(size_of(&map), 12 * MIB);
 
-    // The first path is none of the map's any more: the others lead to it.
+    // The first path no longer belongs to the map; the other paths lead to it.
     let first = attachment.paths()[0].node.file_name().unwrap();
     let first = first.to_str().unwrap();
     guest::wait_until("multipathd to forget the first path", LIMIT, || {

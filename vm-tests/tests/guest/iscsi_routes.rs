@@ -1,12 +1,12 @@
-//! The paths of an iSCSI source, found in the sysfs of sessions that
-//! open-iscsi's daemon keeps with the kernel's own target.
+//! The paths of an iSCSI source, read from the sysfs of sessions of open-iscsi's daemon with
+//! the kernel's own target.
 
 use std::fs;
 use std::time::Duration;
 
 use lunbd::Roots;
 use lunbd::id::{Hctl, HostNo, IscsiUri, Lun, SessionId};
-use lunbd::transport::{MissingReason, Route, RouteKind, iscsi_routes, reach};
+use lunbd::transport::{MissingReason, Route, RouteKind, iscsi_routes, transport_of};
 use vm_tests::guest;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
@@ -36,11 +36,11 @@ fn route(portal: &str, session: &Session) -> Route {
             portal: portal.parse().unwrap(),
             session: Some(SessionId(session.id)),
         },
-        place: Ok(hctl(session, 3)),
+        address: Ok(hctl(session, 3)),
     }
 }
 
-/// The errno of reading an attribute of its connection; `None` where it reads.
+/// The errno of reading an attribute of the session's connection; `None` if the read succeeds.
 fn errno(session: &Session, attribute: &str) -> Option<i32> {
     let id = session.id;
     let path = format!("/sys/class/iscsi_connection/connection{id}:0/{attribute}");
@@ -66,14 +66,19 @@ fn each_portal_is_a_route_to_where_a_scan_finds_the_unit() {
             target,
             lun,
         } = hctl(session, 3);
-        assert_eq!(reach(&Roots::default(), hctl(session, 3)).unwrap(), None);
+        assert_eq!(
+            transport_of(&Roots::default(), hctl(session, 3)).unwrap(),
+            None
+        );
         let scan = format!("/sys/class/scsi_host/host{host}/scan");
         fs::write(scan, format!("{channel} {target} {lun}")).unwrap();
-        let by = reach(&Roots::default(), hctl(session, 3)).unwrap().unwrap();
+        let by = transport_of(&Roots::default(), hctl(session, 3))
+            .unwrap()
+            .unwrap();
         let id = session.id;
         assert_eq!(by.to_string(), format!("session {id}, {portal}, {IQN}"));
     }
-    // A target that was scanned has a directory now.
+    // A scanned target has a directory now.
     assert_eq!(routes(&["[::1]", "127.0.0.1", "127.0.0.2"]), expected);
 }
 
@@ -87,12 +92,12 @@ fn a_dead_connection_is_data_about_one_path() {
     dead.wait_for_state("FAILED", LIMIT);
     let portals = [PORTALS[0], PORTALS[2], PORTALS[1]];
     let found = routes(&portals);
-    // Else the test would not show that an unreadable attribute does no harm.
+    // Otherwise the test would not show that an unreadable attribute does no harm.
     guest::wait_until("the peer to be unknown", LIMIT, || {
         (errno(&dead, "address") == Some(nix::libc::ENOTCONN)).then_some(())
     });
     assert_eq!(found[0], route(PORTALS[0], &alive));
-    let missing = found[1].place.as_ref().unwrap_err();
+    let missing = found[1].address.as_ref().unwrap_err();
     let id = dead.id;
     assert_eq!(
         missing.text,
@@ -100,7 +105,7 @@ fn a_dead_connection_is_data_about_one_path() {
     );
     let state = "FAILED".to_owned();
     assert_eq!(missing.reason, MissingReason::SessionDown { state });
-    let none = found[2].place.as_ref().unwrap_err();
+    let none = found[2].address.as_ref().unwrap_err();
     assert_eq!(none.reason, MissingReason::NoSession);
     assert_eq!(routes(&portals), found);
 
@@ -121,6 +126,6 @@ fn two_sessions_through_one_portal_are_two_routes_and_a_logout_leaves_one() {
     first.logout();
     assert_eq!(routes(&[portal]), both[1..]);
     second.logout();
-    let none = routes(&[portal]).remove(0).place.unwrap_err();
+    let none = routes(&[portal]).remove(0).address.unwrap_err();
     assert_eq!(none.reason, MissingReason::NoSession);
 }

@@ -1,5 +1,5 @@
-//! Sessions of our own in the kernel, with the kernel's own target and no daemon
-//! on the machine.
+//! Sessions of our own in the kernel, with the kernel's own target and without a daemon on the
+//! machine.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
         assert_eq!(attribute(id, "creator"), "-1");
         assert_eq!(attribute(id, "recovery_tmo"), "120");
         assert_eq!(attribute(id, "tpgt"), "1");
-        // Nothing is scanned but what is asked for.
+        // Only requested units are scanned.
         assert_eq!(standing.devices().unwrap(), []);
         let seen = Session { id, host };
         let disk = seen.scanned_disk(300);
@@ -80,7 +80,7 @@ fn a_session_is_made_and_ended_without_a_daemon_and_nothing_of_it_is_left() {
         assert!(!standing.is_there());
         assert!(!seen.device_dir(300).exists());
         nothing_is_left();
-        // Once more is no error.
+        // A second logout is no error.
         log_out(&Roots::default(), &standing, soon()).unwrap();
     }
     assert_eq!(guest::entries("/sys/class/iscsi_session"), [] as [&str; 0]);
@@ -147,7 +147,7 @@ fn what_was_agreed_on_is_there<T: Served>() {
         ("tgt_reset_tmo", "30".to_owned()),
         ("ping_tmo", "5".to_owned()),
         ("recv_tmo", "5".to_owned()),
-        // Of what would name a user or a secret nothing is there.
+        // Nothing that would name a user or a secret is there.
         ("username", "(null)".to_owned()),
         ("password", "(null)".to_owned()),
     ] {
@@ -159,7 +159,7 @@ fn what_was_agreed_on_is_there<T: Served>() {
     nothing_is_left();
 }
 
-/// What `iscsiadm -P 3` says of a session, by its own words.
+/// `iscsiadm -P 3`'s description of a session, by its own labels.
 fn shown_by_iscsiadm(session: u32) -> BTreeMap<String, String> {
     let id = session.to_string();
     let shown = guest::run(&["iscsiadm", "-m", "session", "-r", &id, "-P", "3"]);
@@ -173,7 +173,7 @@ fn shown_by_iscsiadm(session: u32) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
+fn every_session_value_that_iscsiadm_shows_is_read_back_for_sessions_of_both_creators() {
     const SAME: [(&str, &str); 15] = [
         ("Iface Name", "ifacename"),
         ("Iface IPaddress", "ipaddress"),
@@ -234,26 +234,26 @@ fn all_that_iscsiadm_shows_of_a_session_is_read_back_whoever_made_it() {
 }
 
 #[test]
-fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undone() {
+fn a_login_without_a_hand_over_leaves_nothing_and_an_unfinished_hand_over_is_rolled_back() {
     iscsi_tcp::prepare();
     let target = IscsiTarget::new(IQN);
     let name = name(0);
     drop(connect(&name, &options(), soon()).unwrap());
     nothing_is_left();
 
-    // The target closes between the login and the kernel's turn.
+    // The target closes between the login and the hand-over to the kernel.
     let connection = connect(&name, &options(), soon()).unwrap();
     target.stop();
     let handed_over = hand_over(&Roots::default(), &name, connection, &options(), soon());
     println!("{handed_over:?}");
     if let Ok(session) = handed_over {
-        // It was not noticed yet, which is no failure of the kernel's.
+        // The kernel has not noticed the close yet, which is no error.
         log_out(&Roots::default(), &standing(session), soon()).unwrap();
     }
     nothing_is_left();
     target.start();
 
-    // A deadline that has passed.
+    // The deadline has passed.
     let connection = connect(&name, &options(), soon()).unwrap();
     let late = Deadline::after(Duration::ZERO);
     let error = hand_over(&Roots::default(), &name, connection, &options(), late).unwrap_err();
@@ -263,10 +263,10 @@ fn a_login_that_is_not_handed_over_leaves_nothing_and_one_in_the_middle_is_undon
 }
 
 #[test]
-fn a_session_whose_target_is_gone_is_ended_all_the_same() {
+fn a_logout_ends_a_session_whose_target_is_gone() {
     iscsi_tcp::prepare();
-    // The kernel writes a cache back when it takes the disk away, and waits for the
-    // session for that.
+    // The kernel writes a cache back when it removes the disk, and waits for the session for
+    // that.
     let store = Store::file("e2", 8 * MIB);
     store.set_write_cache(true);
     let mut target = IscsiTarget::new(IQN);
@@ -285,9 +285,9 @@ fn a_session_whose_target_is_gone_is_ended_all_the_same() {
 }
 
 #[test]
-fn a_living_target_hears_the_last_flush_and_then_goodbye_and_a_dead_one_is_not_waited_for() {
+fn a_live_target_receives_the_last_flush_then_the_logout_and_a_dead_one_causes_no_wait() {
     iscsi_tcp::prepare();
-    // What the kernel does with a disk that it takes away.
+    // With a write cache the kernel flushes a disk that it removes.
     let store = Store::file("e3", 8 * MIB);
     store.set_write_cache(true);
     let mut target = IscsiTarget::new(IQN);
@@ -310,13 +310,13 @@ fn a_living_target_hears_the_last_flush_and_then_goodbye_and_a_dead_one_is_not_w
         // A flush on a dead path waits for the recovery timeout, which is longer.
         log_out(&Roots::default(), &standing(session), soon()).unwrap();
         let expected: &[Wish] = match lives {
-            // Seen: it has none for a disk that goes with its target.
+            // Observed: these kernels send no flush for a disk that goes with its target.
             true if guest::kernel() < (5, 15) => &[Wish::Logout],
             true => &[Wish::Flush, Wish::Logout],
             false => &[],
         };
         nothing_is_left();
-        // With the connections at its end it has read all that was said on them.
+        // When the connections have ended, the proxy has read everything that was sent on them.
         assert_eq!(&proxy.wishes()[before..], expected, "alive: {lives}");
     }
 }

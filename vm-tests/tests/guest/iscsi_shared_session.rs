@@ -1,4 +1,4 @@
-//! One session that many use: threads, processes, and a daemon beside.
+//! One session with many users: threads, processes, and a daemon.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -42,13 +42,13 @@ fn detach(engine: &Engine, source: Source) -> Vec<u32> {
 }
 
 #[test]
-fn many_luns_of_one_target_beside_each_other_are_one_login_and_one_logout() {
+fn many_concurrent_luns_of_one_target_share_one_login_and_one_logout() {
     many_luns::<IscsiTarget>();
 }
 
-/// Its LUN 0 is no disk.
+/// LUN 0 of tgt is not a disk.
 #[test]
-fn of_tgt_many_luns_beside_each_other_are_one_login_and_one_logout() {
+fn many_concurrent_luns_of_tgt_share_one_login_and_one_logout() {
     many_luns::<Tgt>();
 }
 
@@ -59,7 +59,7 @@ fn many_luns<T: Served>() {
     let engine = engine();
     let each_has = if guest::sweeps_are_whole() { 8 } else { 2 };
     let count = WORKERS * each_has;
-    // Those over 255 are addressed in another way than those below.
+    // LUNs over 255 are addressed in another way than those below.
     let luns: Vec<u64> = (0..count).map(|at| 1 + at * 960 / count).collect();
     let target = T::serve(IQN, &luns, MIB);
     let attach = |lun| {
@@ -72,7 +72,7 @@ fn many_luns<T: Served>() {
         let luns = &luns;
         std::thread::scope(|scope| {
             for worker in 0..WORKERS {
-                // In another order than that of the numbers.
+                // Each worker takes its LUNs in an order other than by number.
                 let place = move |at| (at * WORKERS + worker) * 37 % count;
                 let mine = (0..each_has).map(move |at| luns[usize::try_from(place(at)).unwrap()]);
                 scope.spawn(move || mine.for_each(work));
@@ -92,14 +92,14 @@ fn many_luns<T: Served>() {
     println!("{count} detached in {:?}", start.elapsed());
     assert_eq!(ended.into_inner().unwrap(), [only.id]);
     nothing_is_left();
-    // The kernel counts its sessions: there was no other.
+    // The kernel numbers its sessions: there was no other session.
     attach(luns[5]);
     assert_eq!(sessions()[0].id, only.id + 1);
     detach(luns[5]);
 }
 
 #[test]
-fn attaches_and_detaches_that_meet_never_lose_the_session_under_each_other() {
+fn concurrent_attaches_and_detaches_never_end_a_session_that_another_uses() {
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -132,7 +132,7 @@ fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_sess
     let last = source(&target, &[0], 1);
     let (done, detached) = mpsc::channel();
     let beside = Mutex::new(Some((Arc::clone(&engine), done)));
-    // It has found the session and has not scanned.
+    // The attach has found the session and has not scanned.
     let meet = StageObserver::new(move |stage| {
         let Some((engine, done)) = (stage == Stage::Scan)
             .then(|| beside.lock().unwrap().take())
@@ -152,7 +152,7 @@ fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_sess
             let _nobody_asks = done.send(detachment);
         });
         at_its_logout.recv_timeout(LIMIT).unwrap();
-        // Time for it to do what it must not.
+        // This is time for the detach to do what it must not do.
         let _ = at_its_logout.recv_timeout(Duration::from_secs(2));
     });
     let patient = Deadline::after(3 * LIMIT);
@@ -172,12 +172,12 @@ fn the_detach_of_the_last_unit_waits_for_an_attach_that_is_about_to_use_the_sess
 }
 
 #[test]
-fn an_iscsid_that_starts_leaves_our_session_alone_and_its_own_is_never_logged_out_here() {
+fn a_starting_iscsid_leaves_lunbds_session_alone_and_lunbd_never_ends_iscsids_session() {
     beside_an_iscsid::<IscsiTarget>();
 }
 
 #[test]
-fn of_tgt_an_iscsid_that_starts_leaves_our_session_alone_and_its_own_is_never_logged_out_here() {
+fn a_starting_iscsid_leaves_lunbds_tgt_session_alone_and_lunbd_never_ends_iscsids() {
     beside_an_iscsid::<Tgt>();
 }
 
@@ -196,7 +196,7 @@ fn beside_an_iscsid<T: Served>() {
     assert_eq!(attribute(ours, "creator"), "-1");
     assert_eq!(attribute(ours, "state"), "LOGGED_IN");
 
-    // Its own is used, and stays.
+    // The attach uses the daemon's session, which stays.
     let theirs = iscsid.login(PORTALS[1], IQN, Timeouts::default());
     let over_theirs = engine.attach(&request(&target, &[1], 2), soon()).unwrap();
     assert_eq!(session_of(&over_theirs), theirs.id);
@@ -226,14 +226,14 @@ fn a_session_can_be_kept_and_the_next_attach_uses_it() {
     assert_eq!(kept.logged_out, []);
     let session = session_of(&first);
     assert_eq!(attribute(session, "state"), "LOGGED_IN");
-    // No login is asked for: a session is there.
+    // The request does not ask for a login, because a session exists.
     let plain = AttachRequest::new(source(&target, &[0], 1));
     assert_eq!(session_of(&engine.attach(&plain, soon()).unwrap()), session);
     assert_eq!(detach(&engine, source(&target, &[0], 1)), [session]);
     nothing_is_left();
 }
 
-/// As another process leaves one that is killed before it scans.
+/// Creates a session as a process leaves it that is killed before it scans.
 fn a_session_without_devices(portal: usize) -> u32 {
     let name = SessionName {
         initiator: INITIATOR.parse().unwrap(),
@@ -279,7 +279,7 @@ fn two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
 }
 
 #[test]
-fn of_tgt_two_processes_at_once_make_one_session_and_the_last_one_ends_it() {
+fn two_concurrent_processes_make_one_session_with_tgt_and_the_last_one_ends_it() {
     two_processes::<Tgt>();
 }
 

@@ -1,9 +1,9 @@
 //! Disks whose size the kernel has lost.
 //!
-//! A rescan over a path that is lost has READ CAPACITY fail, and the kernel sets the
-//! disk's size to 0 ("detected capacity change from 16384 to 0"). It reads the size no
-//! more when the path is back. The kernel itself rescans a device to whose state
-//! `running` is written, since Linux 5.0 or so (`scsi_sysfs.c`, `store_state_field`).
+//! A rescan over a lost path makes READ CAPACITY fail, and the kernel sets the disk's size to 0
+//! ("detected capacity change from 16384 to 0"). It does not read the size again when the path
+//! is back. Since Linux 5.0 or so the kernel itself rescans a device when `running` is written
+//! to its state (`scsi_sysfs.c`, `store_state_field`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn options() -> SessionOptions {
     SessionOptions::new(INITIATOR.parse().unwrap())
 }
 
-/// As the kernel shows it, in bytes.
+/// The size that the kernel shows, in bytes.
 fn size_of(device: &Path) -> u64 {
     let disks = guest::entries(device.join("block"));
     let size = fs::read_to_string(device.join("block").join(&disks[0]).join("size")).unwrap();
@@ -41,7 +41,7 @@ fn size_of(device: &Path) -> u64 {
 }
 
 #[test]
-fn a_session_that_comes_back_has_the_size_again_that_a_rescan_over_the_lost_one_has_cost() {
+fn a_recovery_reads_the_size_again_that_a_rescan_over_the_lost_session_cleared() {
     let rig = Rig::new();
     let engine = engine();
     let request = AttachRequest::new(rig.source.clone());
@@ -50,10 +50,10 @@ fn a_session_that_comes_back_has_the_size_again_that_a_rescan_over_the_lost_one_
     let keeping = Keeping::start(&engine);
     let device = the_only_session().device_dir(1);
     let state = device.join("state");
-    // The kernel takes each word with a newline alone.
+    // The kernel accepts each word only with a newline.
     fs::write(&state, "offline\n").unwrap();
     rig.proxy.fall_silent_at_capacity();
-    // The kernel rescans, and holds the write until the recovery timeout.
+    // The kernel rescans, and the write waits until the recovery timeout.
     let run = thread::spawn(move || fs::write(state, "running\n"));
     guest::wait_until("READ CAPACITY", LIMIT, || {
         (!rig.proxy.is_to_be_silent()).then_some(())
@@ -74,8 +74,8 @@ fn a_session_that_comes_back_has_the_size_again_that_a_rescan_over_the_lost_one_
     nothing_is_left();
 }
 
-/// A unit behind a proxy that can refuse READ CAPACITY, so that the kernel loses its
-/// size while the session stands.
+/// A unit behind a proxy that can refuse READ CAPACITY, so that the kernel loses the unit's
+/// size while the session is up.
 struct Rig {
     target: IscsiTarget,
     proxy: IscsiProxy,
@@ -98,7 +98,7 @@ impl Rig {
         AttachRequest::new(self.source.clone()).log_in(options())
     }
 
-    /// The unit's device.
+    /// Makes the kernel lose the size; returns the unit's device.
     fn lose_its_size(&self) -> PathBuf {
         let device = the_only_session().device_dir(1);
         self.proxy.refuse_capacity(true);
@@ -111,7 +111,7 @@ impl Rig {
 }
 
 #[test]
-fn an_attach_again_and_a_heal_of_the_session_have_a_lost_size_read() {
+fn a_repeated_attach_and_a_heal_of_the_session_read_a_lost_size_again() {
     let rig = Rig::new();
     let engine = engine();
     engine.attach(&rig.request(), soon()).unwrap();
@@ -128,7 +128,7 @@ fn an_attach_again_and_a_heal_of_the_session_have_a_lost_size_read() {
 }
 
 #[test]
-fn a_recovery_has_the_lost_size_of_a_volume_read_and_says_so_where_the_unit_does_not_answer() {
+fn a_recovery_reads_a_volumes_lost_size_and_reports_a_unit_that_does_not_answer() {
     let rig = Rig::new();
     let place = Place::new();
     let (first, next) = (engine(), engine());

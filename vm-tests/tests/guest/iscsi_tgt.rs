@@ -1,5 +1,4 @@
-//! Logins to tgt, a target that negotiates otherwise than the kernel's and
-//! sends logins on.
+//! Logins to tgt, a target that negotiates differently from the kernel's and redirects logins.
 
 use std::time::Duration;
 
@@ -40,7 +39,7 @@ fn mutual(secret: &str) -> Credentials {
     one_way(USER.1).mutual(target, secret).unwrap()
 }
 
-/// Detaches and looks whether anything stayed, here or there.
+/// Detaches, and checks that nothing stays on either side.
 fn leaves_nothing(engine: &Engine, portal: &str, target: &Tgt) {
     let detachment = engine.detach(source(portal), soon()).unwrap();
     assert_eq!(detachment.logged_out.len(), 1, "{detachment:?}");
@@ -51,7 +50,7 @@ fn leaves_nothing(engine: &Engine, portal: &str, target: &Tgt) {
 }
 
 #[test]
-fn a_unit_is_found_logged_in_to_used_and_left_with_digests_and_without() {
+fn a_unit_is_discovered_attached_written_and_detached_with_and_without_digests() {
     iscsi_tcp::prepare();
     let engine = engine();
     for portal in ["127.0.0.1:3260", "[::1]:3260"] {
@@ -78,7 +77,7 @@ fn a_unit_is_found_logged_in_to_used_and_left_with_digests_and_without() {
 }
 
 #[test]
-fn a_login_that_is_sent_on_is_a_session_there_and_is_left_there() {
+fn a_redirected_login_makes_a_session_at_the_new_portal_and_the_detach_ends_it_there() {
     iscsi_tcp::prepare();
     let engine = engine();
     let (first, second) = ("127.0.0.1:3260", "127.0.0.2:3260");
@@ -95,7 +94,7 @@ fn a_login_that_is_sent_on_is_a_session_there_and_is_left_there() {
 }
 
 #[test]
-fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() {
+fn chap_admits_only_the_right_secret_and_mutual_chap_refuses_a_target_without_one() {
     iscsi_tcp::prepare();
     let engine = engine();
     let portal = "127.0.0.1:3260";
@@ -117,9 +116,9 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
     comes_in(only("MD5"), &target);
     comes_in(only("SHA3-256,MD5,SHA256"), &target);
     is_refused(one_way("another-secret-than-it"), ErrorKind::NotPermitted);
-    // It has nothing to prove itself with.
+    // The target has no secret to prove itself with.
     is_refused(mutual(TARGET.1), ErrorKind::NotPermitted);
-    // It takes the number of the first for SHA-1, and knows that of the second not.
+    // tgt takes the number of the first for SHA-1, and does not know the number of the second.
     is_refused(only("SHA256,MD5"), ErrorKind::Refused);
     is_refused(only("SHA3-256"), ErrorKind::Refused);
     drop(target);
@@ -130,11 +129,11 @@ fn with_chap_who_knows_the_secret_comes_in_and_a_target_that_does_not_is_left() 
     is_refused(mutual("not-what-the-array-knows"), ErrorKind::NotPermitted);
 }
 
-/// tgt sends nobody on to the address that he has himself (`target_redirected`), so
-/// two that send on to each other are a loop for all but one of these two addresses:
-/// from the loopback interface one speaks as 127.0.0.1.
+/// tgt does not redirect an initiator to the initiator's own address (`target_redirected`). So
+/// two targets that redirect to each other are a loop, unless one of them is at the initiator's
+/// address: over the loopback interface that address is 127.0.0.1.
 #[test]
-fn two_that_send_on_to_each_other_are_refused_unless_one_takes_who_is_at_home_there() {
+fn a_redirect_loop_of_two_targets_is_refused_unless_one_target_is_at_the_initiators_address() {
     iscsi_tcp::prepare();
     let engine = engine();
     for (addresses, goes_round) in [

@@ -1,4 +1,4 @@
-//! Settings of a session that a vendor prescribes, and its own end of the connection.
+//! A session's settings that a vendor prescribes, and the local end of its connection.
 
 use std::fs;
 use std::process::Output;
@@ -19,7 +19,7 @@ use vm_tests::guest::writer::first_block;
 const IQN: &str = "iqn.2026-01.example:tuned";
 const FROM: &str = "127.0.0.77";
 
-/// Each is another than its default, and within what LIO takes.
+/// Each value differs from its default, and LIO accepts it.
 const TUNED: [(Tunable, u32, &str); 11] = [
     (Tunable::NopInterval, 7, "recv_tmo"),
     (Tunable::NopTimeout, 9, "ping_tmo"),
@@ -46,7 +46,7 @@ fn done(arguments: &[&str]) -> String {
     text
 }
 
-/// What the kernel shows, read without the engine.
+/// The kernel's value, read without the engine.
 fn shown(session: &Session, setting: Tunable, name: &str) -> u32 {
     let host = session.host;
     let read = |path: String| fs::read_to_string(&path).expect(&path);
@@ -56,7 +56,7 @@ fn shown(session: &Session, setting: Tunable, name: &str) -> u32 {
         _ => attribute(session.id, name),
     };
     let value: u32 = text.trim().parse().unwrap();
-    // The kernel keeps 15 of all commands for itself.
+    // The kernel reserves 15 of all commands for itself.
     value
         + if setting == Tunable::CommandsMax {
             15
@@ -80,7 +80,7 @@ fn assert_is_as_tuned(session: &Session) {
 }
 
 #[test]
-fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
+fn the_kernel_has_each_setting_and_keeps_it_over_a_recovery() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
@@ -107,7 +107,7 @@ fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
     let Source::Iscsi(uri) = &source else {
         unreachable!("it is an iSCSI source");
     };
-    // Of the session alone, as another process has it.
+    // The settings come from the session alone, as for another process.
     let healed = engine
         .heal_sessions(uri, &SessionRecoveryOptions::new(), soon())
         .unwrap();
@@ -126,7 +126,7 @@ fn each_setting_is_in_the_kernel_and_stays_over_a_loss() {
 }
 
 #[test]
-fn an_attach_over_a_session_that_stands_with_other_settings_says_which_differ() {
+fn an_attach_over_an_existing_session_names_the_settings_that_differ() {
     iscsi_tcp::prepare();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
     let uri = target.uri(&[0], 1);

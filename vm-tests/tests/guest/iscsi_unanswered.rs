@@ -16,8 +16,8 @@ const IQN: &str = "iqn.2026-01.example:unanswered";
 const PROXY: &str = "127.0.0.9:3260";
 const INQUIRY: u8 = 0x12;
 
-/// How long the kernel's scan waits for the answer to INQUIRY, in seconds: as long as
-/// this lives.
+/// Sets how long the kernel's scan waits for the answer to INQUIRY, in seconds, while this
+/// lives.
 struct Patience(String);
 
 const PATIENCE: &str = "/sys/module/scsi_mod/parameters/inq_timeout";

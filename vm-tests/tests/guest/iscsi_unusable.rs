@@ -1,8 +1,8 @@
 //! Devices that the kernel adds and that are of no use.
 //!
-//! A target may present a disk's type at a LUN and say that no unit is connected there:
-//! peripheral qualifier 001b, as IBM's SVC does for what it has not mapped. The kernel
-//! gives that device no disk. A unit that does not say its size has a disk of no bytes.
+//! A target may present a disk's type at a LUN and report that no unit is connected there:
+//! peripheral qualifier 001b, as IBM's SVC does for unmapped LUNs. The kernel gives such a
+//! device no disk. A unit that does not report its size gets a disk of no bytes.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn attach(engine: &Engine, lun: u64) -> Result<Attachment> {
     engine.attach(&AttachRequest::new(source(lun)).log_in(options), soon())
 }
 
-/// Well before the deadline, since nothing more is to come.
+/// The error must come well before the deadline, because nothing more can come.
 fn is_not_found(engine: &Engine, lun: u64) {
     let start = Instant::now();
     let error = attach(engine, lun).unwrap_err();
@@ -45,7 +45,7 @@ fn is_not_found(engine: &Engine, lun: u64) {
 
 /// The kernel gives a netlink port to any user who asks for it first.
 #[test]
-fn a_process_that_has_the_netlink_port_of_those_that_make_sessions_is_named() {
+fn the_error_names_the_process_that_holds_the_netlink_port_for_session_creation() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
@@ -67,7 +67,7 @@ fn a_process_that_has_the_netlink_port_of_those_that_make_sessions_is_named() {
 }
 
 #[test]
-fn a_lun_at_which_no_unit_is_connected_is_not_found_and_is_attached_once_it_is() {
+fn a_lun_without_a_connected_unit_is_not_found_and_is_attached_once_the_unit_is_connected() {
     iscsi_tcp::prepare();
     let engine = engine();
     let stores = ["4c01", "4c02"].map(|serial| Store::ramdisk(serial, 8 << 20));
@@ -77,7 +77,7 @@ fn a_lun_at_which_no_unit_is_connected_is_not_found_and_is_attached_once_it_is()
     let proxy = IscsiProxy::start(PROXY, PORTALS[0]);
     proxy.set_qualifier(NOT_CONNECTED);
     is_not_found(&engine, 1);
-    // The session that was made for it is gone too.
+    // The session that was created for the attach is gone too.
     nothing_is_left();
 
     proxy.set_qualifier(0);
@@ -91,18 +91,18 @@ fn a_lun_at_which_no_unit_is_connected_is_not_found_and_is_attached_once_it_is()
         assert!(Path::new(&device).exists());
         assert!(!Path::new(&device).join("block").exists());
     };
-    // It stands and has no unit still.
+    // The device exists and still has no unit.
     scan_by_hand();
     proxy.set_qualifier(NOT_CONNECTED);
     is_not_found(&engine, 1);
     assert!(!Path::new(&device).exists());
-    // It stands, and its unit has come since.
+    // The device exists, and its unit has appeared since.
     scan_by_hand();
     let attached = attach(&engine, 1).unwrap();
     assert!(attached.changed);
     assert_eq!(attached.hctl().unwrap().host, host);
     engine.detach(source(1), soon()).unwrap();
-    // It stands, and nobody asks for it.
+    // The device exists, and no caller wants it.
     scan_by_hand();
     let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
     let is_named = format!("{reaping:?}").contains("peripheral qualifier 001b");

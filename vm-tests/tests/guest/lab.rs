@@ -1,5 +1,4 @@
-//! The lab proves itself: kernel, udevd, target and counter are what the other
-//! tests take them for.
+//! The lab tests itself: kernel, udevd, target and counter behave as the other tests assume.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -8,7 +7,7 @@ use std::time::Duration;
 use vm_tests::guest::uevent_minimum::{Kind, Minimum};
 use vm_tests::guest::{self, ScsiDebug, UeventCounter, udevd};
 
-/// For what is sure to come.
+/// The limit for events that must come.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -30,7 +29,7 @@ fn a_real_udevd_answers_and_makes_links_for_a_new_disk() {
     assert!(udevd::answers());
     target.scan("0 0 1");
     let disk = guest::wait_until("a disk", LIMIT, || target.disk(1));
-    // `udevadm settle` would not do: from 6.12 on it may return before.
+    // `udevadm settle` is not enough: from 6.12 on it may return before.
     guest::wait_until("a by-id link", LIMIT, || {
         guest::entries("/dev/disk/by-id").into_iter().find(|link| {
             let target = fs::read_link(format!("/dev/disk/by-id/{link}"));
@@ -74,7 +73,7 @@ fn one_targeted_scan_and_one_delete_raise_the_kernels_own_minimum_of_uevents() {
 
     raises(&|| target.scan("0 0 7"), &minimum.first_lun());
     raises(&|| target.scan("0 0 8"), minimum.disk);
-    // It is there already; there is no such LUN.
+    // The first unit exists already; the second LUN does not exist.
     raises(&|| target.scan("0 0 8"), &[]);
     raises(&|| target.scan("0 0 999"), &[]);
     raises(&|| delete(8), minimum.delete);

@@ -1,7 +1,7 @@
-//! Every VM test, in one program: the lab carries it into the guest, and pid 1
-//! there runs one test of it at a time.
+//! Every VM test, in one program. The lab carries it into the guest, and pid 1 there runs one
+//! test of it at a time.
 //!
-//! `vm-tests/README.md` shows how to add one.
+//! `vm-tests/README.md` shows how to add a test.
 
 #![allow(
     clippy::unwrap_used,
@@ -88,6 +88,7 @@ mod scsi_reap;
 mod scsi_settle;
 mod scsi_storm;
 mod udevd;
+mod usage_hidden_scsi;
 mod usage_matrix_scsi_and_nbd;
 mod usage_scsi;
 mod usage_unseen_scsi;

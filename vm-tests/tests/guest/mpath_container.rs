@@ -1,4 +1,4 @@
-//! What `doctor` says in a container, by what the container was given of the machine.
+//! `doctor`'s findings in a container, by what the container got of the machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +10,8 @@ use serde_json::Value;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-/// What a container may be given of the machine: its namespaces, but that of mounts, and
-/// its directories. `multipathd` is the socket file of the versions since 0.12.
+/// What a container may get of the machine: its namespaces, except the mount namespace, and its
+/// directories. `multipathd` is the socket file of multipathd's versions since 0.12.
 const ALL: [&str; 9] = [
     "pid",
     "net",
@@ -26,11 +26,11 @@ const ALL: [&str; 9] = [
 /// Drivers of sources that a machine may lack.
 const DRIVERS: [&str; 2] = ["nbd", "iscsi_tcp"];
 
-/// How the checks that are about containers come out in one that was `given` these.
+/// The findings about containers in a container that was `given` these.
 fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
     let has = |what: &[&str]| what.iter().all(|one| given.contains(one));
     let good_or = |else_: &'static str, what: &[&str]| if has(what) { "good" } else { else_ };
-    // Whether udev answers is asked by an attribute of sysfs.
+    // An attribute of sysfs is needed to ask whether udev answers.
     let udev = if has(&["net", "udev"]) {
         good_or("missing", &["sys"])
     } else {
@@ -39,7 +39,7 @@ fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
     BTreeMap::from([
         ("users", good_or("limited", &["pid"])),
         ("network namespace", good_or("limited", &["net"])),
-        // Its abstract socket is in the machine's network namespace.
+        // multipathd's abstract socket is in the machine's network namespace.
         (
             "multipath",
             if has(&["net"]) || has(&["multipathd"]) {
@@ -51,7 +51,7 @@ fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
         ("udev", udev),
         ("device nodes", good_or("missing", &["dev"])),
         ("sysfs", good_or("missing", &["sys"])),
-        // Whether it is the machine's directory is seen by the machine's first process.
+        // The machine's first process shows whether the directory is the machine's.
         ("locks", good_or("limited", &["pid", "lunbd"])),
         ("scsi", "good"),
         ("nbd", module("nbd")),
@@ -59,13 +59,13 @@ fn expected(given: &[&str]) -> BTreeMap<&'static str, &'static str> {
     ])
 }
 
-/// How the check of a driver comes out.
+/// The finding about a driver.
 fn module(name: &str) -> &'static str {
     let is_loaded = Path::new("/sys/module").join(name).exists();
     if is_loaded { "good" } else { "limited" }
 }
 
-/// `/run`, `/dev` and `/sys` of its own, but for what it was `given`.
+/// A private `/run`, `/dev` and `/sys`, except for what the container was `given`.
 fn script(given: &[&str]) -> String {
     let mut lines = vec![
         "set -e",
@@ -84,7 +84,7 @@ fn script(given: &[&str]) -> String {
         lines.push("mkdir /run/lunbd && mount --bind /tmp/machine/run/lunbd /run/lunbd");
     }
     if !given.contains(&"dev") {
-        // Nodes of the devices that there are, as container engines make them at the start.
+        // Nodes of the existing devices, as container engines make them at the start.
         lines.push("mount --bind /dev /tmp/machine/dev");
         lines.push("mount -t tmpfs tmpfs /dev");
         lines.push("cp -a /tmp/machine/dev/* /dev/");
@@ -115,7 +115,7 @@ fn checks(given: &[&str]) -> BTreeMap<String, Value> {
     named.collect()
 }
 
-/// Those that are given all, nothing, and all but one, and some that go by chance.
+/// Containers that get everything, nothing, and everything but one, and some random ones.
 fn containers() -> Vec<Vec<&'static str>> {
     const BY_CHANCE: usize = 12;
     let mut containers = vec![Vec::new(), ALL.to_vec()];
@@ -124,7 +124,7 @@ fn containers() -> Vec<Vec<&'static str>> {
     }
     let mut chance = guest::seed();
     for _ in 0..BY_CHANCE {
-        // Knuth's MMIX; its upper bits are the better ones.
+        // Knuth's MMIX generator; its upper bits are the better ones.
         chance = chance.wrapping_mul(6_364_136_223_846_793_005);
         chance = chance.wrapping_add(1_442_695_040_888_963_407);
         let has = |at: &usize| chance >> (63 - at) & 1 == 1;
@@ -133,7 +133,7 @@ fn containers() -> Vec<Vec<&'static str>> {
     containers
 }
 
-/// Compares what `doctor` says in these containers with what is there.
+/// Compares `doctor`'s findings in these containers with the expected ones.
 fn compare(containers: &[Vec<&'static str>]) {
     let mut wrong = Vec::new();
     for given in containers {
@@ -157,10 +157,10 @@ fn doctor_says_what_a_container_lacks_and_nothing_else() {
     let _multipathd = Multipathd::start(NoPath::Fail);
     let socket = "/run/multipathd.socket";
     let _listens = UnixListener::bind(socket).unwrap();
-    // udev is asked about a virtual block device.
+    // The check asks udev about a virtual block device.
     guest::need_module("loop");
     udevd::settle();
-    // As any attach does.
+    // Any attach makes this directory.
     guest::run(&["mkdir", "-p", "-m", "700", "/run/lunbd"]);
     for driver in DRIVERS {
         assert!(!Path::new("/sys/module").join(driver).exists(), "{driver}");

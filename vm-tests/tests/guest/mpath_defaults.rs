@@ -1,5 +1,5 @@
-//! multipathd as its package configures it, and with each value of `find_multipaths`:
-//! an attach over several paths gets its map, or says why there is none.
+//! multipathd as its package configures it, and with each value of `find_multipaths`: an attach
+//! over several paths gets its map, or reports why there is none.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -23,7 +23,7 @@ const LUN: u64 = 1;
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const WWIDS: &str = "/etc/multipath/wwids";
-/// An answer that did not wait for a deadline of 60 s.
+/// The limit for an answer that did not wait for a deadline of 60 s.
 const AT_ONCE: Duration = Duration::from_secs(25);
 
 /// A unit behind two portals.
@@ -70,7 +70,7 @@ impl Rig {
         nothing_is_left();
     }
 
-    /// What the multipath tools call the unit: its NAA name after a 3.
+    /// The WWID of the unit in the multipath tools: its NAA name after a 3.
     fn wwid(&self) -> String {
         self.store.wwid().replace("naa.", "3")
     }
@@ -83,7 +83,7 @@ impl Rig {
     }
 }
 
-/// The map's name and why there is none.
+/// The name of the map, and the reason why there is none.
 fn map_and_why(attachment: &Attachment) -> (Option<&str>, Option<&str>) {
     let Unit::Scsi { map, no_map, .. } = &attachment.unit else {
         panic!("{attachment:?}");
@@ -95,8 +95,8 @@ fn defaults(lines: &str) -> Multipathd {
     Multipathd::start_configured(&format!("defaults {{\n{lines}\n}}\n"))
 }
 
-/// One path alone is mapped where multipathd maps every disk; two paths of one unit
-/// are always a map.
+/// multipathd maps a single path only if it maps every disk. It always maps two paths of one
+/// unit.
 fn two_paths_are_a_map(multipathd: &Multipathd, maps_one_path: bool) {
     let rig = Rig::new("d1");
     let alone = rig.attach(&[0]);
@@ -121,7 +121,7 @@ fn two_paths_are_a_map(multipathd: &Multipathd, maps_one_path: bool) {
 }
 
 #[test]
-fn as_the_package_comes_two_paths_are_a_map_and_one_that_requires_it_is_one_too() {
+fn the_packaged_multipathd_maps_two_paths_and_one_path_that_requires_a_map() {
     let multipathd = Multipathd::start_as_packaged();
     two_paths_are_a_map(&multipathd, false);
     let rig = Rig::new("d2");
@@ -179,7 +179,7 @@ fn a_map_named_by_a_vendors_attribute_is_the_units_own() {
 }
 
 #[test]
-fn where_the_configuration_leaves_the_unit_out_a_path_is_handed_out_with_the_reason() {
+fn an_attach_of_a_blacklisted_unit_returns_a_path_and_the_reason() {
     let _multipathd = Multipathd::start_configured("blacklist {\n wwid \"3600.*\"\n}\n");
     let rig = Rig::new("d5");
     let start = Instant::now();
@@ -197,9 +197,10 @@ fn where_the_configuration_leaves_the_unit_out_a_path_is_handed_out_with_the_rea
     rig.detach();
 }
 
-/// Another claim of a path keeps device-mapper from taking it.
+/// Another claim of a path prevents device-mapper from taking it.
 #[test]
-fn a_map_that_multipathd_cannot_make_is_refused_at_once_and_no_map_is_said_why() {
+fn a_required_map_that_multipathd_cannot_make_is_refused_at_once_and_a_preferred_one_is_explained()
+{
     let _multipathd = Multipathd::start_as_packaged();
     let rig = Rig::new("d6");
     let alone = rig.attach(&[0]);

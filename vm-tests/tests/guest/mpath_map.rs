@@ -1,5 +1,5 @@
-//! Multipath maps on a real kernel, with and without multipathd: two hosts of
-//! `scsi_debug` that show the same unit.
+//! Multipath maps on a real kernel, with and without multipathd: two hosts of `scsi_debug`
+//! present the same unit.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -25,19 +25,18 @@ fn roots() -> Roots {
     Roots::default()
 }
 
-/// One unit, LUN 1, shown by two hosts that serve it, and by one that may not;
-/// nothing is scanned.
+/// One unit, LUN 1, on two hosts that serve it and on one that may not. Nothing is scanned.
 fn two_hosts() -> ScsiDebug {
     ScsiDebug::options().paths(3).luns(2).load()
 }
 
-/// Where hosts show the same unit, `scsi_debug` gives each the ALUA state of
-/// its number modulo 3, and of the third, standby, I/O fails.
+/// If hosts present the same unit, `scsi_debug` gives each the ALUA state of its number modulo
+/// 3. In the third state, standby, I/O fails.
 fn serves(host: u32) -> bool {
     host % 3 != 2
 }
 
-/// The disks of the unit, one a host, with udev done with them.
+/// The unit's disks, one per host, after udev has finished with them.
 fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
     let hosts = target.hosts().iter().copied();
     let hosts: Vec<u32> = hosts.filter(|host| serves(*host)).collect();
@@ -55,10 +54,9 @@ fn scan(target: &ScsiDebug) -> Vec<BlockDevice> {
     disks
 }
 
-/// The map that multipathd makes of the unit, with both paths in it. What udev
-/// does with a new map makes paths of `scsi_debug` fail; multipathd brings them
-/// back, and each time udev looks again. So it is waited for until nothing has
-/// happened while udev came to its end.
+/// The map that multipathd makes of the unit, with both paths in it. udev's probe of a new map
+/// makes paths of `scsi_debug` fail; multipathd reinstates them, and each time udev probes
+/// again. So this waits until nothing has happened while udev finished.
 fn map_of(paths: &[BlockDevice]) -> Map {
     let find = || {
         let map = Map::of_path(&paths[0]).unwrap()?;
@@ -74,8 +72,8 @@ fn map_of(paths: &[BlockDevice]) -> Map {
     })
 }
 
-/// Of a map that is so new that multipathd has not heard of it from udev it says
-/// `delayed`: it is told again until it has done it.
+/// multipathd answers `delayed` for a map so new that it has had no udev event of it. So the
+/// command is repeated until it is done.
 fn until_done(what: &str, tell: impl Fn() -> Result<Answer>) {
     guest::wait_until(what, LIMIT, || {
         let said = tell().unwrap();
@@ -93,9 +91,9 @@ fn remove(engine: &Engine, map: &Map) -> Result<()> {
     multipath::remove(&roots(), map, &mut watch, soon())
 }
 
-/// A map that nobody looks after, as after a crash of multipathd or on a
-/// machine without it. udevd is to be held: what it does with a new map makes
-/// paths of `scsi_debug` fail, and there is no multipathd to bring them back.
+/// A map that no multipathd manages, as after a crash of multipathd or on a machine without it.
+/// The caller must have stopped udevd: its probe of a new map makes paths of `scsi_debug` fail,
+/// and no multipathd reinstates them.
 fn bare_map(paths: &[BlockDevice], features: &str) -> Map {
     guest::modprobe("dm_multipath", &[]);
     guest::modprobe("dm_round_robin", &[]);
@@ -119,7 +117,7 @@ fn bare_map(paths: &[BlockDevice], features: &str) -> Map {
     Map::of_path(&paths[0]).unwrap().expect("a map")
 }
 
-/// Takes the map down when the test panics.
+/// Removes the map when the test panics.
 struct Cleaned(Map);
 
 impl Drop for Cleaned {
@@ -167,7 +165,8 @@ fn a_map_of_two_paths_is_found_by_its_paths_and_by_the_units_name_and_both_are_a
     let status = map.status(&roots(), soon()).unwrap();
     assert!(!status.queues);
     assert_eq!((status.active(), status.failed()), (2, 0));
-    // It would bring the path back; and what udev reads of the map then fails the other.
+    // multipathd would reinstate the path, and udev's read of the map would then fail the other
+    // path.
     multipathd.hold();
     let held = udevd::stopped();
     fail_path(&map, &paths[1]);
@@ -194,7 +193,7 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     assert!(!daemon.knows_path(second, soon()).unwrap());
     assert!(daemon.knows_path(first, soon()).unwrap());
     assert_eq!(map.paths().unwrap(), [paths[0].clone()]);
-    // A second time, and one that never was.
+    // The path is deleted already, or never existed.
     assert_eq!(daemon.delete_path(second, soon()).unwrap(), Answer::Done);
     assert_eq!(daemon.delete_path("sdzz", soon()).unwrap(), Answer::Done);
 
@@ -202,9 +201,10 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     assert_eq!(daemon.add_path(second, soon()).unwrap(), Answer::Done);
     assert!(daemon.knows_path(second, soon()).unwrap());
     assert_eq!(map.paths().unwrap().len(), 2);
-    assert_eq!(daemon.add_path("nbd0", soon()).unwrap(), Answer::NotWanted);
+    assert_eq!(daemon.add_path("nbd0", soon()).unwrap(), Answer::Excluded);
 
-    // dm-N is no name to it here, and a map in use stays; udev looks at it no more.
+    // dm-N is not a name to multipathd here, and a map in use stays. udev no longer looks at
+    // the map.
     assert_eq!(map_of(&paths), map);
     let error = daemon.delete_map(map.disk().name(), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
@@ -217,7 +217,7 @@ fn multipathd_forgets_a_deleted_path_takes_it_again_and_deletes_the_map() {
     assert_eq!(daemon.delete_map(map.name(), soon()).unwrap(), Answer::Done);
     assert!(!map.is_there());
     assert_eq!(Map::all(&roots()).unwrap(), []);
-    // Without a map they are paths to it still.
+    // Without a map multipathd still has them as paths.
     for path in [first, second] {
         assert_eq!(daemon.delete_path(path, soon()).unwrap(), Answer::Done);
         assert!(!daemon.knows_path(path, soon()).unwrap());
@@ -276,7 +276,7 @@ fn io_that_waits_for_a_path_fails_when_the_map_is_told_not_to_queue() {
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
     writer.join().unwrap();
     assert!(!map.status(&roots(), soon()).unwrap().queues);
-    // Told again it stays so.
+    // A second message changes nothing.
     multipath::fail_if_no_path(&roots(), map, soon()).unwrap();
     remove(&engine(), map).unwrap();
 }
@@ -314,7 +314,7 @@ fn a_map_that_is_open_is_in_use_and_stays_and_a_closed_one_is_removed() {
     assert!(!map.is_there());
     assert_eq!(Map::of_path(&paths[0]).unwrap(), None);
     assert_eq!(target.devices().len(), 2, "its disks stay");
-    // Gone already is a success; the rest is told that it is over.
+    // To remove a map that is gone is a success; other calls report that it vanished.
     remove(&engine, map).unwrap();
     let error = map.status(&roots(), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Vanished);
@@ -322,9 +322,9 @@ fn a_map_that_is_open_is_in_use_and_stays_and_a_closed_one_is_removed() {
     assert_eq!(error.kind(), ErrorKind::Vanished);
 }
 
-/// The kernel answers `EINVAL` to whoever reads of a map that is being removed.
+/// The kernel answers `EINVAL` to a reader of a map that is being removed.
 #[test]
-fn a_map_that_is_being_removed_is_there_or_not_and_never_an_error() {
+fn a_read_during_a_maps_removal_finds_the_map_or_none_and_never_fails() {
     let (engine, target) = (engine(), two_hosts());
     let paths = scan(&target);
     let _held = udevd::stopped();
@@ -351,7 +351,7 @@ fn a_map_that_is_being_removed_is_there_or_not_and_never_an_error() {
 }
 
 #[test]
-fn another_map_of_the_same_uuid_is_not_removed_for_the_one_that_is_gone() {
+fn the_removal_of_a_map_that_is_gone_leaves_another_map_with_the_same_uuid() {
     let (engine, target) = (engine(), two_hosts());
     let paths = scan(&target);
     let _held = udevd::stopped();
@@ -370,7 +370,7 @@ fn another_map_of_the_same_uuid_is_not_removed_for_the_one_that_is_gone() {
     remove(&engine, &second.0).unwrap();
 }
 
-/// Has the driver show more, and the kernel read it.
+/// Makes the driver report a larger size, and the kernel read it.
 fn show_a_gibibyte(target: &ScsiDebug) {
     target.set("virtual_gb", 1);
     for device in target.devices() {
@@ -387,7 +387,8 @@ fn a_map_grows_with_its_paths_while_it_is_read_and_with_io_that_waits() {
     let map = &map.0;
     let size = map.disk().size().unwrap();
     let grow = |bytes| multipath::grow(&roots(), map, bytes, soon());
-    // Its own size is nothing to do; less is refused, and more than a path has.
+    // Its present size changes nothing; a smaller size is refused, and so is more than a path
+    // has.
     grow(size).unwrap();
     assert_eq!(
         grow(size - 512).unwrap_err().kind(),
@@ -396,7 +397,7 @@ fn a_map_grows_with_its_paths_while_it_is_read_and_with_io_that_waits() {
     let error = grow(1 << 30).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady);
     assert_eq!(error.stage(), Some(Stage::Resize));
-    // The disks of two hosts get their names in any order.
+    // The disks of two hosts may get their names in either order.
     let names_a_path = |path: &BlockDevice| error.to_string().contains(path.name());
     assert!(paths.iter().any(names_a_path), "{error}");
     assert_eq!(map.disk().size().unwrap(), size);
@@ -424,7 +425,7 @@ fn a_map_grows_with_its_paths_while_it_is_read_and_with_io_that_waits() {
     assert_eq!(bytes, 1 << 30);
     grow(bytes).unwrap();
     assert_eq!(map.disk().size().unwrap(), bytes);
-    // The new table's paths are fresh, and what waited went on.
+    // The paths in the new table are active, and the waiting read completed.
     read.recv_timeout(LIMIT).unwrap().unwrap();
     reader.join().unwrap();
     let status = map.status(&roots(), soon()).unwrap();
@@ -442,7 +443,7 @@ fn multipathd_grows_a_map_with_its_paths() {
     let map = map_of(&scan(&target));
     let daemon = daemon();
     let name = map.disk().name();
-    // It refuses until it has heard from udev that the map was made.
+    // multipathd refuses until it has udev's event of the new map.
     guest::wait_until("multipathd to take the map for whole", LIMIT, || {
         daemon
             .resize_map(name, soon())

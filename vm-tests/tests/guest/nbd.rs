@@ -1,4 +1,4 @@
-//! NBD attach and detach, against servers that are not ours.
+//! NBD attach and detach, with servers of other projects.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -21,10 +21,10 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of a wait, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The driver, where it keeps backend ids.
+/// Loads the driver, if it keeps backend ids.
 fn module(devices: u32) -> NbdModule {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
@@ -71,7 +71,7 @@ fn random(length: usize) -> Vec<u8> {
     data
 }
 
-/// Every server attaches, is read back, carries data and detaches.
+/// Attaches an export of this server, reads it back, writes data and detaches it.
 fn comes_and_goes(server: &NbdServer) {
     let (engine, uri) = (engine(), server.uri("disk"));
     let attachment = attach(&engine, &uri);
@@ -122,7 +122,7 @@ fn comes_and_goes(server: &NbdServer) {
 }
 
 #[test]
-fn an_export_comes_by_its_source_and_goes_by_its_node_on_every_kernel() {
+fn an_export_is_attached_by_source_and_detached_by_node_on_every_kernel() {
     let _module = NbdModule::load(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let engine = engine();
@@ -164,7 +164,7 @@ fn an_export_of_nbd_server_comes_and_goes() {
 }
 
 #[test]
-fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
+fn a_repeated_attach_returns_the_attached_device_unchanged_only_under_its_id() {
     let _module = module(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
@@ -174,7 +174,7 @@ fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
     assert_eq!(again.nbd_index(), first.nbd_index());
     assert_eq!(configured().len(), 1);
 
-    // The same index under another id is somebody else's.
+    // The same index with another id belongs to another device.
     let index = first.nbd_index().unwrap();
     let other = NbdOptions::default()
         .index(index)
@@ -184,7 +184,7 @@ fn what_is_attached_already_comes_back_unchanged_under_its_id_alone() {
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert!(error.to_string().contains("connected already"), "{error}");
 
-    // And the same id under another index is not brought a second time.
+    // The same id at another index is not attached a second time.
     let elsewhere = NbdOptions::default().index(NbdIndex::new(index.get() + 1).unwrap());
     let request = AttachRequest::new(source(&uri)).nbd(elsewhere);
     let error = engine.attach(&request, soon()).unwrap_err();
@@ -245,8 +245,8 @@ fn with_every_device_taken_one_more_is_made() {
     names.sort();
     names.dedup();
     assert_eq!(names.len(), 3);
-    // Not always 0 to 2: udev's probe may have one that was just made open, and
-    // then the next is made.
+    // The devices are not always 0 to 2: udev's probe may have a new one open, and then the
+    // kernel makes the next one.
     assert!(names.contains(&"nbd0".to_owned()), "{names:?}");
     assert_eq!(configured(), names);
     for uri in &uris {
@@ -255,7 +255,7 @@ fn with_every_device_taken_one_more_is_made() {
 }
 
 #[test]
-fn sixteen_at_once_get_a_device_each_though_but_one_was_there() {
+fn sixteen_concurrent_attaches_get_one_device_each_although_only_one_existed() {
     let _module = module(1);
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let engine = engine();
@@ -298,7 +298,7 @@ fn a_read_only_export_is_read_only_and_refuses_writes() {
     refuses_writes(&attach(&engine, &server.uri("")));
     detach(&engine, &server.uri(""));
 
-    // And one that the caller wants read-only, of a server that takes writes.
+    // This device is read-only for the caller alone; its server accepts writes.
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let options = NbdOptions::default().read_only();
     let request = AttachRequest::new(source(&server.uri(""))).nbd(options);
@@ -315,7 +315,7 @@ fn every_size_is_the_right_size() {
         ("1G", 1 << 30),
         ("3T", 3 << 40),
         ("1073742336", 1_073_742_336),
-        // The kernel has no half sectors: the tail is out of reach.
+        // The kernel has no half sectors, so the tail cannot be reached.
         ("1000001", 1_000_001 / 512 * 512),
     ] {
         let server = NbdServer::nbdkit(At::unix(), &["memory", size]);
@@ -345,7 +345,7 @@ fn several_connections_carry_io_where_the_server_allows_them() {
     assert!(back == data);
     detach(&engine, &uri);
 
-    // A server that does not say that it can gets one.
+    // A server that does not report multi-conn gets one connection.
     let server = NbdServer::nbdkit(
         At::unix(),
         &[
@@ -362,7 +362,7 @@ fn several_connections_carry_io_where_the_server_allows_them() {
 }
 
 #[test]
-fn a_slow_server_one_with_an_overlay_and_one_whose_reads_fail_all_come_and_go() {
+fn exports_that_are_slow_have_an_overlay_or_fail_reads_attach_and_detach() {
     let _module = module(4);
     let store = Store::filled(8 << 20, 3);
     let file = format!("file={}", store.path().display());
@@ -404,7 +404,7 @@ fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
     );
     let engine = engine();
     let attachment = attach(&engine, &server.uri(""));
-    // As udevd's worker does, which reads under a shared lock.
+    // udevd's worker reads like this, under a shared lock.
     let disk = File::open(&attachment.node).unwrap();
     disk.lock_shared().unwrap();
     let read = thread::spawn(move || {
@@ -437,14 +437,14 @@ fn requests_are_no_longer_than_the_server_takes() {
     fs::write(&attachment.node, &data).unwrap();
     detach(&engine, &server.uri(""));
 
-    // The next server on the index takes more.
+    // The next server on this index accepts longer requests.
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let next = attach(&engine, &server.uri(""));
     assert_eq!(next.node, attachment.node);
     assert_eq!(sysfs(&next, "queue/max_sectors_kb"), "128");
     detach(&engine, &server.uri(""));
 
-    // A limit of half a KiB would be written as 0, which newer kernels read as none.
+    // A limit of half a KiB would be written as 0, which newer kernels read as no limit.
     let too_short = [
         "--filter=blocksize-policy",
         "memory",
@@ -495,13 +495,13 @@ fn a_free_device_and_one_of_another_id_are_left_alone_unless_named() {
     let request = AttachRequest::new(source(&uri)).nbd(options);
     let attachment = engine.attach(&request, soon()).unwrap();
     assert_eq!(sysfs(&attachment, "backend"), "volume-17");
-    // By its source alone it is not found: it has another id.
+    // The source alone does not find it, because it has another id.
     assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
     assert_eq!(configured().len(), 1);
     let by_id = DetachRequest::new(source(&uri)).backend(id.clone());
     assert!(engine.detach(by_id, soon()).unwrap().changed);
 
-    // Its node is its name.
+    // Its node names the device.
     let options = NbdOptions::default().backend(id);
     let request = AttachRequest::new(source(&uri)).nbd(options);
     let attachment = engine.attach(&request, soon()).unwrap();
@@ -517,7 +517,7 @@ fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
     let (engine, uri) = (engine(), server.uri(""));
     let attachment = attach(&engine, &uri);
     let reader = File::open(&attachment.node).unwrap();
-    // The claim proves that nobody mounts it; a reader only delays the end.
+    // The claim proves that the device is not mounted; a reader only delays the end.
     let error = engine
         .detach(source(&uri), Deadline::after(Duration::from_secs(10)))
         .unwrap_err();
@@ -580,7 +580,7 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
 }
 
 #[test]
-fn where_no_server_is_nothing_is_configured() {
+fn a_failed_dial_configures_no_device() {
     let _module = module(2);
     let engine = engine();
     let fds = || guest::entries("/proc/self/fd").len();
@@ -600,7 +600,7 @@ fn where_no_server_is_nothing_is_configured() {
             .attach(&AttachRequest::new(source(&uri)), soon())
             .unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
-        // It is not tried again until the deadline, which is a minute away.
+        // The attach does not try again until the deadline, which is a minute away.
         assert!(start.elapsed() < Duration::from_secs(30));
     }
     let store = Store::sparse(MIB);
@@ -621,11 +621,11 @@ fn a_module_that_is_not_loaded_is_named_or_loaded_by_the_kernel_itself() {
     let (engine, uri) = (engine(), server.uri(""));
     let request = AttachRequest::new(source(&uri));
     match engine.attach(&request, soon()) {
-        // Since 6.12 the kernel loads it for who asks for its family.
+        // Since 6.12 the kernel loads the module for a process that asks for its family.
         Ok(_) => {
             assert!(guest::kernel() >= (6, 12));
             detach(&engine, &uri);
-            // As soon as nobody has a device of it open.
+            // The module can be unloaded as soon as none of its devices is open.
             drop(NbdModule::load(1));
             assert!(!Path::new("/sys/module/nbd").exists());
         }

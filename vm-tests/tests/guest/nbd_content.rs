@@ -1,4 +1,4 @@
-//! Servers that come back with the volume that the device had, and with another.
+//! Servers that come back with the volume that the device had, or with another one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -22,7 +22,7 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 const SIZE: u64 = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The driver, where it keeps backend ids.
+/// Loads the driver, if it keeps backend ids.
 fn module() -> NbdModule {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
@@ -30,7 +30,7 @@ fn module() -> NbdModule {
     NbdModule::load(1)
 }
 
-/// A server of a store, of one of two kinds.
+/// Starts a server of a store, of one of two kinds.
 type Serve = fn(At, &Store) -> NbdServer;
 
 fn nbdkit(at: At, store: &Store) -> NbdServer {
@@ -59,7 +59,7 @@ fn name_of(path: &Path) -> ContentName {
     format!("fs.{}", uuid.trim()).parse().unwrap()
 }
 
-/// A request that was in flight when the link died is sent again when it has timed out.
+/// The kernel resends a request that was in flight when the link died, after its timeout.
 fn patient() -> NbdOptions {
     NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
@@ -103,7 +103,7 @@ impl InUse {
         Self { at, writer }
     }
 
-    /// The write came through.
+    /// Requires that the write succeeded.
     fn end(mut self) {
         assert!(self.writer.wait().unwrap().success());
         let file = fs::read_to_string(self.at.join("file")).unwrap();
@@ -133,12 +133,12 @@ fn impostors_are_refused(serve: Serve) {
     let mut server = serve(at.clone(), &right);
     let attachment = attach(&first, &source_of(&at));
     let mounted = InUse::mount(&attachment.node);
-    // What udev has not read to its end is no word of its.
+    // Content that udev has not read completely is not evidence.
     guest::run(&["udevadm", "settle"]);
     server.kill();
     drop(server);
     let in_use = InUse::write(mounted);
-    // Who attached it, and a process that knows of it by udev alone.
+    // One engine attached the device, and the other knows it only through udev.
     for agent in [&first, &engine()] {
         for (store, serves) in [(&other, vec![others_name.clone()]), (&blank, Vec::new())] {
             let before = fs::read(store.path()).unwrap();
@@ -173,7 +173,7 @@ fn an_impostor_of_qemu_nbd_of_the_same_size_is_refused_and_not_written_to() {
     impostors_are_refused(qemu_nbd);
 }
 
-/// The server is killed as soon as `make` has returned, and comes back with what it had.
+/// Kills the server as soon as `make` has returned, and starts it again with the same content.
 fn is_healed_after(serve: Serve, store: &Store, make: impl FnOnce(&Path) -> Option<File>) {
     let (at, first) = (At::tcp(), engine());
     let mut server = serve(at.clone(), store);
@@ -200,9 +200,9 @@ fn formats_are_healed(serve: Serve) {
         None
     };
     is_healed_after(serve, &blank, format_it);
-    // Another name in place of the one that it had at the attach.
+    // The content gets another name than it had at the attach.
     is_healed_after(serve, &blank, format_it);
-    // By a process that has it open still, as a virtual machine would.
+    // The writer still has the device open, as a virtual machine would.
     let (image, name) = formatted();
     let mut bytes = vec![0; 64 << 10];
     File::open(image.path())
@@ -231,7 +231,7 @@ fn a_volume_that_is_formatted_after_the_attach_is_healed_when_qemu_nbd_restarts(
 }
 
 #[test]
-fn a_volume_that_nobody_uses_or_has_written_is_known_again_and_another_is_taken_when_accepted() {
+fn a_heal_of_an_unused_device_refuses_another_volume_unless_it_is_accepted() {
     let _module = module();
     let ((right, name), (other, others_name)) = (formatted(), formatted());
     let (at, engine) = (At::tcp(), engine());
@@ -258,13 +258,13 @@ fn volume() -> VolumeId {
     "pvc-1".parse().unwrap()
 }
 
-/// What the journal has of the volume's content.
+/// The names of the volume's content in the journal.
 fn kept(journal: &Journal) -> Option<Vec<ContentName>> {
     let outcome = journal.record(&volume()).unwrap().outcome.unwrap();
     outcome.content
 }
 
-/// The device goes, as in a reset of the machine, and the journal's record stays.
+/// Detaches the device, as a reset of the machine would; the journal's record stays.
 fn lose_device(source: &Source) {
     assert!(engine().detach(source.clone(), soon()).unwrap().changed);
 }
@@ -332,7 +332,7 @@ fn a_journals_volume_that_was_formatted_is_attached_again_from_qemu_nbd_and_anot
 }
 
 #[test]
-fn a_reconciler_writes_down_what_a_volume_is_formatted_with_and_attaches_no_other() {
+fn a_reconciler_records_the_new_names_of_a_formatted_volume_and_attaches_no_other_volume() {
     let _module = module();
     let (blank, (other, others_name)) = (Store::sparse(SIZE), formatted());
     let (at, place) = (At::tcp(), Directory::new("content"));
@@ -370,7 +370,7 @@ fn a_reconciler_writes_down_what_a_volume_is_formatted_with_and_attaches_no_othe
     let journal = agent.open_journal_at(&place, soon()).unwrap();
     let refused = agent.attach_volume(&journal, &volume(), &request, soon());
     named_in_error(&refused.unwrap_err().to_string(), [&name, &others_name]);
-    // Without a device there is only the record to take away.
+    // Without a device there is only the record to remove.
     let detached = agent.detach_volume(&journal, &volume(), &DetachVolume::default(), soon());
     assert!(!detached.unwrap().changed);
 }

@@ -1,4 +1,4 @@
-//! What names the content of an NBD volume, beside what `blkid` says of it.
+//! The names of an NBD volume's content, compared with those of `blkid`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
-/// The smallest XFS needs 300 MiB.
+/// The smallest XFS file system needs 300 MiB.
 const SIZE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The kind of each name, the command that makes the content, and blkid's value for it.
+/// The kind of each name, the command that makes the content, and blkid's key for its value.
 const MADE: [(&str, &str, &str); 5] = [
     ("fs", "mkfs.ext4 -q", "UUID"),
     ("fs", "mkfs.xfs -q", "UUID"),
@@ -28,7 +28,7 @@ const MADE: [(&str, &str, &str); 5] = [
     ("lvm", "pvcreate -q -y", "UUID"),
 ];
 
-/// The driver, where it keeps backend ids.
+/// Loads the driver, if it keeps backend ids.
 fn module() -> NbdModule {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
@@ -66,11 +66,12 @@ fn is_named_as_by_blkid(server: &NbdServer) {
         guest::run(&["wipefs", "--quiet", "--all", node]);
         guest::run(&["sh", "-c", &format!("{tool} {node}")]);
         let name = by_blkid(kind, &blank.node, value);
-        // udev reads it when the tool has closed it.
+        // udev reads the device when the tool has closed it.
         guest::wait_until("udev to name it", LIMIT, || {
             listed(&engine).contains(&name).then_some(())
         });
-        // Of the device that stands, and over a connection that the kernel does not have.
+        // An attach reads the names of an attached device too, over a connection that the
+        // kernel does not have.
         let again = attach(&engine, &source);
         assert_eq!(
             (again.changed, again.content().unwrap()),
@@ -125,7 +126,7 @@ fn a_volume_whose_content_is_not_the_expected_one_is_not_connected() {
 
     let attachment = engine.attach(&expecting(&name), soon()).unwrap();
     assert_eq!(attachment.content().unwrap(), [name]);
-    // What stands is asked too.
+    // An attach compares the content of an attached device too.
     let error = engine.attach(&expecting(&other), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     let source = uri.parse::<Source>().unwrap();

@@ -1,4 +1,4 @@
-//! NBD devices whose export grows, and what a server lists.
+//! NBD devices whose export grows, and the exports that a server lists.
 
 use std::fs::{self, OpenOptions};
 use std::num::NonZeroU16;
@@ -30,7 +30,7 @@ fn source(uri: &str) -> Source {
 }
 
 fn attach(engine: &Engine, uri: &str) -> Attachment {
-    // What is in flight on a link that died is sent again after that time.
+    // The kernel resends what was in flight on a dead link after this time.
     let options = NbdOptions::default().io_timeout(Duration::from_secs(3));
     let request = AttachRequest::new(source(uri)).nbd(options);
     engine.attach(&request, soon()).expect("an attach")
@@ -84,8 +84,8 @@ fn a_device_whose_export_grew_at_nbdkit_grows_while_it_is_open_and_never_shrinks
     assert_eq!(error.unwrap_err().kind(), ErrorKind::NotReady);
     set_len(&store, LARGE);
     assert_eq!(shown(&node), SMALL);
-    // nbdkit serves each connection the size of its beginning, and another process cannot
-    // replace one.
+    // nbdkit serves each connection the size that it began with, and another process cannot
+    // replace a connection.
     let by_node = ResizeRequest::new(DetachTarget::Device(node.clone())).at_least(LARGE);
     let error = another.resize(&by_node, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
@@ -129,7 +129,7 @@ fn a_device_with_several_connections_grows_in_the_process_that_attached_it_alone
     assert!(error.to_string().contains("several connections"), "{error}");
     assert_eq!(shown(&node), SMALL);
     assert!(ours.resize(&by_node, soon()).unwrap().changed);
-    // Each processor has a connection of its own.
+    // Each processor uses another connection.
     thread::scope(|scope| {
         for processor in 0..2 {
             let (node, store) = (&node, &store);
@@ -151,7 +151,7 @@ fn a_device_that_grew_is_healed_at_its_new_size_and_refused_one_that_is_smaller(
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (ours, uri) = (engine(), server.uri("disk"));
     let node = attach(&ours, &uri).node;
-    // Dead, it cannot grow.
+    // A device whose link is dead cannot grow.
     server.kill();
     let limit = Deadline::after(Duration::from_secs(10));
     let error = ours.resize(&ResizeRequest::new(source(&uri)), limit);
@@ -167,7 +167,7 @@ fn a_device_that_grew_is_healed_at_its_new_size_and_refused_one_that_is_smaller(
     let resized = ours.resize(&ResizeRequest::new(source(&uri)), soon());
     assert_eq!(resized.unwrap().size, LARGE);
     writes_its_last_block(&node, &store, LARGE);
-    // From now on that is the size that is compared.
+    // From now on a heal compares the new size.
     server.kill();
     server.start();
     let healing = heal(&ours);
@@ -206,7 +206,7 @@ fn a_volume_of_a_journal_is_brought_to_the_size_that_is_wanted_and_its_record_sa
     };
     let volume: VolumeId = "pvc-1".parse().unwrap();
     let mut desired = Desired::default();
-    // An id that says no server: the record does.
+    // The id names no server, but the record does.
     let options = NbdOptions::default()
         .backend("pvc-1".parse().unwrap())
         .io_timeout(Duration::from_secs(3));
@@ -232,7 +232,7 @@ fn a_volume_of_a_journal_is_brought_to_the_size_that_is_wanted_and_its_record_sa
     converge(&desired);
 }
 
-/// What the command prints, as an object.
+/// The command's output, as an object.
 #[track_caller]
 fn json(arguments: &[&str]) -> Value {
     let output = guest::lunbd(&[arguments, &["--json"]].concat());

@@ -18,7 +18,7 @@ use vm_tests::guest::writer::Writer;
 
 const MIB: u64 = 1 << 20;
 
-/// The driver, where it keeps backend ids.
+/// Loads the driver, if it keeps backend ids.
 fn module(devices: u32) -> NbdModule {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
@@ -39,9 +39,9 @@ fn detach(engine: &Engine, uri: &str) {
     assert!(engine.detach(source(uri), soon()).unwrap().changed);
 }
 
-/// A request that was in flight when the link died is sent again when it has
-/// timed out. A server that lives answers sooner than that, on a busy machine too:
-/// nobody heals a link that dies where none was killed.
+/// The kernel resends a request that was in flight when the link died, after its timeout. A
+/// live server answers sooner, on a busy machine too: no test heals a link that dies where no
+/// server was killed.
 fn patient() -> NbdOptions {
     NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
@@ -123,7 +123,7 @@ fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
     server.kill();
-    // It speaks, and not NBD.
+    // This server speaks, but not NBD.
     let At::Tcp(address) = server.at() else {
         unreachable!("a TCP server");
     };
@@ -152,7 +152,7 @@ fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_
         ends.store(true, Ordering::Relaxed);
         let _wakes_it = TcpStream::connect(address);
     });
-    // From 20 ms each pause is twice as long as the last, up to 2 s.
+    // From 20 ms on each pause is twice as long as the last, up to 2 s.
     let asked = asked.into_inner();
     assert!((2..=24).contains(&asked), "{asked} times in {LOOK:?}");
     drop(stranger);
@@ -168,7 +168,7 @@ fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_
     detach(&engine, &uri);
 }
 
-/// In the kernel's ticks, as `nbd.c` shows it in debugfs.
+/// The timeout in the kernel's ticks, as `nbd.c` shows it in debugfs.
 fn io_timeout_of(node: &Path) -> u64 {
     let name = node.file_name().unwrap();
     let path = Path::new("/sys/kernel/debug/nbd")
@@ -182,7 +182,7 @@ fn io_timeout_of(node: &Path) -> u64 {
 struct Agent(Child);
 
 impl Agent {
-    /// An agent of another process: it heals as links die.
+    /// Starts an agent in another process: it heals links as they die.
     fn start() -> Self {
         let child = Command::new("lunbd")
             .args(["heal", "--watch", "--json"])
@@ -194,8 +194,8 @@ impl Agent {
 }
 
 impl Agent {
-    /// Kills it. It has ended when it is dropped and not before: the kernel may
-    /// hold a read of its until the device has a server again.
+    /// Kills the agent. It has ended only when this is dropped: the kernel may hold one of its
+    /// reads until the device has a server again.
     fn kill(&mut self) {
         self.0.kill().unwrap();
     }
@@ -209,7 +209,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
+fn the_next_agent_heals_a_device_after_its_agent_and_server_were_killed_together() {
     let _module = module(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
@@ -239,7 +239,8 @@ fn agent_and_server_killed_at_once_are_healed_by_the_next_agent() {
         assert_eq!(report["devices"][0]["outcome"], "adopted", "{report}");
         drop(agent);
         writer.goes_on();
-        // Nobody but who attached it knew: it was left to the kernel.
+        // Only the process that attached the device knew its timeout, so the heal left it
+        // unchanged.
         assert_eq!(io_timeout_of(&node), io_timeout);
     }
     writer.end();
@@ -257,12 +258,12 @@ fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
     let mut healer = engine.healer(soon()).unwrap();
     writer.goes_on();
     server.stop();
-    // The kernel takes the link for dead when a request has timed out.
+    // The kernel treats the link as dead when a request has timed out.
     let news = healer.next(soon()).unwrap();
     assert!(!news.is_empty());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Both turns are longer than a request's time.
+            // The pause is longer than a request's timeout.
             std::thread::sleep(Duration::from_secs(4));
             server.cont();
         });
@@ -296,7 +297,7 @@ fn a_healthy_device_is_left_as_it_is() {
     detach(&engine, &uri);
 }
 
-/// Attaches a store, brings another server to its place and heals.
+/// Attaches a store, replaces its server by another one and heals.
 fn healed_by_another(
     first: &[&str],
     second: &[&str],
@@ -335,7 +336,7 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
         assert!(differences.iter().any(expected), "{differences:?}");
         assert!(healing.budget_left.is_some());
         is_untouched();
-        // What was right before is right again.
+        // The heal accepts the right server again.
         let at = server.at().clone();
         drop(server);
         let _right = NbdServer::nbdkit(at, &["memory", "8M"]);
@@ -345,7 +346,7 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 }
 
 #[test]
-fn an_export_that_has_grown_is_healed_and_said_to_have() {
+fn a_heal_takes_a_grown_export_and_reports_its_growth() {
     let _module = module(2);
     let (healing, _server, engine, attachment, uri) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
@@ -361,7 +362,7 @@ fn an_export_that_has_grown_is_healed_and_said_to_have() {
 }
 
 #[test]
-fn an_export_that_is_gone_from_its_server_is_said_to_be() {
+fn a_heal_reports_an_export_that_its_server_no_longer_has() {
     let _module = module(2);
     let (one, other) = (Store::sparse(MIB), Store::sparse(MIB));
     let at = At::tcp();
@@ -387,7 +388,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
-    // What is sent before the kernel knows that the link is dead has to time out
+    // A request that is sent before the kernel knows that the link is dead has to time out
     // first.
     let options = patient().dead_connection_timeout(Duration::from_secs(2));
     let attachment = attach(&engine, &uri, &options);
@@ -412,7 +413,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 }
 
 #[test]
-fn a_device_whose_server_is_gone_for_good_is_let_go_when_told_to_abandon() {
+fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));

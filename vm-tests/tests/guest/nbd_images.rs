@@ -1,5 +1,5 @@
-//! Disk images as other tools make them: partition tables and file systems that count in
-//! sectors of 512 bytes.
+//! Disk images of other tools: partition tables and file systems that count in sectors of 512
+//! bytes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
-/// Enough for an ext4 partition, and for the smallest XFS that its tool makes.
+/// Enough for an ext4 partition and for the smallest XFS that its tool makes.
 const IMAGE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Each partition: its file system and its first sector.
+/// The file system and the first sector of each partition.
 const PARTITIONS: [(&str, u64); 2] = [("ext4", 2048), ("xfs", 2048 + 64 * 2048)];
 
 fn tool(words: &[&str]) -> String {
@@ -51,8 +51,9 @@ impl Drop for Mounted {
     }
 }
 
-/// An image with a partition table of this kind ("dos" or "gpt"), made by sfdisk over a
-/// loop device, which has sectors of 512 bytes, and by the tools of the file systems.
+/// An image with a partition table of this kind ("dos" or "gpt"). sfdisk makes the table over a
+/// loop device, which has sectors of 512 bytes, and the tools of the file systems make the
+/// rest.
 fn image(table: &str) -> Store {
     let store = Store::sparse(IMAGE);
     let path = store.path().to_str().unwrap();
@@ -85,7 +86,8 @@ fn queue(attachment: &Attachment, attribute: &str) -> u64 {
     text.trim().parse().unwrap()
 }
 
-/// The partitions start where the image has them, and their file systems mount.
+/// Requires that the partitions start where the image has them, and that their file systems
+/// mount.
 fn shows_its_partitions(engine: &Engine, uri: &str, table: &str, server: &str) {
     let source: Source = uri.parse().unwrap();
     let request = AttachRequest::new(source);

@@ -1,5 +1,5 @@
-//! The kernel's NBD driver, as the engine stands on it, with servers that are
-//! not ours.
+//! The properties of the kernel's NBD driver that the engine relies on, with servers of other
+//! projects.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -22,8 +22,8 @@ use vm_tests::guest::{self, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
-/// What was sent to a server that died is sent again when this has passed: longer than
-/// an emulated machine stands still, where nobody would heal the link.
+/// The kernel resends requests to a dead server after this time. It is longer than an emulated
+/// machine pauses: no test heals a link that dies in such a pause.
 const RESENT: Duration = Duration::from_secs(5);
 
 const HEALING: Timeouts = Timeouts {
@@ -56,7 +56,7 @@ impl Device {
     }
 
     fn with(uri: &str, timeouts: Timeouts, more: impl Fn(Connect) -> Connect) -> Self {
-        // A probe of udev's may have it open: busy for a moment.
+        // udev's probe may have the device open, which is then busy for a moment.
         let connected = wait_until("the device to be connected", LIMIT, || {
             let link = open_link(uri);
             let geometry = link.export.geometry(4096, None).unwrap();
@@ -83,7 +83,7 @@ impl Device {
         File::open(self.node()).unwrap()
     }
 
-    /// One page, past the page cache.
+    /// Reads one page past the page cache.
     fn read(&self, offset: u64) -> std::io::Result<u8> {
         let file = OpenOptions::new()
             .read(true)
@@ -216,12 +216,12 @@ fn every_server_is_read_and_written_over_tcp_and_unix_sockets() {
 }
 
 #[test]
-fn who_merely_opens_a_free_device_makes_a_connect_busy_and_is_named() {
+fn an_opener_of_a_free_device_makes_a_connect_fail_as_busy_and_the_error_names_it() {
     let _module = NbdModule::load(1);
     wait_for(index(0), State::Free);
     let opener = File::open("/dev/nbd0").unwrap();
     assert_eq!(state(index(0)), State::OpenedByOther);
-    // The kernel's own status calls that connected.
+    // The kernel's own status reports such a device as connected.
     let by_kernel = status(&roots(), index(0), soon()).unwrap().unwrap();
     assert!(by_kernel.connected);
 
@@ -235,7 +235,7 @@ fn who_merely_opens_a_free_device_makes_a_connect_busy_and_is_named() {
 
     drop(opener);
     wait_for(index(0), State::Free);
-    // A probe of udev's may have it open once more, and counts there too.
+    // udev's probe may have the device open once more, which also counts there.
     wait_until("the kernel to call it free", LIMIT, || {
         let by_kernel = status(&roots(), index(0), soon()).unwrap().unwrap();
         (!by_kernel.connected).then_some(())
@@ -255,17 +255,17 @@ fn every_rule_that_a_connect_breaks_is_named() {
             if rule != Refusal::OpenedByOther {
                 break rule;
             }
-            // A refused connect is an event, and udevd's probe of the device
-            // is in the way of the next.
+            // A refused connect causes an event, and udevd's probe of the device is in the way
+            // of the next connect.
             guest::udevd::settle();
         }
     };
     assert_eq!(broken(MIB, &|c| c.block_size(1000), 1), Refusal::BlockSize);
     assert_eq!(broken(MIB, &|c| c.block_size(256), 1), Refusal::BlockSize);
-    // Above a page and up to this is taken by the newest and by none before.
+    // Only the newest kernel accepts sizes above a page and up to this one.
     let above = broken(MIB, &|c| c.block_size(128 << 10), 1);
     assert_eq!(above, Refusal::BlockSize);
-    // 5.10 takes any size, and then serves a device of a nonsensical one.
+    // 5.10 accepts any size, and then has a device of a nonsensical size.
     if guest::kernel() >= (6, 1) {
         assert_eq!(broken(1 << 63, &|c| c, 1), Refusal::Size);
     }
@@ -273,7 +273,7 @@ fn every_rule_that_a_connect_breaks_is_named() {
     let beyond = broken(MIB, &|c| c.index(index(1 << 20)), 1);
     assert_eq!(beyond, Refusal::IndexTooLarge);
 
-    // Nor does 5.10 look at what kind of socket it is given.
+    // 5.10 does not check what kind of socket it gets.
     if guest::kernel() >= (6, 1) {
         guest::udevd::settle();
         let (datagrams, _peer) = UnixDatagram::pair().unwrap();
@@ -281,7 +281,7 @@ fn every_rule_that_a_connect_breaks_is_named() {
         let (rule, error) = refusal(connect.send(&roots(), soon()));
         assert_eq!(rule, Refusal::Unseen, "{error}");
     }
-    // None of them left anything behind.
+    // None of the refused connects left anything behind.
     wait_for(index(0), State::Free);
 }
 
@@ -315,7 +315,7 @@ fn what_is_connected_refuses_another_connect_and_another_backend_id() {
     };
     with(Some("mine")).unwrap();
     if !has_backend_ids() {
-        // Nothing is compared there.
+        // This kernel compares nothing there.
         with(None).unwrap();
         return;
     }
@@ -340,7 +340,7 @@ fn a_device_without_a_backend_id_ignores_the_one_that_is_given() {
 }
 
 #[test]
-fn an_index_that_does_not_exist_or_is_not_connected_is_told_apart() {
+fn commands_distinguish_an_absent_index_from_an_unconnected_one() {
     let _module = NbdModule::load(1);
     wait_for(index(0), State::Free);
     let (rule, error) = refusal(disconnect(&roots(), index(9), soon()));
@@ -366,14 +366,14 @@ fn a_reconfiguration_of_a_live_device_succeeds_and_drops_the_new_socket() {
     device.give(link).unwrap();
     assert_eq!(device.read(0).unwrap(), 1);
 
-    // With the old link shut first it is adopted.
+    // The device adopts the new link if the old one was shut down first.
     drop(kept);
     let links = DeadLinks::listen(soon()).unwrap();
     let mut watch = links.watch(Some(device.0));
     drop(first);
     assert_eq!(watch.next(soon()), Some(LinkNotice::Dead(device.0)));
-    // The kernel says so a moment before it counts the link for dead, and until then
-    // it drops another still (`nbd_mark_nsock_dead`).
+    // The kernel reports the dead link a moment before it counts it as dead. Until then it
+    // still drops a new link (`nbd_mark_nsock_dead`).
     let read = read_aside(&device);
     let read = wait_until("the new link to be adopted", LIMIT, || {
         device.give(open_link(&second.uri("a"))).unwrap();
@@ -382,13 +382,13 @@ fn a_reconfiguration_of_a_live_device_succeeds_and_drops_the_new_socket() {
     assert_eq!(read.unwrap(), 2);
 }
 
-/// Reads the device on a thread of its own.
+/// Reads the device on a separate thread.
 fn read_aside(device: &Device) -> mpsc::Receiver<std::io::Result<u8>> {
     let (done, result) = mpsc::channel();
     let device = Device(device.0);
     thread::spawn(move || {
         let read = device.read(0);
-        // The one that it is a copy of disconnects.
+        // This is a copy; the original disconnects.
         std::mem::forget(device);
         let _ = done.send(read);
     });
@@ -396,7 +396,7 @@ fn read_aside(device: &Device) -> mpsc::Receiver<std::io::Result<u8>> {
 }
 
 #[test]
-fn a_hung_server_is_found_out_by_the_request_timeout_and_healed_without_an_error() {
+fn the_request_timeout_detects_a_hung_server_and_a_heal_causes_no_error() {
     let _module = NbdModule::load(1);
     let store = Store::filled(64 << 10, 7);
     let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
@@ -412,7 +412,7 @@ fn a_hung_server_is_found_out_by_the_request_timeout_and_healed_without_an_error
     let read = read_aside(&device);
     assert_eq!(watch.next(soon()), Some(LinkNotice::Dead(device.0)));
     assert!(read.try_recv().is_err());
-    // A request that waits for a new link is not counted as in flight.
+    // The kernel does not count a request that waits for a new link as in flight.
     server.kill();
     server.start();
     device.give(open_link(&server.uri("a"))).unwrap();
@@ -473,7 +473,7 @@ fn a_spent_budget_is_an_error_to_the_reader_and_the_device_can_still_be_revived(
     let error = device.read(0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
     let waited = start.elapsed();
-    // Its own time and not that of a request, which is 30 s.
+    // The dead-connection timeout ended it, and not that of a request, which is 30 s.
     assert!((2..20).contains(&waited.as_secs()), "{waited:?}");
     assert_eq!(state(device.0), State::Connected);
     server.start();
@@ -503,7 +503,7 @@ fn a_disconnect_while_the_device_is_open_leaves_its_pid_until_the_last_close() {
 }
 
 #[test]
-fn no_death_of_32_links_at_once_is_lost() {
+fn the_deaths_of_32_simultaneous_links_are_all_reported() {
     let _module = NbdModule::load(32);
     let store = Store::sparse(MIB);
     let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
@@ -522,7 +522,7 @@ fn no_death_of_32_links_at_once_is_lost() {
     let mut dead: Vec<_> = devices.iter().filter_map(|_| all.next(soon())).collect();
     dead.sort_unstable_by_key(|notice| match notice {
         LinkNotice::Dead(index) => index.get(),
-        LinkNotice::LookAgain => u32::MAX,
+        LinkNotice::Resync => u32::MAX,
     });
     let expected: Vec<_> = devices
         .iter()
@@ -548,16 +548,16 @@ fn a_diskseq_does_not_tell_one_connection_from_the_next() {
 }
 
 #[test]
-fn a_module_that_is_loaded_anew_is_spoken_to_and_heard() {
+fn commands_and_events_work_after_the_module_is_loaded_again() {
     guest::enter();
-    // A newer kernel loads the module when it is asked for the family.
+    // A newer kernel loads the module when a process asks for the family.
     let is_loaded = || std::path::Path::new("/sys/module/nbd").exists();
     match status(&roots(), index(0), soon()) {
         Ok(_) => assert!(is_loaded()),
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error:?}"),
     }
-    // There it stays until somebody listens, who would load it too: its family would
-    // be announced just as the watch is made.
+    // On such a kernel the module is unloaded only after this process listens. To listen would
+    // load it again, and the family would be announced just as the watch is made.
     let links = DeadLinks::listen(soon()).unwrap();
     let mut watch = links.watch(None);
     if is_loaded() {
@@ -567,7 +567,7 @@ fn a_module_that_is_loaded_anew_is_spoken_to_and_heard() {
     }
     for _ in 0..2 {
         let _module = NbdModule::load(1);
-        assert_eq!(watch.next(soon()), Some(LinkNotice::LookAgain));
+        assert_eq!(watch.next(soon()), Some(LinkNotice::Resync));
         let store = Store::sparse(MIB);
         let mut server = NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]);
         let device = Device::connect(&server.uri("a"), 0, HEALING);
@@ -585,7 +585,7 @@ fn a_socket_handed_over_may_be_closed_here_and_stays_the_kernels() {
         &["file", &format!("file={}", store.path().display())],
     );
     let device = Device::connect(&server.uri(""), 0, HEALING);
-    // No descriptor of ours leads to the server any more.
+    // None of our descriptors leads to the server any more.
     let sockets = guest::entries("/proc/self/fd").into_iter().filter(|fd| {
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
         link.is_ok_and(|target| target.to_string_lossy().starts_with("socket:"))

@@ -1,4 +1,4 @@
-//! The connections of one NBD device: which of them are dead, and what takes their place.
+//! The connections of one NBD device: which of them are dead, and what replaces them.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -18,15 +18,15 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: usize = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// More than the guest has processors, so that the kernel has slots that `mq/` does not
-/// show.
+/// More connections than the guest has processors, so that the kernel has slots that `mq/` does
+/// not show.
 const CONNECTIONS: usize = 4;
 
 fn source(uri: &str) -> Source {
     uri.parse().expect("a source")
 }
 
-/// What was in flight on a link that died is sent again after this time.
+/// The kernel resends what was in flight on a dead link after this time.
 const IO_TIMEOUT: Duration = Duration::from_secs(3);
 
 fn options() -> NbdOptions {
@@ -55,12 +55,12 @@ fn is_adopted(healing: &HealReport) -> bool {
     matches!(healing.outcome, HealOutcome::Adopted(_))
 }
 
-/// Bytes of which each eight tell their own offset.
+/// Bytes in which each eight hold their own offset.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).step_by(8).flat_map(usize::to_le_bytes).collect()
 }
 
-/// Readers past the page cache, which compare what they get with the pattern.
+/// Readers past the page cache, which compare their data with the pattern.
 struct Readers {
     ends: AtomicBool,
     done: [AtomicUsize; 8],
@@ -114,7 +114,7 @@ impl Readers {
         assert!(wrong.is_empty(), "{} wrong: {:?}", wrong.len(), wrong[0]);
     }
 
-    /// Waits until each has read some more.
+    /// Waits until each reader has read more.
     fn go_on(&self) {
         let count = |reader: &AtomicUsize| reader.load(Ordering::Relaxed);
         let before: Vec<usize> = self.done.iter().map(count).collect();
@@ -139,7 +139,7 @@ fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
             let (readers, node) = (&readers, &attachment.node);
             scope.spawn(move || readers.read(reader, node, pattern));
         }
-        // Whatever fails here, the readers end.
+        // The readers end even if this part fails.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for restart in 0..restarts {
                 readers.go_on();
@@ -188,7 +188,7 @@ fn no_read_is_wrong_when_qemu_nbd_restarts_under_readers_of_four_connections() {
 }
 
 #[test]
-fn of_four_links_the_dead_one_alone_is_replaced() {
+fn a_heal_replaces_only_the_dead_one_of_four_connections() {
     let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
@@ -240,7 +240,7 @@ fn a_server_that_dies_before_it_has_answered_the_heal_is_followed_by_the_next() 
     let (engine, uri) = (engine(), first.uri(""));
     attach(&engine, &uri, &options());
     first.kill();
-    // It takes connections and answers no read in time.
+    // This server accepts connections and answers no read in time.
     let never = ["--filter=delay", "memory", "8M", "rdelay=600"];
     let mut second = NbdServer::nbdkit(first.at().clone(), &never);
     let healing = std::thread::scope(|scope| {
@@ -248,7 +248,7 @@ fn a_server_that_dies_before_it_has_answered_the_heal_is_followed_by_the_next() 
         guest::wait_until("the second server to be dialled", LIMIT, || {
             (second.connections() > 0).then_some(())
         });
-        // By then it was handed over.
+        // By then the connection was handed over.
         std::thread::sleep(Duration::from_secs(1));
         second.kill();
         first.start();
@@ -267,14 +267,14 @@ fn assert_is_left_to_go(healing: &HealReport) {
 }
 
 #[test]
-fn a_device_that_is_being_disconnected_is_left_to_go() {
+fn a_heal_leaves_a_device_alone_that_is_being_disconnected() {
     let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
     let attachment = attach(&ours, &uri, &options());
     let mut healer = ours.healer(soon()).unwrap();
     assert!(healer.next(soon()).unwrap()[0].outcome.serves());
-    // It stands until the last close.
+    // The device stays until the last close.
     let opener = File::open(&attachment.node).unwrap();
     let limit = Deadline::after(Duration::from_secs(3));
     let error = ours.detach(source(&uri), limit).unwrap_err();
@@ -295,13 +295,13 @@ fn a_device_that_is_being_disconnected_is_left_to_go() {
         let pid = Path::new("/sys/block").join(name).join("pid");
         (!pid.exists()).then_some(())
     });
-    // The next life of the volume is healed as any other.
+    // The next instance of the volume is healed like any other.
     attach(&ours, &uri, &options());
     detach(&ours, &uri);
 }
 
 #[test]
-fn the_right_server_is_taken_in_after_one_of_another_size_was_there() {
+fn a_heal_takes_the_right_server_after_it_refused_one_of_another_size() {
     let _module = NbdModule::with_backend_ids(2);
     let mut right = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (agent, watcher, uri) = (engine(), engine(), right.uri(""));
@@ -362,7 +362,7 @@ fn without_an_io_timeout_a_connection_that_the_kernel_did_not_take_is_closed() {
     let healing = another.heal_source(&source(&uri), &without_timeout, soon());
     assert!(healing.as_ref().unwrap().outcome.serves(), "{healing:?}");
     all();
-    // One of its own has ended, and the kernel has another in its place.
+    // One of its own connections has ended, and the kernel has another one in its place.
     let healing = heal(&ours);
     assert!(
         !is_adopted(&healing) && healing.outcome.serves(),
@@ -373,9 +373,9 @@ fn without_an_io_timeout_a_connection_that_the_kernel_did_not_take_is_closed() {
 }
 
 #[test]
-fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
+fn a_repeated_attach_returns_an_attached_device_only_if_it_answers() {
     let _module = NbdModule::with_backend_ids(2);
-    // With none the kernel's events alone settle it, and nobody reads it.
+    // Without udevd only the kernel's events settle the device, and nothing reads it.
     let _absent = guest::udevd::absent();
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, another, uri) = (engine(), engine(), server.uri(""));
@@ -410,7 +410,7 @@ fn what_is_attached_already_is_handed_out_again_only_where_it_answers() {
 }
 
 #[test]
-fn a_uri_that_is_too_long_for_the_kernel_is_attached_under_an_id_alone() {
+fn a_uri_that_is_too_long_for_the_kernel_needs_a_backend_id() {
     let _module = NbdModule::with_backend_ids(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(&"x".repeat(300)));

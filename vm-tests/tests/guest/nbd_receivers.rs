@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// The kernel's thread that starts kernel threads.
 const KTHREADD: &str = "2";
 
-/// Has the kernel start threads only when nobody else runs, and keeps the processors busy.
+/// Makes the kernel start threads only when nothing else runs, and keeps the processors busy.
 struct SlowThreads {
     ends: Arc<AtomicBool>,
     spinners: Vec<JoinHandle<()>>,
@@ -60,13 +60,13 @@ fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time()
     let store = Store::sparse(8 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let source: Source = server.uri("disk").parse().unwrap();
-    // A connection that is not received over is given up long after the attach.
+    // The kernel gives up a connection over which it does not receive long after the attach.
     let options = NbdOptions::default()
         .connections(NonZeroU16::new(CONNECTIONS).unwrap())
         .io_timeout(3 * soon().remaining());
     let engine = engine();
     let slow = SlowThreads::start();
-    // Each takes the threads that are there.
+    // Each attach takes the threads that exist.
     let backends = ["one", "two", "three"].map(|id| id.parse().unwrap());
     let attached = backends.clone().map(|backend| {
         let request = AttachRequest::new(source.clone()).nbd(options.clone().backend(backend));

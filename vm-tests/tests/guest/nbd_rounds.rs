@@ -1,4 +1,4 @@
-//! Rounds of NBD attach and detach, without udevd so that they are quick.
+//! Rounds of NBD attach and detach, without udevd to make them fast.
 
 use lunbd::{AttachRequest, Source};
 use vm_tests::guest::agent::{engine, soon};
@@ -23,7 +23,7 @@ fn rounds_of_nbd_attach_and_detach_leak_no_device_no_descriptor_no_thread_and_no
     };
     round();
     let before = guest::descriptors_and_threads();
-    // A leak of one a round shows in fifty.
+    // Fifty rounds show a leak of one per round.
     for _ in 0..if guest::sweeps_are_whole() { 1000 } else { 50 } {
         round();
     }

@@ -1,4 +1,4 @@
-//! NBD over the kernel's TLS.
+//! NBD over TLS in the kernel.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ use vm_tests::guest::writer::Writer;
 
 const MIB: usize = 1 << 20;
 
-/// The driver, where it keeps backend ids and the kernel's TLS knows the ciphers.
+/// Loads the driver, if it keeps backend ids and the kernel's TLS has the cipher.
 fn module(devices: u32) -> NbdModule {
     if guest::kernel() < (5, 14) {
         guest::skip("the kernel keeps no backend ids before 5.14");
@@ -77,8 +77,8 @@ fn pattern() -> Vec<u8> {
         .collect()
 }
 
-/// What is written through the device is what the server's file has, and what is read
-/// is what the file has.
+/// Requires that data written through the device is in the server's file, and that reads return
+/// the file's data.
 fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
     let engine = engine();
     let source = source(address(server.at()), "disk", certificates.path());
@@ -195,7 +195,7 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
         );
         writer.goes_on();
     }
-    // A later process knows the certificates by the id that the kernel keeps.
+    // A later process knows the certificates from the id that the kernel keeps.
     server.kill();
     server.start();
     let healings = guest::agent::engine().heal(soon()).unwrap();
@@ -230,7 +230,7 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
-/// Passes on what two sides say, and keeps it.
+/// Passes on the bytes of both sides, and records them.
 fn listen_in(server: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! New connections that lead to another volume than those that a device has.
+//! New connections that lead to another volume than a device's existing ones.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -19,7 +19,7 @@ const SMALL: u64 = 16 << 20;
 const LARGE: u64 = 24 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server of a store, of one of two kinds.
+/// Starts a server of a store, of one of two kinds.
 type Serve = fn(&Store) -> NbdServer;
 
 fn nbdkit(store: &Store) -> NbdServer {
@@ -37,7 +37,7 @@ fn formatted(size: u64) -> Store {
     store
 }
 
-/// Its first bytes tell of no content that is known.
+/// A store whose first bytes contain no known names.
 fn unnamed(size: u64, with: u8) -> Store {
     let store = Store::sparse(size);
     let mut file = OpenOptions::new().write(true).open(store.path()).unwrap();
@@ -67,7 +67,7 @@ fn shown(node: &Path) -> u64 {
     sectors.trim().parse::<u64>().unwrap() * 512
 }
 
-/// The device's first bytes, past the page cache.
+/// The device's first bytes, read past the page cache.
 fn first_bytes(node: &Path) -> Vec<u8> {
     let disk = OpenOptions::new()
         .read(true)
@@ -89,7 +89,8 @@ fn assert_has_first_bytes_of(node: &Path, store: &Store) {
     }
 }
 
-/// These connections stand, and the relay has seen the end of each other one.
+/// Requires that these connections are live, and that the relay has seen the end of every other
+/// one.
 fn assert_stand_alone(relay: &Relay, clients: &[SocketAddr]) {
     guest::wait_until("the new connections to be closed", LIMIT, || {
         (relay.clients().len() <= clients.len()).then_some(())
@@ -97,8 +98,8 @@ fn assert_stand_alone(relay: &Relay, clients: &[SocketAddr]) {
     assert_eq!(relay.clients(), clients);
 }
 
-/// One of two connections dies, and the address leads to another volume of the same size,
-/// of which nothing is ever written or given to the device.
+/// One of two connections dies, and the address leads to another volume of the same size. No
+/// write may reach that volume, and the device may get nothing of it.
 fn a_dead_connection_is_replaced_by_none_to_another_volume(
     serve: Serve,
     right: &Store,
@@ -110,7 +111,7 @@ fn a_dead_connection_is_replaced_by_none_to_another_volume(
     let (engine, source, options) = (engine(), source(&relay), options(2));
     let request = AttachRequest::new(source.clone()).nbd(options.clone());
     let node = engine.attach(&request, soon()).unwrap().node;
-    // As a virtual machine has it: it may write what it likes.
+    // Like a virtual machine, this writer may write anything.
     let opened = OpenOptions::new().write(true).open(&node).unwrap();
     relay.lead_to(&wrong_server);
     relay.cut(1);
@@ -139,7 +140,7 @@ fn a_dead_connection_is_replaced_by_none_to_another_volume(
 }
 
 #[test]
-fn a_dead_connection_to_nbdkit_is_replaced_by_none_to_another_volume() {
+fn a_heal_never_replaces_a_dead_nbdkit_connection_by_one_to_another_volume() {
     let _module = NbdModule::with_backend_ids(1);
     let (right, wrong) = (formatted(SMALL), formatted(SMALL));
     a_dead_connection_is_replaced_by_none_to_another_volume(nbdkit, &right, &wrong);
@@ -148,13 +149,13 @@ fn a_dead_connection_to_nbdkit_is_replaced_by_none_to_another_volume() {
 }
 
 #[test]
-fn a_dead_connection_to_qemu_nbd_is_replaced_by_none_to_another_volume() {
+fn a_heal_never_replaces_a_dead_qemu_nbd_connection_by_one_to_another_volume() {
     let _module = NbdModule::with_backend_ids(1);
     let (right, wrong) = (formatted(SMALL), formatted(SMALL));
     a_dead_connection_is_replaced_by_none_to_another_volume(qemu_nbd, &right, &wrong);
 }
 
-/// The address leads to a larger volume that is another.
+/// The address leads to another, larger volume.
 fn a_device_does_not_grow_into(serve: Serve, right: &Store, connections: u16, wrong: &NbdServer) {
     let right_server = serve(right);
     let relay = Relay::to(&right_server);
@@ -196,7 +197,7 @@ fn a_resize_to_another_volume_of_qemu_nbd_changes_nothing_and_ends_no_connection
     a_resize_to_another_volume_changes_nothing(qemu_nbd);
 }
 
-/// A blank volume of nbdkit of so many bytes, of which the first `SMALL` can be read.
+/// A blank nbdkit volume of this many bytes, of which only the first `SMALL` can be read.
 fn partly_readable(size: u64) -> NbdServer {
     let size = format!("get_size=echo {size}");
     let read = format!(

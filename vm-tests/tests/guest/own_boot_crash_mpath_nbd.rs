@@ -1,10 +1,10 @@
-//! An agent that is killed at the steps of its work, one step a process: the next agent
-//! finishes or undoes what was begun, the data is what was written, and nothing is left
+//! An agent that is killed at the steps of its work, one step per process. The next agent
+//! finishes or rolls back what was begun, the data is what was written, and nothing is left
 //! behind.
 //!
-//! `src/crash.rs` of the engine lists the steps. A first process passes all of them and
-//! writes them down. Then each step of this run's part has its kill, every pass of it;
-//! five runs with consecutive seeds kill at every step: see `guest::rotation`.
+//! The engine's `src/crash.rs` lists the steps. A first process passes all of them and records
+//! them. Then each step of this run's part has its kill, at every pass. Five runs with
+//! consecutive seeds kill at every step: see `guest::rotation`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,11 +20,11 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::{self, ScsiDebug};
 
-/// A volume and what is below it.
+/// A volume and the target below it.
 struct Rig {
     place: Place,
     sources: Vec<String>,
-    /// Of the unit, once it is known.
+    /// The unit's name, once it is known.
     name: Option<String>,
     data: Data,
     target: ScsiDebug,
@@ -38,7 +38,7 @@ struct Rig {
 #[derive(Default, Clone)]
 struct Steps {
     attach: Vec<String>,
-    /// Of an attach that takes a lost path in again.
+    /// The steps of an attach that adds a lost path again.
     retake: Vec<String>,
     resize: Vec<String>,
     detach: Vec<String>,
@@ -59,7 +59,7 @@ impl Rig {
         self.detach(&DetachVolume::default());
     }
 
-    /// What an agent is given: each source, and the unit that is expected there.
+    /// The agent's arguments: each source, and the expected unit.
     fn wanted(&self) -> Vec<String> {
         self.sources.iter().chain(&self.name).cloned().collect()
     }
@@ -102,8 +102,8 @@ impl Rig {
         self.gigabytes << 30
     }
 
-    /// An attach, one more that takes a lost path in again, a resize and a detach,
-    /// each killed at its step. A resize that is `alone` has no multipathd.
+    /// An attach, another one that adds a lost path again, a resize and a detach, each killed
+    /// at its step. A resize that is `alone` has no multipathd.
     fn turn(
         &mut self,
         sweep: &mut KillSweep,
@@ -216,7 +216,7 @@ impl Rig {
         ended.steps
     }
 
-    /// A turn without a kill, then as many as it takes.
+    /// A turn without a kill, and then as many turns as necessary.
     fn sweep(&mut self, sweep: &mut KillSweep) {
         let all = self.turn(sweep, &Steps::default(), &[None; 4], false);
         let mut alone = Steps::default();
@@ -254,8 +254,7 @@ fn size_of(node: &Path) -> u64 {
     sectors.trim().parse::<u64>().unwrap() * 512
 }
 
-/// The journal's own steps, on a new directory and on one with files that are no
-/// records.
+/// The journal's own steps, on a new directory and on one with files that are not records.
 fn sweep_the_opening(sweep: &mut KillSweep) {
     let place = Place::new();
     let directory = place.path();
@@ -293,14 +292,14 @@ fn sweep_the_opening(sweep: &mut KillSweep) {
     }
 }
 
-/// A flush that fails is written down, so that a second one proves nothing.
+/// A failed flush is recorded, so that a second one proves nothing.
 fn sweep_the_marks(rig: &mut Rig, sweep: &mut KillSweep) {
-    // The first of each says that a flush begins.
+    // The first occurrence of each step records that a flush begins.
     let steps = [
-        "lost.to-write:2",
-        "lost.written:2",
-        "lost.to-sweep:1",
-        "lost.swept:1",
+        "failed-flush.to-write:2",
+        "failed-flush.written:2",
+        "failed-flush.to-sweep:1",
+        "failed-flush.swept:1",
     ];
     let steps = sweep.select("failed flush", &steps.map(str::to_owned));
     for at in [None]
@@ -316,7 +315,7 @@ fn sweep_the_marks(rig: &mut Rig, sweep: &mut KillSweep) {
         assert!(!ended.status.success(), "{ended:?}");
         sweep.count("failed flush", kill, &ended);
         set_write_protect(false);
-        // What could not be written is lost.
+        // The data that could not be written is lost.
         rig.data.0 = before;
         if kill.is_some() {
             let engine = engine();
@@ -335,7 +334,7 @@ fn sweep_the_marks(rig: &mut Rig, sweep: &mut KillSweep) {
             assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
             rig.detach(&DetachVolume::default().abandon_unwritten());
         } else {
-            // The device goes by itself, and its mark stays.
+            // The device goes without a detach, and its mark stays.
             fs::write(rig.target.device_dir(1).join("delete"), "1").unwrap();
             let ended = Run::start(&rig.place, "attach", &rig.wanted(), at).end();
             sweep.count("failed flush", at, &ended);
@@ -374,11 +373,11 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
     rig.begin();
     rig.sweep(&mut sweep);
     sweep_the_marks(&mut rig, &mut sweep);
-    sweep.conclude(&["journal", "lease", "lost", "block", "scsi"]);
+    sweep.conclude(&["journal", "device-lock", "failed-flush", "block", "scsi"]);
 }
 
-/// At the steps that are not multipath's own, which are a SCSI volume's too, 25 runs with
-/// consecutive seeds kill, for the run's time.
+/// To save time, 25 runs with consecutive seeds, and not five, cover the steps that a SCSI
+/// volume has too.
 #[test]
 fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
     guest::sweep_time_limit();
@@ -406,7 +405,7 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_pa
     sweep.conclude(&["multipath"]);
 }
 
-/// No path is left, so its flush waits, until the map is told to fail.
+/// No path is left, so its flush waits until the map is told to fail.
 fn abandon_a_map_that_queues(rig: &mut Rig, sweep: &mut KillSweep, step: &str) {
     let node = rig.attach().node;
     rig.data.compare(&node, step);
@@ -416,7 +415,7 @@ fn abandon_a_map_that_queues(rig: &mut Rig, sweep: &mut KillSweep, step: &str) {
     }
     let run = Run::start(&rig.place, "abandon", &[], Some(step));
     run.wait_until_at_step();
-    // A process does not end while a flush of its own waits in the kernel.
+    // A process does not end while one of its flushes waits in the kernel.
     let map = node.to_str().unwrap();
     guest::run(&["dmsetup", "message", map, "0", "fail_if_no_path"]);
     let ended = run.end();
@@ -426,7 +425,7 @@ fn abandon_a_map_that_queues(rig: &mut Rig, sweep: &mut KillSweep, step: &str) {
     rig.require_gone(step);
 }
 
-/// A volume of an NBD server, which can be killed.
+/// A volume of an NBD server that can be killed.
 struct NbdRig {
     place: Place,
     sources: Vec<String>,
@@ -460,7 +459,7 @@ impl NbdRig {
         self.place.require_clean(when);
     }
 
-    /// What was asked for, and as the server takes it.
+    /// Requires the data, and requests that are no longer than the server accepts.
     #[track_caller]
     fn compare(&self, node: &Path, when: &str) {
         self.data.compare(node, when);
@@ -473,8 +472,8 @@ impl NbdRig {
         );
     }
 
-    /// An attach, and then a heal by the same agent, killed at the step; then a
-    /// detach, killed at its own.
+    /// An attach and then a heal by the same agent, killed at the step; then a detach, killed
+    /// at its own step.
     fn turn(
         &mut self,
         sweep: &mut KillSweep,
@@ -482,7 +481,7 @@ impl NbdRig {
         [attach, detach]: [Option<&str>; 2],
     ) -> [Vec<String>; 2] {
         let when = format!("attach or heal at {}", attach.unwrap_or("no step"));
-        // The limit of the attach before stays with the device.
+        // The limit of the previous attach stays with the device.
         fs::write("/sys/block/nbd0/queue/max_sectors_kb", "128").unwrap();
         let mut run = Run::start(&self.place, "attach-and-heal", &self.sources, attach);
         let attached = run.says_attached();

@@ -1,6 +1,6 @@
-//! Each write to sysfs, each message to multipathd, each ioctl of device-mapper and each
-//! flush of an attach and of a detach of a multipath volume fails or never returns: five
-//! consecutive seeds have every call, 25 have every call in every way (`guest::faults`).
+//! The attach and the detach of a multipath volume: each write to sysfs, each message to
+//! multipathd, each ioctl of device-mapper and each flush fails or never returns. Five
+//! consecutive seeds cover every call, and 25 cover every call in every way (`guest::faults`).
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const GONE: &str = "a device that is gone is what a detach wants: it looks, and 
 const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
 const DELETED_ANYWAY: &str = "multipathd learns from the kernel's own event that the path is gone";
 const TOLD_AGAIN: &str = "a multipathd that went away may have been restarted: it is told again";
-/// The call that hangs is still under way when the claim is due.
+/// The hanging call has not returned when the claim begins.
 const STUCK: &[&str] = &["quarantined", "timed_out"];
 const TOO_FEW: &[&str] = &["too_few_paths"];
 
@@ -30,7 +30,7 @@ const MULTIPATH: &[Row] = &[
     Row::refused("attach multipathd add path:*", HANGS, "map"),
     Row::succeeds("detach ioctl BLKGETDISKSEQ:*", ERRORS, SILENT),
     Row::succeeds("detach ioctl SG_IO:*", ERRORS, SILENT),
-    // The map of the partition, the map, and then the paths.
+    // First the map of the partition, then the map, and then the paths.
     Row::refused("detach fsync:1", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:1", &FAULTS, "flush"),
     Row::refused("detach fsync:2", &FAULTS, "flush"),
@@ -45,7 +45,7 @@ const MULTIPATH: &[Row] = &[
     Row::succeeds("detach ioctl BLKFLSBUF:3", HANGS, THROUGH_MAP),
     Row::succeeds("detach fsync:4", HANGS, THROUGH_MAP),
     Row::succeeds("detach ioctl BLKFLSBUF:4", HANGS, THROUGH_MAP),
-    // The map of the partition; multipathd removes the map below it.
+    // This removes the map of the partition; multipathd removes the map below it.
     Row::refused_as(
         "detach dm remove:*",
         &[EIO, ETIMEDOUT],
@@ -63,7 +63,7 @@ const MULTIPATH: &[Row] = &[
     Row::succeeds("detach write delete:*", &[ENODEV], GONE),
 ];
 
-/// What is asked again where udev or a flush is slow does not come in every run.
+/// Calls that are repeated while udev or a flush is slow do not occur in every run.
 fn comes_always(act: &str) -> bool {
     let repeated = [" write uevent:", " dm status:", " dm table:"];
     !repeated.iter().any(|call| act.contains(call))
@@ -78,8 +78,7 @@ fn calls_of_a_multipath_attach_and_detach_that_fail_or_hang_end_as_their_table_s
     let sweep = FaultSweep::new("multipath", sources, MULTIPATH, stands)
         .only(comes_always)
         .attach_options(&["--multipath", "require", "--min-paths", "2"])
-        // The map of a partition is removed by the kernel alone, the map below it by
-        // multipathd.
+        // The kernel alone removes the map of a partition; multipathd removes the map below it.
         .between(|| {
             let maps = multipathd::maps();
             let [map] = &*maps else {

@@ -1,6 +1,6 @@
-//! Each write to sysfs, each netlink command and each ioctl of an attach and of a detach
-//! fails or never returns: five consecutive seeds have every call, 25 have every call in
-//! every way (`guest::faults`).
+//! The attach and the detach of an NBD volume: each write to sysfs, each netlink command and
+//! each ioctl fails or never returns. Five consecutive seeds cover every call, and 25 cover
+//! every call in every way (`guest::faults`).
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const SILENT: &str = "a unit that does not answer is detached as the unit that t
 const LOOKS_AGAIN: &str =
     "a device that is gone is what a detach wants: it looks, and deletes again";
 
-/// The call that hangs is still under way when the claim is due.
+/// The hanging call has not returned when the claim begins.
 const STUCK: &[&str] = &["quarantined", "timed_out"];
 
 const SCSI: &[Row] = &[
@@ -51,8 +51,8 @@ const NBD: &[Row] = &[
     Row::succeeds("detach write uevent:*", &[ENODEV], NO_EVENT),
 ];
 
-/// The engine sends udev another marked event where udev takes more than ten seconds,
-/// which a slow machine shows and a quick one does not.
+/// The engine sends udev another marked event if udev takes more than ten seconds. That happens
+/// on a slow machine only.
 fn comes_always(act: &str) -> bool {
     !act.contains(" write uevent:") || act == "detach write uevent:1"
 }

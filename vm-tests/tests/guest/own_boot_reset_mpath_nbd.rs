@@ -1,12 +1,12 @@
-//! A machine that is reset at the steps of the journal's own work: what the kernel knew
-//! is gone, and what was on the disk is a journal.
+//! A machine that is reset at the steps of the journal's own work: the kernel's state is gone,
+//! and the disk has a journal.
 //!
-//! The other steps of an attach and a detach leave on the disk what the step of the
-//! journal before them left: `own_boot_crash_mpath_nbd` requires that.
+//! The other steps of an attach and a detach leave the same journal on the disk as the
+//! journal's step before them: `own_boot_crash_mpath_nbd` requires that.
 //!
-//! A run takes the steps of its part with one kind of volume: five runs with consecutive
-//! seeds take every step, fifteen take every step with every kind. A boot that nobody
-//! asked for fails the test: see [`reset`].
+//! A run takes the steps of its part with one kind of volume. Five runs with consecutive seeds
+//! take every step, and fifteen take every step with every kind. A boot that the test did not
+//! request fails the test: see [`reset`].
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -31,13 +31,13 @@ use vm_tests::guest::{self, ScsiDebug};
 
 const DISK: &str = "/dev/vda";
 const KEPT: &str = "/mnt";
-/// The file system's size. The marks of resets are behind it.
+/// The file system's size. The marks of resets come after it on the disk.
 const KEPT_SIZE: u64 = 60 << 20;
-/// What a write past the page cache is aligned to.
+/// The alignment of a write past the page cache.
 const BLOCK: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a volume is of.
+/// The kind of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Kind {
     Scsi,
@@ -45,11 +45,11 @@ enum Kind {
     Nbd,
 }
 
-/// What is below a volume of one kind, the same after every boot.
+/// The target below a volume of one kind, the same after every boot.
 struct Rig {
     sources: Vec<String>,
     target: Option<ScsiDebug>,
-    /// Ends with it.
+    /// Guards that end with it.
     _runs: Vec<Box<dyn Any>>,
 }
 
@@ -96,7 +96,7 @@ impl Rig {
     }
 }
 
-/// A reset, and the step it is at.
+/// A reset, and the step at which it happens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Reset {
     kind: Kind,
@@ -104,16 +104,16 @@ struct Reset {
     step: String,
 }
 
-/// What is kept from one boot to the next.
+/// The state that is kept from one boot to the next.
 #[derive(Serialize, Deserialize)]
 struct Progress {
     began_at: SystemTime,
     plan: Vec<Reset>,
-    /// How many of them were begun.
+    /// How many of them have begun.
     begun: usize,
-    /// What the mark says if the reset that was asked for last is what ended the boot.
+    /// The mark that the disk has if the reset requested last ended the boot.
     asked: String,
-    /// What was found after each.
+    /// What was found after each reset.
     found: Vec<String>,
 }
 
@@ -137,16 +137,18 @@ impl Progress {
     }
 }
 
-/// Mounts the file system on the disk. Whether this made it, as the first boot does.
+/// Mounts the file system on the disk. Returns whether this made the file system, as in the
+/// first boot.
 fn mount_the_disk() -> bool {
-    // Some kernels have it built in, and then no module of the name.
+    // Some kernels have the driver built in, and then no module of this name.
     if !Path::new("/sys/bus/pci/drivers/virtio-pci").exists() {
         guest::modprobe("virtio_pci", &[]);
     }
     guest::modprobe("virtio_blk", &[]);
     guest::wait_until(DISK, LIMIT, || Path::new(DISK).exists().then_some(()));
     guest::modprobe("ext4", &[]);
-    // By its magic number, and not by a mount that fails: what is kept would be lost.
+    // Recognise the file system by its magic number and not by a failed mount, which could lose
+    // the kept state.
     let mark = guest::wait_until("the disk to be read", LIMIT, || {
         let mut mark = [0; 2];
         let read = File::open(DISK).and_then(|disk| disk.read_exact_at(&mut mark, 1080));
@@ -162,7 +164,7 @@ fn mount_the_disk() -> bool {
     is_first
 }
 
-/// Each step of the journal that changes what is on the disk, or may.
+/// Each step of the journal that changes the disk, or may change it.
 fn plan(kind: Kind) -> Vec<Reset> {
     let rig = Rig::new(kind);
     let place = Place::new();
@@ -187,10 +189,11 @@ fn plan(kind: Kind) -> Vec<Reset> {
     plan
 }
 
-/// The steps of this run's part with the kind whose turn it is, or all with each kind.
+/// The steps of this run's part with the kind whose turn it is; a whole sweep takes all with
+/// each kind.
 fn plan_of_this_run() -> Vec<Reset> {
     let mut kinds = vec![Kind::Scsi, Kind::Multipath];
-    // It keeps no backend ids before.
+    // Earlier kernels keep no backend ids.
     if guest::kernel() >= (5, 14) {
         kinds.push(Kind::Nbd);
     }
@@ -199,11 +202,11 @@ fn plan_of_this_run() -> Vec<Reset> {
     }
     let turn = guest::seed() / PARTS % kinds.len() as u64;
     let plan = plan(kinds[usize::try_from(turn).unwrap()]);
-    // By their names, one part of an NBD volume's steps had a single one.
+    // By the names of the points, one part would have had a single step of an NBD volume.
     Part::of_this_run().each_fifth(plan)
 }
 
-/// What a reset at the step may leave, of what is in `look`.
+/// What a reset at the step may leave, in the words of `look`.
 fn expected(operation: &str, step: &str) -> &'static [&'static str] {
     const NONE: &str = "no record";
     const BEGUN: &str = "Gone, undone";
@@ -212,10 +215,10 @@ fn expected(operation: &str, step: &str) -> &'static [&'static str] {
     let (step, pass) = step.split_once(':').unwrap();
     match (operation, step.trim_start_matches("journal."), pass) {
         ("attach", "created" | "written" | "synced", "1") | ("detach", "forgotten", _) => &[NONE],
-        // The directory is not on the disk yet.
+        // The directory may not be on the disk yet.
         ("attach", "renamed", "1") => &[NONE, BEGUN],
         ("attach", "renamed", "2") => &[BEGUN, ATTACHED],
-        // A resize that was begun leaves it as it was attached.
+        // An unfinished resize leaves the volume as it was attached.
         ("resize", _, _)
         | ("attach", "kept", "2")
         | ("detach", "created" | "written" | "synced", "1") => &[ATTACHED],
@@ -227,7 +230,7 @@ fn expected(operation: &str, step: &str) -> &'static [&'static str] {
     }
 }
 
-/// Recovers, and says how.
+/// Recovers, and returns the condition and the action.
 fn look(engine: &Engine, directory: &Path, when: &str) -> String {
     let journal = engine.open_journal_at(directory, soon()).unwrap();
     assert!(journal.problems().is_empty(), "{when}: {journal:?}");
@@ -261,8 +264,8 @@ fn detach(engine: &Engine, directory: &Path, rig: &Rig) {
     assert_eq!(guest::entries(directory), ["journal.lock"]);
 }
 
-/// Resets the machine, without a word to its disks but for the mark that it was asked
-/// for. A kernel that panics boots again as well, and leaves no mark.
+/// Resets the machine without a sync of its disks. Only the mark says that the reset was
+/// requested: a kernel that panics boots again as well, and leaves no mark.
 fn reset(mark: &str) -> ! {
     write_mark(mark);
     fs::write("/proc/sysrq-trigger", "b").unwrap();
@@ -271,16 +274,16 @@ fn reset(mark: &str) -> ! {
     }
 }
 
-/// So that a volume's sources are called the same in every boot: the kernel counts SCSI
-/// hosts on.
+/// Boots again, so that a volume's sources have the same names in every boot: the kernel keeps
+/// counting SCSI hosts.
 fn boot_again(progress: &mut Progress) -> ! {
     progress.asked = format!("again after {}", progress.begun);
     progress.write();
     reset(&progress.asked)
 }
 
-/// Writes it behind the file system and past the page cache: nothing of the file
-/// system's gets to the disk by it.
+/// Writes the mark after the file system and past the page cache, so that it brings nothing of
+/// the file system to the disk.
 fn write_mark(mark: &str) {
     let mut buffer = vec![0; 2 * BLOCK];
     let at = buffer.as_ptr().align_offset(BLOCK);
@@ -294,7 +297,7 @@ fn write_mark(mark: &str) {
         .unwrap();
 }
 
-/// The mark that the last boot left, which is on the disk no longer.
+/// Takes the mark of the last boot, and removes it from the disk.
 fn take_mark() -> String {
     let mut block = [0; BLOCK];
     File::open(DISK)

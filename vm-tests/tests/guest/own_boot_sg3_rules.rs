@@ -1,5 +1,5 @@
-//! Disks where Debian's package `sg3-utils-udev` is installed: its rules run
-//! `sg_inq` for each disk, and give it names and links of their own.
+//! Disks on a machine with Debian's package `sg3-utils-udev`: its rules run `sg_inq` for each
+//! disk, and add names and links.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,10 +12,10 @@ use vm_tests::guest::agent::{engine, unit};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
 const RULES: &str = "/lib/udev/rules.d/55-scsi-sg3_id.rules";
-/// LUNs that come at once: the rules hold up each of them.
+/// LUNs that appear at once: the rules delay each of them.
 const LUNS: u64 = 4;
 
-/// Each disk is a dozen programs to these rules, and a busy machine emulates them.
+/// These rules run a dozen programs for each disk, and a busy machine emulates them.
 fn patient() -> Deadline {
     Deadline::after(Duration::from_mins(4))
 }
@@ -52,7 +52,7 @@ fn an_attach_waits_for_the_rules_of_sg3_utils_and_names_the_unit_as_the_unit_doe
             scope.spawn(move || {
                 let request = AttachRequest::new(unit(target, lun));
                 let attachment = engine.attach(&request, patient()).unwrap();
-                // At once: what udev does later is what an attach did not wait for.
+                // Read the record at once: an attach does not wait for what udev does later.
                 let recorded = recorded(&attachment.devno.to_string());
                 (lun, attachment, recorded)
             })
@@ -63,7 +63,7 @@ fn an_attach_waits_for_the_rules_of_sg3_utils_and_names_the_unit_as_the_unit_doe
     });
     udevd::settle();
     for (lun, attachment, recorded_then) in attachments {
-        // Where the rules are slow, by a barrier.
+        // If the rules are slow, a barrier settles the device.
         assert_ne!(attachment.settled, Settled::KernelOnly);
         let links: BTreeSet<PathBuf> = attachment.links.iter().cloned().collect();
         assert_eq!(links, recorded_then);
@@ -71,7 +71,7 @@ fn an_attach_waits_for_the_rules_of_sg3_utils_and_names_the_unit_as_the_unit_doe
         for link in &links {
             assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
         }
-        // Nobody but these rules makes this link, of the unit's serial number.
+        // Only these rules make this link, from the unit's serial number.
         let serial = property(&attachment.node, "SCSI_IDENT_SERIAL");
         assert!(!serial.is_empty());
         let of_serial = format!("scsi-SLinux_scsi_debug_{serial}");

@@ -1,5 +1,5 @@
-//! A machine with systemd and lvm2, as Debian installs them: udev's rules activate
-//! each volume group that is complete (`vgchange -aay`).
+//! A machine with systemd and lvm2, as Debian installs them: udev's rules activate each
+//! complete volume group (`vgchange -aay`).
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use vm_tests::guest::{self, ScsiDebug, udevd};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const GROUP: &str = "vg-of-ours";
-/// As device mapper has it: a dash of a name is two.
+/// device-mapper's spelling: a dash in a name is doubled.
 const MAP: &str = "vg--of--ours-lv";
 
-/// The maps that hold a disk, by `dm-N` and by device mapper's name.
+/// The maps that hold a disk, by `dm-N` and by device-mapper's name.
 fn holders(node: &Path) -> Vec<(String, String)> {
     let disk = node.file_name().unwrap().to_str().unwrap();
     let names = guest::entries(format!("/sys/block/{disk}/holders"));
@@ -50,13 +50,13 @@ fn an_active_lv_refuses_the_detach_by_name_and_one_that_lvm_activates_by_itself_
         assert_eq!(failure.stage(), Some(Stage::Claim));
         let named = format!("held by {map}");
         assert!(failure.to_string().contains(&named), "{failure}");
-        // It is there as it was, and serves.
+        // The volume is unchanged, and still serves.
         assert_eq!(is_held_by_the_volume(node).as_deref(), Some(&*map));
         fs::read(format!("/dev/mapper/{MAP}")).unwrap();
     };
     is_refused(&first.node);
 
-    // Deactivated, it goes, and nothing activates it again meanwhile.
+    // A deactivated volume releases the disk, and nothing activates it again meanwhile.
     guest::run(&["vgchange", "--activate", "n", GROUP]);
     let detachment = detach(&engine, &target, 1).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
@@ -65,8 +65,8 @@ fn an_active_lv_refuses_the_detach_by_name_and_one_that_lvm_activates_by_itself_
     let maps = guest::run(&["dmsetup", "ls"]);
     assert!(!maps.contains(MAP), "{maps}");
 
-    // It comes with its volume: lvm2's rules have systemd activate it, behind
-    // everybody's back, and it holds the disk as any other does.
+    // The disk comes with its volume: lvm2's rules make systemd activate it in the background,
+    // and it then holds the disk like any other user.
     let second = attach(&engine, &target, 1);
     let at_once = is_held_by_the_volume(&second.node).is_some();
     guest::wait_until("lvm2 to activate the volume", LIMIT, || {
@@ -81,8 +81,8 @@ fn an_active_lv_refuses_the_detach_by_name_and_one_that_lvm_activates_by_itself_
     let detachment = detach(&engine, &target, 1).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
 
-    // A detach at once after the attach meets the activation at any of its
-    // moments: it is refused, or it takes the disk from under nobody.
+    // A detach right after the attach may meet any moment of the activation. It is refused, or
+    // it removes a disk without users.
     for _ in 0..5 {
         let attachment = attach(&engine, &target, 1);
         match engine.detach(unit(&target, 1), soon()) {

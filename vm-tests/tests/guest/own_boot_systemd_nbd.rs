@@ -1,4 +1,4 @@
-//! A machine whose pid 1 is systemd: udevd is its service, in its sandbox.
+//! A machine whose pid 1 is systemd: udevd is a service of it, in a sandbox.
 
 use std::fs;
 
@@ -13,8 +13,7 @@ fn of_udevd(file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
 }
 
-/// systemd runs it, with the system calls of its unit alone and with mounts of its
-/// own.
+/// systemd runs udevd, with only the system calls of its unit and with private mounts.
 fn assert_udevd_is_a_service() {
     assert_eq!(fs::read_to_string("/proc/1/comm").unwrap(), "systemd\n");
     let active = guest::run(&["systemctl", "is-active", "systemd-udevd.service"]);
@@ -62,7 +61,7 @@ fn under_systemd_a_lun_and_an_nbd_export_come_with_their_links_and_go() {
     assert!(detachment.changed, "{detachment:?}");
     let name = attachment.node.file_name().unwrap().to_str().unwrap();
     assert!(!fs::exists(format!("/sys/block/{name}/pid")).unwrap());
-    // The same udevd as before, and no unit has failed of what we did.
+    // It is the same udevd as before, and none of our actions made a unit fail.
     assert_udevd_is_a_service();
     let failed = guest::run(&[
         "systemctl",

@@ -1,5 +1,4 @@
-//! Many volumes that an agent keeps as they are wanted while it is killed again and
-//! again.
+//! Many volumes that an agent keeps as wanted while it is killed again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -14,10 +13,10 @@ use vm_tests::guest::exports::{Exports, assert_mark, write_mark};
 use vm_tests::guest::nbd_server::{NbdModule, backends};
 use vm_tests::guest::{self, ScsiDebug};
 
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of a wait, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// A small generator, so that a run can be repeated by its seed.
+/// A small random generator, so that a run can be repeated by its seed.
 struct Chance {
     seed: u64,
     state: u64,
@@ -27,7 +26,7 @@ impl Chance {
     fn new() -> Self {
         let seed = guest::seed();
         println!("LUNBD_VM_SEED={seed}");
-        // Seeds that follow one another are far from each other here, and none is 0.
+        // Consecutive seeds give distant states here, and no state is 0.
         let state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Self { seed, state }
     }
@@ -41,7 +40,7 @@ impl Chance {
     }
 }
 
-/// What is wanted: the source of each volume, and whether it is read-only.
+/// The wanted volumes: the source of each, and whether it is read-only.
 type Wanted = BTreeMap<String, (String, bool)>;
 
 /// The agent on its file and its journal.
@@ -111,10 +110,10 @@ impl Node {
         }
     }
 
-    /// Ends it as a service manager does.
+    /// Stops the agent as a service manager does.
     fn end(&mut self) {
         let mut agent = self.agent.take().unwrap();
-        // One that was just started is ended by the signal before it hears it.
+        // The signal would kill an agent that has just started and does not handle it yet.
         let lock = self.journal().join("journal.lock");
         guest::wait_until("the agent to have the journal", LIMIT, || {
             let holder = fs::read_to_string(&lock).ok()?;
@@ -132,7 +131,7 @@ impl Node {
             if Path::new(&name).extension() != Some("json".as_ref()) {
                 continue;
             }
-            // It may go while we look.
+            // The record may go meanwhile.
             let Ok(text) = fs::read_to_string(self.journal().join(name)) else {
                 continue;
             };
@@ -144,7 +143,7 @@ impl Node {
         records
     }
 
-    /// Whether the journal says that all is as it is wanted.
+    /// Whether the journal says that all volumes are as wanted.
     fn is_reached(&self, wanted: &Wanted) -> bool {
         let records = self.records();
         records.len() == wanted.len()
@@ -159,8 +158,8 @@ impl Node {
             })
     }
 
-    /// Kills it this often, where sweeps are whole until all is as it is wanted, each
-    /// time in the middle of something or of nothing; and waits for that.
+    /// Kills the agent this often, in a whole sweep until all volumes are as wanted, each time
+    /// at a random moment of its work. Then waits for the wanted state.
     fn converge(&mut self, wanted: &Wanted, kills: u32, chance: &mut Chance) {
         let start = Instant::now();
         self.want(wanted);
@@ -169,7 +168,8 @@ impl Node {
         }
         let mut killed = 0;
         while killed < kills || guest::sweeps_are_whole() && !self.is_reached(wanted) {
-            // More and more time, or one would end at the speed of its starts.
+            // Each agent gets more time: otherwise progress would only be as fast as its
+            // starts.
             let most = 4000 + 200 * u64::from(killed);
             std::thread::sleep(Duration::from_millis(100 + chance.below(most)));
             self.kill();
@@ -212,7 +212,7 @@ fn assert_each_is_attached_once() {
     assert_eq!(distinct.len(), backends.len(), "{backends:?}");
 }
 
-/// What sysfs shows is what is wanted, and nothing else.
+/// Requires that sysfs shows the wanted devices, and nothing else.
 fn assert_stands(wanted: &Wanted, target: &ScsiDebug) {
     let of = |scheme: &str| -> Vec<String> {
         let sources = wanted.values().map(|(source, _)| source.clone());
@@ -239,7 +239,7 @@ fn volumes_under_an_agent_that_is_killed_again_and_again_end_as_they_are_wanted(
         guest::time_limit(Duration::from_secs(2400));
     }
     let mut chance = Chance::new();
-    // Half of them NBD. Of fewer than 32 not each kind of change below would come.
+    // Half of them are NBD. With fewer than 32 not each kind of change below would occur.
     let half = if whole { 100 } else { 32 };
     let kills = if whole { 5 } else { 3 };
     let _module = NbdModule::with_backend_ids(u32::try_from(half + 8).unwrap());
@@ -261,8 +261,8 @@ fn volumes_under_an_agent_that_is_killed_again_and_again_end_as_they_are_wanted(
         write_mark(&device, source, 1);
     }
 
-    // Half of them change: some go and their sources become others', some change
-    // places, some move to what nobody had, some become read-only.
+    // Half of them change: some go and their sources move to others, some swap places, some
+    // move to an unused source, and some become read-only.
     for number in 0..half / 2 {
         let next = (number / 4 * 4) + (number + 1) % 4;
         for kind in ["nbd", "scsi"] {
@@ -314,7 +314,7 @@ fn volumes_under_an_agent_that_is_killed_again_and_again_end_as_they_are_wanted(
     assert_eq!(guest::entries(node.journal()), ["journal.lock"]);
     let mut leases = guest::entries("/run/lunbd");
     leases.retain(|name| Path::new(name).extension() == Some("lock".as_ref()));
-    // A lease's file stays when its holder is killed, and the next agent sweeps it.
+    // A lock file stays when its holder is killed, and the next agent removes it.
     assert_eq!(leases, [] as [&str; 0]);
 
     let engine = engine();

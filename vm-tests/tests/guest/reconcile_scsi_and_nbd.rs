@@ -1,5 +1,5 @@
-//! Volumes that a reconciler keeps as they are wanted: servers that go away, paths
-//! that come back, devices that others take down.
+//! Volumes that a reconciler keeps as wanted: servers that go away, paths that come back, and
+//! devices that other processes detach.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use vm_tests::guest::directory::Directory;
 use vm_tests::guest::exports::{Exports, assert_mark, write_mark};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, backends};
 
-/// More than anything takes here, on a machine that is several times slower too.
+/// The limit of a wait, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(900);
 
 fn id(text: &str) -> VolumeId {
@@ -26,7 +26,7 @@ fn request(source: &str) -> AttachRequest {
     AttachRequest::new(source.parse::<Source>().unwrap())
 }
 
-/// A reconciler in this process, running; all is detached when the test is over.
+/// Runs a reconciler in this process during the test, and then detaches everything.
 fn while_running(
     place: &Directory,
     options: Options,
@@ -72,7 +72,7 @@ fn next(events: &mut Events, what: &str, is: impl Fn(&Event) -> bool) -> Event {
 }
 
 #[test]
-fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
+fn the_reconciler_heals_a_returned_server_and_a_hung_one_delays_no_other_volume() {
     const HUNG: u32 = 12;
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(1 << 20);
@@ -80,7 +80,7 @@ fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
     let hung = NbdServer::nbdkit(At::unix(), &["memory", "1M"]);
     let exports = Exports::new(8);
     let place = Directory::new("heal");
-    // None that hangs ends before the others are there.
+    // No hanging step ends before the other volumes are attached.
     let options = Options::default().step_limit(LIMIT * 2);
     while_running(&place, options, |_, reconciler, events| {
         let mut desired = Desired::default();
@@ -88,7 +88,7 @@ fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
             .insert(id("pvc-1"), &request(&server.uri("disk")))
             .unwrap();
         hung.stop();
-        // More than there are threads, and each for as long as a step may take.
+        // More volumes than there are threads, and each takes as long as a step may.
         for number in 0..HUNG {
             let options = NbdOptions::default();
             let backend = format!("hung-{number}").parse().unwrap();
@@ -146,11 +146,11 @@ fn a_server_that_comes_back_is_healed_and_one_that_hangs_holds_up_nobody() {
 }
 
 #[test]
-fn a_device_that_another_tool_disconnects_is_had_back_also_while_somebody_reads_of_it() {
+fn the_reconciler_attaches_a_device_again_that_another_tool_disconnected_also_under_a_reader() {
     let _module = NbdModule::with_backend_ids(2);
     let exports = Exports::new(1);
     let place = Directory::new("disconnected");
-    // Nothing but what happens is to tell.
+    // Only what happens causes an event.
     let options = Options::default().resync(LIMIT * 2);
     while_running(&place, options, |_, reconciler, events| {
         let volume = id("pvc-1");
@@ -163,7 +163,7 @@ fn a_device_that_another_tool_disconnects_is_had_back_also_while_somebody_reads_
             let limit = Deadline::after(LIMIT);
             let there = reconciler.wait_attached(&volume, limit).unwrap();
             let device = there.node.unwrap();
-            // The kernel lets go of the device with its last opener.
+            // The kernel frees the device with its last opener.
             let reader = (round % 2 == 1).then(|| fs::File::open(&device).unwrap());
             guest::run(&["nbd-client", "-d", device.to_str().unwrap()]);
             drop(reader);

@@ -1,6 +1,5 @@
-//! The record of a volume that stands, cut and flipped at every byte: it is set aside,
-//! and nothing is done to the device by it. Of a machine made of files the library's own
-//! tests show the same.
+//! The record of an attached volume, cut and flipped at every byte. It is set aside, and causes
+//! no act on the device. The library's own tests show the same on a machine made of files.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -16,9 +15,9 @@ use vm_tests::guest::{self, ScsiDebug};
 
 const MARK: &[u8] = b"what somebody has written";
 
-/// The file ends before each byte in turn, and has each byte flipped in turn. Each such
-/// file is set aside; a recovery follows for one in so many, others in each of as many
-/// runs with consecutive seeds, and for each where the sweep is whole.
+/// The file ends before each byte in turn, and has each byte flipped in turn. Each such file is
+/// set aside. A recovery follows for one in `one_in` files. As many runs with consecutive seeds
+/// cover all of them, and so does a whole sweep.
 fn sweep(what: &str, source: Source, one_in: u64) {
     guest::sweep_time_limit();
     let one_in = if guest::sweeps_are_whole() { 1 } else { one_in };
@@ -51,7 +50,7 @@ fn sweep(what: &str, source: Source, one_in: u64) {
             if number % one_in == 0 {
                 let recovery = engine.recover(&journal, soon()).unwrap();
                 assert!(recovery.volumes.is_empty(), "{when}: {recovery:?}");
-                // The device is somebody's, and stands.
+                // The device counts as foreign, and stays.
                 assert_eq!(recovery.foreign.len(), 1, "{when}: {recovery:?}");
                 assert_eq!(fs::read(&problem.file).unwrap(), broken, "{when}");
                 recoveries += 1;
@@ -71,7 +70,7 @@ fn sweep(what: &str, source: Source, one_in: u64) {
     fs::write(&file, &bytes).unwrap();
     let journal = place.open(&engine);
     let recovery = engine.recover(&journal, soon()).unwrap();
-    // A server that answers late is reconnected to.
+    // A server that answers late is reconnected.
     assert!(recovery.is_whole(), "{recovery:?}");
     assert_eq!(recovery.volumes[0].node.as_deref(), Some(&*node));
     assert_eq!(first_bytes(&node), MARK);
@@ -102,6 +101,6 @@ fn a_record_of_an_nbd_volume_that_is_cut_or_flipped_anywhere_is_set_aside_and_th
     let _module = NbdModule::load(2);
     let store = Store::sparse(8 << 20);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
-    // Each recovery asks the kernel for its NBD devices too.
+    // Each recovery also asks the kernel for its NBD devices.
     sweep("NBD", server.uri("disk").parse().unwrap(), 31);
 }

@@ -1,5 +1,5 @@
-//! An agent that dies between what it meant to do and what it could say of it:
-//! the next one finds out from the kernel and the journal.
+//! An agent that dies after it recorded its intent and before it recorded the outcome: the next
+//! one reads the state from the kernel and the journal.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -39,7 +39,7 @@ impl Place {
         engine.open_journal_at(&self.0, soon()).unwrap()
     }
 
-    /// The one record there is, as it is on the disk.
+    /// The only record, as it is on the disk.
     fn record(&self) -> Option<Value> {
         let text = fs::read_to_string(self.0.join("pvc-1.json")).ok()?;
         let (_, body) = text.split_once('\n')?;
@@ -59,7 +59,7 @@ impl Place {
         Agent(child)
     }
 
-    /// Recovers with an engine that knows nothing of what was before.
+    /// Recovers with a new engine without any earlier knowledge.
     fn recover(&self) -> Recovered {
         self.recover_by(soon())
     }
@@ -83,7 +83,7 @@ impl Place {
         self.is_clean();
     }
 
-    /// No record, no file beside it, no lease.
+    /// Panics unless there is no record, no file beside it and no lock file.
     fn is_clean(&self) {
         assert_eq!(guest::entries(&self.0), ["journal.lock"]);
         let mut leases = guest::entries(LEASES);
@@ -98,7 +98,7 @@ impl Drop for Place {
     }
 }
 
-/// A process that is killed, not ended.
+/// A process that is killed on drop, not stopped.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -278,7 +278,7 @@ fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_it
         is_in(pid, "blkdev_fsync").then_some(())
     });
     agent.0.kill().unwrap();
-    // It is held by the dead process until its other threads have ended.
+    // The dead process holds the journal until its other threads have ended.
     let next = engine();
     guest::wait_until("the journal", LIMIT, || {
         next.open_journal_at(&place.0, soon()).ok().map(drop)
@@ -298,16 +298,16 @@ fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_it
     place.detach();
 }
 
-/// What the kernel gives a scan's INQUIRY, in seconds.
+/// The kernel's timeout of a scan's INQUIRY, in seconds.
 const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
 
 #[test]
-fn an_agent_that_is_killed_in_its_scan_lets_go_of_its_journal_and_what_comes_of_it_is_undone() {
+fn an_agent_killed_in_its_scan_releases_its_journal_and_the_recovery_rolls_its_device_back() {
     let target = ScsiDebug::with_luns(2);
     let place = Place::new();
     let limit = fs::read_to_string(INQUIRY_LIMIT).unwrap();
     fs::write(INQUIRY_LIMIT, "45").unwrap();
-    // Every command is swallowed (SDEBUG_OPT_TIMEOUT).
+    // The target swallows every command (SDEBUG_OPT_TIMEOUT).
     target.set("every_nth", -1);
     target.set("opts", 4);
     let mut agent = place.start(&["attach", &unit(&target, 1).to_string()]);
@@ -341,7 +341,7 @@ fn an_agent_that_is_killed_in_its_scan_lets_go_of_its_journal_and_what_comes_of_
         !is_in(pid, "scsi_probe_and_add_lun"),
         "it was not waited for"
     );
-    // Whether it asked the unit again, or gave it up, is the kernel's affair.
+    // The kernel decides whether it asks the unit again or gives up.
     is(&recovered, Condition::Gone, "undone");
     agent.0.wait().unwrap();
     place.is_clean();

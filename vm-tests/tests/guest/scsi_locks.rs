@@ -20,13 +20,13 @@ fn another_user_cannot_take_a_lock_that_a_killed_process_left_and_hold_up_an_att
     let target = ScsiDebug::with_luns(2);
     let hctl = at(&target, Lun::from_kernel(1));
     let lock = format!("{DIRECTORY}/scsi-{hctl}.lock");
-    // As an earlier version left them.
+    // An earlier version left the directory like this.
     fs::create_dir_all(DIRECTORY).unwrap();
     fs::set_permissions(DIRECTORY, Permissions::from_mode(0o755)).unwrap();
     fs::write(&lock, "1").unwrap();
     fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
     let engine = engine();
-    // It has the lock for as long as its input is open.
+    // The process holds the lock for as long as its input is open.
     let mut other = Command::new("flock")
         .args(["--nonblock", &lock, "cat"])
         .stdin(Stdio::piped())

@@ -1,5 +1,5 @@
-//! Phantoms: `scsi_debug` has a LUN no more, or another unit under its number,
-//! and the kernel keeps the device.
+//! Stale LUNs: `scsi_debug` no longer has a LUN, or has another unit under its number, and the
+//! kernel keeps the device.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,7 +27,7 @@ fn only(reaping: ReapReport) -> StaleLun {
     stale_lun
 }
 
-/// It stands, for this.
+/// Requires that the device stays, because of this user.
 #[track_caller]
 fn is_kept(engine: &Engine, by: &str) {
     for reaping in [foresee(engine), reap(engine)] {
@@ -42,7 +42,7 @@ fn is_kept(engine: &Engine, by: &str) {
 }
 
 #[test]
-fn a_lun_that_its_target_lists_no_more_is_reaped_when_nobody_mounts_holds_swaps_on_or_opens_it() {
+fn a_lun_that_its_target_no_longer_lists_is_reaped_only_without_a_mount_holder_swap_or_opener() {
     let engine = engine();
     let target = ScsiDebug::options().luns(4).size_mib(16).load();
     let kept = attach(&engine, &target, 0);
@@ -131,14 +131,14 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     assert!(alone.stale_luns.is_empty(), "{alone:?}");
     assert_eq!(alone.unproven.len(), 1);
     assert!(alone.unproven[0].why.contains("state offline"), "{alone:?}");
-    // Its target says that it is there.
+    // Its target reports that the LUN exists.
     attach(&engine, &target, 0);
     let listed = reap(&engine);
     assert!(listed.stale_luns.is_empty(), "{listed:?}");
     assert_eq!(listed.unproven.len(), 1);
     fs::write(&state, "running\n").unwrap();
 
-    // The whole target has gone: no connection, from any of its LUNs.
+    // The whole target has gone: none of its LUNs has a connection.
     target.set("max_luns", 0);
     let silent = reap(&engine);
     println!("{silent:?}");
@@ -151,7 +151,7 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     assert_eq!(target.devices().len(), 2);
     target.set("max_luns", 3);
 
-    // Offline, and its target says that it is gone.
+    // The device is offline, and its target reports that the LUN is gone.
     guest::udevd::settle();
     fs::write(&state, "offline\n").unwrap();
     target.set("max_luns", 1);
@@ -160,7 +160,7 @@ fn a_device_that_is_only_offline_or_does_not_answer_is_left_alone() {
     assert_eq!(target.devices().len(), 1);
 }
 
-/// That of a unit with unique names is reaped in `iscsi_reap`.
+/// `iscsi_reap` reaps the LUN of a unit with unique names.
 #[test]
 fn a_lun_whose_name_changed_is_left_where_no_name_of_it_is_unique() {
     let engine = engine();
@@ -228,7 +228,7 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     assert!(text.contains("volume    pvc-1"), "{text}");
     assert_eq!(target.devices().len(), 2);
 
-    // The volume's own detach takes it.
+    // The volume's own detach removes it.
     let engine = engine();
     let journal = engine.open_journal_at(place.as_ref(), soon()).unwrap();
     let volume = "pvc-1".parse().unwrap();

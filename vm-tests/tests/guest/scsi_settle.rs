@@ -1,5 +1,4 @@
-//! What stands when an attach returns, beside what stands when `udevadm settle`
-//! does.
+//! The state when an attach returns, compared with the state when `udevadm settle` returns.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +13,10 @@ use vm_tests::guest::agent::{assert_is_another_life, attach, engine, soon, unit}
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
 const ROUNDS: u64 = 50;
-/// For what is sure to come.
+/// The limit for events that must come.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether udev's record of the disk is there, and the links that it names.
+/// Whether udev has a record of the disk, and the links that the record names.
 fn is_on_record(disk: &str) -> bool {
     let devno = fs::read_to_string(format!("/sys/block/{disk}/dev")).unwrap();
     let record = fs::read_to_string(format!("/run/udev/data/b{}", devno.trim()));
@@ -72,18 +71,18 @@ fn fifty_attaches_return_with_udevs_record_and_links_which_a_scan_and_udevadm_se
 fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() {
     guest::enter();
     let target = ScsiDebug::with_luns(2);
-    // The smallest that the kernel gives: a few events.
+    // The smallest buffer that the kernel gives: a few events.
     let options = HubOptions::default().receive_buffer(1);
     let engine = Arc::new(Engine::with_options(Roots::default(), &options).unwrap());
     let request = AttachRequest::new(unit(&target, 1));
     let attachment = engine.attach(&request, soon()).unwrap();
-    // What udevd has the kernel send late would be a part of the flood.
+    // Events that udevd makes the kernel send late would be a part of the flood.
     udevd::settle();
     let before = engine.hub().counters().resyncs;
     let (deletes, flood_from) = mpsc::channel();
     let its = Arc::clone(&engine);
     let observer = StageObserver::new(move |stage| {
-        // Its watch is there, and is told before the delete.
+        // The detach has its watch here, and receives the notice before the delete.
         if stage == Stage::Delete {
             deletes.send(()).unwrap();
             guest::wait_until("a resync", LIMIT, || {
@@ -118,17 +117,17 @@ fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() 
 }
 
 #[test]
-fn udevs_late_word_on_the_last_life_of_a_disk_does_not_end_the_attach_of_the_next() {
+fn a_late_udev_event_of_a_removed_disk_does_not_end_the_attach_of_the_next_one() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     let first = attach(&engine, &target, 1);
-    // One that has the disk open when it is held would keep its name from the next.
+    // A udevd that has the disk open when it stops would keep its name from the next disk.
     udevd::settle();
     let udev = Mutex::new(Some(udevd::stopped()));
     fs::write(target.device_dir(1).join("delete"), "1").unwrap();
     guest::wait_until("the first life to be gone", LIMIT, || {
         (!target.device_dir(1).exists()).then_some(())
     });
-    // udevd tells of both lives then, and of the first one first.
+    // udevd then reports both instances, the first one first.
     let on_settle = StageObserver::new(move |stage| {
         if stage == Stage::Settle {
             drop(udev.lock().unwrap().take());

@@ -1,5 +1,4 @@
-//! Many units that are attached and detached at once while the kernel sends events of
-//! other devices.
+//! Many units are attached and detached at once while the kernel sends events of other devices.
 
 use std::fs;
 use std::sync::Mutex;
@@ -14,14 +13,14 @@ use vm_tests::guest::agent::engine;
 use vm_tests::guest::{self, ScsiDebug};
 
 const HOSTS: u32 = 4;
-/// Of one call, far above what 64 at once take under emulation.
+/// The deadline of one call, far above what 64 at once take under emulation.
 const PATIENCE: Duration = Duration::from_mins(10);
 const FLOODED: usize = 4;
-/// Between two marks; udevd gets through these before the next come, or it
-/// would be behind for ever.
+/// The events between two marks. udevd handles them before the next ones come, or it would fall
+/// behind forever.
 const BURST: usize = 40;
 
-/// Block devices of nobody's, which go when this is dropped.
+/// Unused block devices, which go when this is dropped.
 struct Flooded(());
 
 impl Flooded {
@@ -38,10 +37,10 @@ impl Drop for Flooded {
     }
 }
 
-/// Has the kernel send `change` events of devices that nobody attaches, until
-/// `enough`; returns how many.
+/// Makes the kernel send `change` events of devices that no test attaches, until `enough`.
+/// Returns how many.
 fn flood(enough: &AtomicBool) -> usize {
-    // A peer: its hub shares nothing with the engine's.
+    // A separate engine: its hub shares nothing with the other engine's.
     let peer = Engine::start(Roots::default()).unwrap();
     let mut watch = peer.hub().watch("nullb0");
     let mut sent = 0;
@@ -99,7 +98,7 @@ fn round(engine: &Engine, source: &Source, expected: Option<&Wwid>) -> Wwid {
 #[test]
 fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_left() {
     guest::sweep_time_limit();
-    // LUNs of each host, and how long they come and go.
+    // The LUNs of each host, and how long the rounds last.
     let (luns, length) = if guest::sweeps_are_whole() {
         (16, Duration::from_mins(2))
     } else {
@@ -116,7 +115,7 @@ fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_lef
         .map(|source| source.parse().unwrap())
         .collect();
     assert_eq!(sources.len(), units);
-    // The name of each unit, one at a time on each host.
+    // Learns the name of each unit, one at a time on each host.
     let names: Vec<Wwid> = thread::scope(|scope| {
         let learn = |of: &[Source]| -> Vec<Wwid> {
             let names = of.iter().map(|source| round(&engine, source, None));
@@ -131,7 +130,7 @@ fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_lef
     apart.sort();
     apart.dedup();
     assert_eq!(apart.len(), units, "a name for each unit");
-    // The rounds above made what the process keeps: its index of devices has a descriptor.
+    // The rounds above created what the process keeps: its index of devices has a descriptor.
     let before = guest::descriptors_and_threads();
 
     let enough = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! udevd that is stopped, killed, restarted or absent, and what reaches a process of
+//! A udevd that is stopped, killed, restarted or absent, and the events that reach a process in
 //! another namespace.
 
 use std::fs;
@@ -13,7 +13,7 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Roots};
 use vm_tests::guest::agent::{assert_is_another_life, unit};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-/// For a call that is given eight seconds, on a busy machine.
+/// How long a call with a deadline of eight seconds may take on a busy machine.
 const TOLERABLE: Duration = Duration::from_secs(18);
 
 fn in_seconds(seconds: u64) -> Deadline {
@@ -21,7 +21,7 @@ fn in_seconds(seconds: u64) -> Deadline {
 }
 
 #[test]
-fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
+fn an_attach_with_a_stopped_udevd_times_out_at_settle_and_a_repeated_attach_completes() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
@@ -37,10 +37,10 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
         seen.contains("the kernel's event") && seen.contains("none of udev"),
         "{seen}"
     );
-    // The error says the truth: the device stands.
+    // The error is right: the device exists.
     assert!(target.disk(3).is_some());
 
-    // The command finds the same in its own new process.
+    // The command finds the same in a new process.
     let source = unit(&target, 3).to_string();
     let output = guest::lunbd(&["attach", &source, "--timeout", "8s", "--json"]);
     assert_eq!(output.status.code(), Some(6), "{output:?}");
@@ -56,7 +56,7 @@ fn a_stopped_udevd_times_out_at_stage_settle_and_a_repeat_goes_on_from_there() {
 }
 
 #[test]
-fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_done() {
+fn a_detach_with_a_stopped_udevd_reports_a_removed_device_and_unfinished_udev_work() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
@@ -85,7 +85,7 @@ fn a_detach_under_a_stopped_udevd_says_that_the_device_is_gone_and_udev_is_not_d
 #[test]
 fn without_udevd_attach_and_detach_work_on_the_kernels_events_alone() {
     let _absent = udevd::absent();
-    // With no udevd nobody loads modules for devices.
+    // Without udevd no process loads modules for devices.
     guest::modprobe("sd_mod", &[]);
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
@@ -123,8 +123,7 @@ fn a_new_network_namespace_works_on_the_kernels_events_alone() {
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
 
-/// A container shows its own first process, which says nothing about udevd's network
-/// namespace.
+/// A container shows its own first process, which does not show udevd's network namespace.
 #[test]
 fn a_container_with_udevs_socket_hears_udev_in_the_hosts_network_namespace_alone() {
     guest::enter();
@@ -154,9 +153,9 @@ fn a_container_with_udevs_socket_hears_udev_in_the_hosts_network_namespace_alone
     guest::run(&["lunbd", "detach", &source]);
 }
 
-/// As a service of systemd with `ProcSubset=pid`.
+/// Like a systemd service with `ProcSubset=pid`.
 #[test]
-fn a_proc_that_shows_processes_alone_is_enough() {
+fn an_attach_works_with_a_proc_that_shows_only_processes() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let source = unit(&target, 3).to_string();
@@ -170,7 +169,7 @@ fn a_proc_that_shows_processes_alone_is_enough() {
     };
     let attach = ["attach", &source, "--json", "--timeout", "40s"];
     assert_eq!(lunbd(&attach)["changed"], true);
-    // What stands has to be asked of udev by a marked event.
+    // For an attached device the engine must ask udev with a marked event.
     let again = lunbd(&attach);
     assert_eq!(again["changed"], false);
     assert_eq!(again["settled"], "barrier");
@@ -179,8 +178,8 @@ fn a_proc_that_shows_processes_alone_is_enough() {
     assert_eq!(detached["receipt"]["not_looked_at"], serde_json::json!([]));
 }
 
-/// Root of the machine by its numbers, and without its capabilities: no event
-/// comes here, sysfs can be written, and no page cache dropped.
+/// The user has root's number and none of its capabilities: no event arrives, sysfs can be
+/// written, and no page cache can be dropped.
 #[test]
 fn a_new_user_namespace_attaches_by_looking_at_sysfs_and_may_not_detach() {
     guest::enter();
@@ -221,7 +220,7 @@ fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
     guest::enter();
     let target = ScsiDebug::with_luns(4);
     let engine = Engine::start(Roots::default()).unwrap();
-    // The target answers nothing: the kernel's INQUIRY runs into its 20 s.
+    // The target does not answer: the kernel's INQUIRY runs into its timeout of 20 s.
     target.set("every_nth", -1);
     target.set("opts", 4);
     let start = Instant::now();
@@ -234,7 +233,7 @@ fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
         error.last_seen().unwrap().contains("host state="),
         "{error}"
     );
-    // It answers again. The scan goes on, and may bring the unit or not.
+    // The target answers again. The scan continues, and may find the unit or not.
     target.set("every_nth", 0);
     target.set("opts", 0);
     engine.detach(unit(&target, 3), in_seconds(300)).unwrap();
@@ -246,7 +245,7 @@ fn restart_udevd() {
     udevd::start();
 }
 
-/// The device's own event dies with the udevd that had it in hand.
+/// The device's own event dies with the udevd that was handling it.
 #[test]
 fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
     guest::enter();
@@ -256,7 +255,7 @@ fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
     let events = guest::UeventCounter::start();
     let observer = StageObserver::new(move |stage| {
         if stage == Stage::Settle {
-            // The disk serves a moment before it is announced: to the first udevd.
+            // The disk serves a moment before its event, which goes to the first udevd.
             let announced = events.wait_for(Duration::from_secs(30), |event| {
                 event.kind() == ("add", "block", "disk")
             });
@@ -275,8 +274,8 @@ fn a_udevd_that_is_killed_and_restarted_in_an_attach_is_asked_again() {
     engine.detach(unit(&target, 3), in_seconds(60)).unwrap();
 }
 
-/// What is gone nobody can be asked for again: the truth is that udev has not
-/// handled it.
+/// Nothing can make udev handle a removed device again, so the error says that udev has not
+/// handled the removal.
 #[test]
 fn a_udevd_that_is_killed_and_restarted_in_a_detach_leaves_an_error_that_says_so() {
     guest::enter();
@@ -312,7 +311,7 @@ fn a_udevd_that_is_killed_and_restarted_in_a_detach_leaves_an_error_that_says_so
             .unwrap()
             .changed
     );
-    // Its stale record is no proof for the next.
+    // The stale record of the first disk is no proof for the next one.
     let next = engine.attach(&request, in_seconds(60)).unwrap();
     assert_is_another_life(&first, &next);
     for link in &next.links {

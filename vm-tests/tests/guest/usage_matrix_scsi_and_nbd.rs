@@ -1,4 +1,4 @@
-//! Each kind of user against each way to take a device away.
+//! Each kind of user, against each way to remove a device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,19 +15,19 @@ use vm_tests::guest::queueing_map::QueueingMap;
 use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Within the first partition, behind what ext4 has there.
+/// A place in the first partition after ext4's own data.
 const WITHIN: usize = partitioned::FIRST + (6 << 20);
 
 /// Each refusal names the user, and changes nothing.
 const REFUSED: &str = "refused";
 /// Nothing is lost.
 const ALLOWED: &str = "allowed";
-/// The page of the crate's documentation that has the table.
+/// The page of the crate's documentation with the table.
 const GUIDE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/scsi.md"));
 
-/// What became of each user, in the order of [`DiskUser::ALL`].
+/// The result for each user, in the order of [`DiskUser::ALL`].
 type Column = Vec<(DiskUser, &'static str)>;
-/// A way to take a device away: its name, and what tries it with each user.
+/// A way to remove a device: its name, and the function that tries it with each user.
 type Way = (&'static str, fn() -> Column);
 
 fn attach(engine: &Engine, source: &str) -> Attachment {
@@ -62,7 +62,7 @@ fn partitioned_disk(attachment: &Attachment) -> Nodes {
     nodes(&attachment.node)
 }
 
-/// Each of these users is refused, by name, and the device stands.
+/// Requires that each of these users causes a refusal that names it, and that the device stays.
 fn refused(
     column: &mut Column,
     users: impl IntoIterator<Item = DiskUser>,
@@ -70,8 +70,8 @@ fn refused(
     act: &dyn Fn() -> Option<Error>,
 ) {
     for user in users {
-        // After a writer's close it has the kernel read the partition table again, and
-        // the partitions are gone for a moment.
+        // After a writer's close udevd makes the kernel read the partition table again, and the
+        // partitions are gone for a moment.
         if udevd_runs {
             udevd::settle();
         }
@@ -91,7 +91,7 @@ fn but_readers() -> impl Iterator<Item = DiskUser> {
     all.filter(|user| *user != DiskUser::Reader)
 }
 
-/// Leaves something in the page cache, which a reader keeps from being written back.
+/// Leaves data in the page cache. A reader prevents its writeback.
 fn write_within(disk: &Path) -> Vec<u8> {
     let data = vec![0x3c; 64 << 10];
     let mut writer = OpenOptions::new().write(true).open(disk).unwrap();
@@ -238,7 +238,7 @@ fn detach_nbd() -> Column {
             user,
             DiskUser::WriterOfGeneric | DiskUser::WriterOfQueueingMap
         ) {
-            // An NBD device has neither.
+            // An NBD device has neither of these users.
             column.push((user, "-"));
         } else {
             refused(&mut column, [user], (&nodes, true), &act);
@@ -261,7 +261,7 @@ fn detach_nbd() -> Column {
     column
 }
 
-/// The table as the guide has it.
+/// The table as it must be in the guide.
 fn table(heads: &[&str], columns: &[Column]) -> String {
     let mut lines = vec![
         format!("| user | {} |", heads.join(" | ")),
@@ -279,7 +279,7 @@ fn table(heads: &[&str], columns: &[Column]) -> String {
 }
 
 #[test]
-fn each_user_is_refused_by_name_by_each_way_to_take_a_device_away_or_loses_nothing() {
+fn each_way_to_remove_a_device_refuses_each_user_by_name_or_loses_nothing() {
     guest::time_limit(Duration::from_secs(240));
     let ways: [Way; 5] = [
         ("detach SCSI", detach_scsi),

@@ -1,4 +1,4 @@
-//! Users of a disk that do not open it exclusively: nothing that they write is lost.
+//! Users of a disk that do not open it exclusively: none of their data is lost.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -20,10 +20,10 @@ use vm_tests::guest::stuck_fuse::StuckFuse;
 use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
-/// Within the first partition, behind what ext4 has there.
+/// A place in the first partition after ext4's own data.
 const WITHIN: usize = 4 << 20;
 
-/// A unit with partitions, LUN 1, and another that shares its store.
+/// A unit with partitions, LUN 1, and another one that shares its store.
 fn partitioned_disk() -> ScsiDebug {
     let target = ScsiDebug::options().luns(3).size_mib(16).load();
     let engine = engine();
@@ -45,7 +45,7 @@ fn us_writing() -> String {
     format!("open for writing in process {}", std::process::id())
 }
 
-/// What a disk has at this place, past its page cache.
+/// The disk's data at this place, read past its page cache.
 fn stored(node: &Path, at: usize, length: usize) -> Vec<u8> {
     let mut page = memmap2::MmapMut::map_anon(length).unwrap();
     let mut direct = OpenOptions::new()
@@ -75,14 +75,14 @@ fn a_plain_writer_of_a_partition_is_refused_by_name_and_what_it_leaves_is_writte
     assert!(failure.to_string().contains(&us_writing()), "{failure}");
     assert!(node.exists() && !failure.receipt.safe_to_unmap);
 
-    // Its close is not the last one, and so the kernel writes nothing back.
+    // The writer's close is not the last one, so the kernel writes nothing back.
     let reader = File::open(&partition).unwrap();
     let udev = Mutex::new(Some(udevd::stopped()));
     drop(writes);
     let place = partitioned::FIRST + WITHIN;
     let length = data.len();
     assert!(stored(&beside, place, length) != data, "it is written");
-    // The kernel itself writes back what is dirty when it deletes the disk.
+    // The kernel itself writes dirty pages back when it deletes the disk.
     let at_delete = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&at_delete);
     let observer = StageObserver::new(move |stage| {
@@ -125,7 +125,7 @@ fn what_a_partition_cannot_write_back_ends_the_detach() {
 }
 
 #[test]
-fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_queues_on() {
+fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
     let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
     let sources = sources.iter().map(|source| source.parse().unwrap());
@@ -142,7 +142,7 @@ fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_
     let mut writes = writer(&node);
     writes.write_all(&vec![0x5a; 64 << 10]).unwrap();
     map.set_paths(false);
-    // The time at which it would be told to fail is half of this.
+    // The map would be told to fail after half of this time.
     let deadline = Deadline::after(Duration::from_secs(8));
     let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
     assert!(map.queues(), "it was told to fail: {refused:?}");
@@ -150,7 +150,7 @@ fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_
     assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
     assert!(failure.to_string().contains(&us_writing()), "{failure}");
     assert_eq!(target.devices().len(), 2);
-    // Who does not see the writer is told by the kernel that the map is open.
+    // A detach that does not see the writer learns from the kernel that the map is open.
     let node = node.to_str().unwrap();
     let mut unseen = Command::new("unshare")
         .args(["--pid", "--fork", "--mount-proc", "lunbd"])
@@ -158,7 +158,7 @@ fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Its flush holds it in the kernel for as long as the map queues.
+    // Its flush stays in the kernel for as long as the map queues.
     let mut said = String::new();
     let mut output = BufReader::new(unseen.stderr.take().unwrap());
     output.read_line(&mut said).unwrap();
@@ -170,7 +170,7 @@ fn a_plain_writer_of_a_map_that_queues_with_no_path_left_is_refused_and_the_map_
 }
 
 #[test]
-fn a_file_server_that_answers_nothing_holds_up_no_detach() {
+fn a_silent_file_server_delays_no_detach() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
     let node = attach(&engine, &target, 1).node;
     udevd::settle();
@@ -214,9 +214,9 @@ fn a_file_server_that_answers_nothing_holds_up_no_detach() {
     drop((open, fuse));
 }
 
-/// The source of a mount is any text, and a link below it can lead anywhere.
+/// The source of a mount is any text, and a link below it may lead anywhere.
 #[test]
-fn a_mount_from_a_link_into_a_file_server_that_hangs_is_named_and_holds_up_nobody() {
+fn a_mount_from_a_link_into_a_hung_file_server_is_named_and_delays_no_call() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
     let node = attach(&engine, &target, 1).node;
     udevd::settle();
@@ -239,7 +239,7 @@ fn a_mount_from_a_link_into_a_file_server_that_hangs_is_named_and_holds_up_nobod
         done.send((own.inventory(), refused)).unwrap();
     });
     let answers = answers.recv_timeout(Duration::from_secs(60));
-    // The kernel returns from the calls that wait.
+    // The waiting calls return from the kernel.
     drop((claimed, fuse));
     umount("/tmp/beside").unwrap();
     fs::remove_dir("/tmp/beside").unwrap();
@@ -263,12 +263,12 @@ fn a_loop_device_whose_file_server_hangs_is_named_and_holds_up_no_detach_of_anot
     let fuse = StuckFuse::answering_at("/tmp/stuck");
     let device = LoopDevice::on(&fuse.file());
     udevd::settle();
-    // No mount says any more that a file server has what backs it.
+    // No mount shows any more that the backing file is on a file server.
     fuse.detach_mount();
     fuse.hang();
     let deadline = || Deadline::after(Duration::from_secs(20));
     let detached = [1, 2].map(|lun| engine.detach(unit(&target, lun), deadline()));
-    // The kernel returns from the calls that wait.
+    // The waiting calls return from the kernel.
     drop(fuse);
     let unseen = NotLookedAt::LoopDevice {
         device: device.name(),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::{ScsiDebug, udevd};
 
-/// What runs a command so that it does not see the processes of others.
+/// A command prefix that hides other processes from the command.
 type Confinement<'a> = &'a [&'a str];
 
 fn lunbd(confinement: Confinement<'_>, arguments: &[&str]) -> (Option<i32>, Value) {
@@ -24,7 +24,7 @@ fn lunbd(confinement: Confinement<'_>, arguments: &[&str]) -> (Option<i32>, Valu
     (output.status.code(), said.unwrap_or(Value::Null))
 }
 
-/// What `doctor` finds of the users of disks.
+/// `doctor`'s finding about the users of disks.
 fn users(confinement: Confinement<'_>) -> Value {
     let (_, doctor) = lunbd(confinement, &["doctor", "--json"]);
     let checks = doctor.as_array().or_else(|| doctor["checks"].as_array());
@@ -33,7 +33,7 @@ fn users(confinement: Confinement<'_>) -> Value {
     users.expect("a check of users").clone()
 }
 
-/// Its units get other names where `vpd_use_hostno` changes.
+/// A target whose units get other names when `vpd_use_hostno` changes.
 fn target() -> ScsiDebug {
     let target = ScsiDebug::options().luns(4).hosts(2).size_mib(16).load();
     target.set("vpd_use_hostno", 1);
@@ -44,8 +44,8 @@ fn at(target: &ScsiDebug, lun: u32) -> String {
     format!("scsi:{}:0:0:{lun}", target.hosts()[1])
 }
 
-/// Nothing is replaced or reaped, each detach goes on and says that it did not see
-/// `place`, and `doctor` says so too. A writer has each disk open.
+/// Nothing is replaced or reaped. Each detach continues and reports that it did not see
+/// `place`, and `doctor` reports it too. Each disk has a writer.
 fn what_is_not_seen_is_said(confinement: Confinement<'_>, place: &str) {
     let (engine, target) = (engine(), target());
     let at = |lun| at(&target, lun);
@@ -78,7 +78,7 @@ fn what_is_not_seen_is_said(confinement: Confinement<'_>, place: &str) {
     let hidden = detached["receipt"]["not_looked_at"].to_string();
     assert!(hidden.contains(place), "{hidden}");
     drop(writers);
-    // Here all is seen.
+    // Without the confinement everything is visible.
     let last = engine.detach(at(0).parse::<Source>().unwrap(), soon());
     let seen = serde_json::to_value(last.unwrap().receipt.unwrap()).unwrap();
     assert_eq!(seen["not_looked_at"], Value::Array(Vec::new()));
@@ -93,7 +93,7 @@ fn what_a_pid_namespace_hides_is_said_and_nothing_is_replaced_or_reaped_there() 
     what_is_not_seen_is_said(&confinement, "other_pid_namespaces");
 }
 
-/// As a service of systemd with `ProtectProc=` and without `CAP_SYS_PTRACE`.
+/// Like a systemd service with `ProtectProc=` and without `CAP_SYS_PTRACE`.
 fn hidepid(script: &str) -> [&str; 6] {
     ["unshare", "--mount", "sh", "-c", script, "sh"]
 }
@@ -120,7 +120,7 @@ fn each_form_of_hidepid_is_known_and_hides_nothing_from_who_may_trace() {
     assert_eq!(users(&hidepid(script))["finding"], "good");
 }
 
-/// It has each capability, and none over the processes of the machine.
+/// The user has each capability, and none over the machine's processes.
 #[test]
 fn root_of_a_user_namespace_replaces_nothing_where_hidepid_hides_the_machines_processes() {
     let (engine, target) = (engine(), target());

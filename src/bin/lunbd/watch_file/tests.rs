@@ -9,10 +9,10 @@ use tempfile::TempDir;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Longer than a change rests.
+/// Longer than the rest that follows a change.
 const NOTHING: Duration = Duration::from_millis(600);
 
-/// What the file held at each change that the watch reported.
+/// The file's content at each change that the watch reported.
 struct Followed(Receiver<Option<String>>);
 
 impl Followed {

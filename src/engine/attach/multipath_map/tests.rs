@@ -10,8 +10,8 @@ use crate::engine::telemetry::Call;
 use crate::kernel::Roots;
 use crate::transport::RouteKind;
 
-/// A multipathd that says `ok` to all and makes no map, and that closes the first
-/// connections without an answer. What it is told is kept.
+/// A multipathd that answers `ok` to every command and makes no map. It closes the first
+/// `closed_first` connections without an answer. Returns the commands that it receives.
 fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
     fs::create_dir_all(&roots.run).unwrap();
     let listener = UnixListener::bind(roots.run.join("multipathd.socket")).unwrap();
@@ -42,7 +42,7 @@ fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
     told
 }
 
-/// Requires the map of one path, sdb, and never gets it.
+/// Requires the map of one path, sdb, which multipathd never makes.
 fn require_map(engine: &Engine) -> Error {
     let roots = engine.roots();
     fs::create_dir_all(roots.proc.join("self")).unwrap();
@@ -98,7 +98,7 @@ fn no_map_is_made_over_a_path_that_is_in_use() {
 
 #[test]
 fn a_multipathd_that_is_restarted_meanwhile_is_told_again() {
-    // `Daemon::find` connects too.
+    // `Daemon::find` opens a connection too.
     for (closed, kind) in [(2, ErrorKind::Refused), (1000, ErrorKind::Unreachable)] {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();

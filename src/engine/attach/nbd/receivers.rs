@@ -95,7 +95,7 @@ fn reads(device: &NbdDevice, roots: &Roots) -> Result<Vec<Pending<()>>> {
             .filter_map(|number| number.trim().parse().ok())
             .collect();
         let (disk, roots) = (device.disk().clone(), roots.clone());
-        worker::start_apart(Stage::Connect, move || {
+        worker::start_with_own_fd_table(Stage::Connect, move || {
             on_one_of(&processors, || disk.read_first_block(&roots)).unwrap_or(Ok(()))
         })
     };

@@ -95,7 +95,7 @@ fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
         assert!(!receipt.safe_to_unmap);
         assert_eq!((receipt.paths.len(), receipt.notes.len()), (2, 1));
     }
-    // Where nothing was there any more, nothing is said.
+    // A source for which nothing was there adds no note.
     for nothing in [None, Some(Receipt::default())] {
         assert!(safe().and(detached(nothing.clone())).safe_to_unmap);
         assert!(detached(nothing).and(safe()).safe_to_unmap);

@@ -52,7 +52,7 @@ pub(in crate::engine) fn path(roots: &Roots, hctl: &str, disk: &str) -> KnownPat
         disk: device.disk().unwrap(),
         device,
         identity_now: PathIdentity::Silent(Identity::default()),
-        leaves: false,
+        is_being_removed: false,
         timed_out: false,
     }
 }
@@ -71,11 +71,11 @@ fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
     }
     let lost = |at: usize| FailedFlush::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
     let marks = [0, 1].map(lost);
-    // Before it came below the map.
+    // This flush failed before the disk came below the map.
     marks[1].set(&Error::new(ErrorKind::Io, "the write failed"));
     let below: Vec<_> = paths[..2].iter().filter_map(|it| it.disk.clone()).collect();
     run.enter_as_in_map(&paths, &below);
-    // No disk, so its flush fails.
+    // The file is no disk, so its flush fails.
     let held = Arc::new(File::open(root.path()).unwrap());
     let mut flushes = Vec::new();
     for path in paths {

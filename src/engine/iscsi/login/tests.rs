@@ -14,7 +14,7 @@ fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
         target: Some(uri.target()),
         route: Route {
             via: RouteKind::Iscsi { portal, session },
-            place,
+            address: place,
         },
     }
 }
@@ -32,7 +32,7 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
     assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
 
-    // The failure of the one is not told of the other.
+    // One session's failure is not reported for the other.
     let candidates = [candidate(&one, None), candidate(&other, None)];
     let mut sessions = Sessions::default();
     let no = Error::new(ErrorKind::Refused, "no");
@@ -55,20 +55,20 @@ fn a_session_that_another_has_ended_since_is_looked_for_again() {
         let mut gone = candidate(&source, Some(SessionId(3)));
         let text = "at its logout when it was looked at".to_owned();
         let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
-        gone.route.place = Err(RouteUnavailable { reason, text, hctl });
+        gone.route.address = Err(RouteUnavailable { reason, text, hctl });
         let mut sessions = Sessions::default();
-        let all_stand = engine.share_all(&[gone], &request, &mut sessions, deadline);
-        assert_eq!(all_stand.unwrap(), !is_down);
+        let all_logged_in = engine.share_all(&[gone], &request, &mut sessions, deadline);
+        assert_eq!(all_logged_in.unwrap(), !is_down);
     }
 }
 
 #[test]
 fn a_session_made_for_nothing_is_ended_also_where_no_thread_can_be_started() {
-    // No machine has the room for its stack.
+    // No machine can map a stack of this size.
     let too_large = thread::Builder::new().stack_size(1 << 60);
     for thread in [thread::Builder::new(), too_large] {
         let (ended, end) = mpsc::channel();
-        beside_or_here(thread, move |limit| ended.send(limit).unwrap());
+        spawn_or_run(thread, move |limit| ended.send(limit).unwrap());
         assert!(end.recv_timeout(Duration::from_secs(60)).unwrap() > Duration::ZERO);
     }
 }

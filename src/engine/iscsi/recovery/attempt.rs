@@ -1,4 +1,4 @@
-//! One try to have a session back.
+//! One attempt to recover a session.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use super::devices;
-use super::options::{Ask, ONE_TRY};
+use super::options::{ATTEMPT_LIMIT, CredentialsFn};
 use super::spawn::spawn;
 use crate::deadline::Deadline;
 use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
@@ -17,26 +17,26 @@ use crate::iscsi::{self, IscsiSession, Proven, SessionName, SessionOptions, Sess
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
 
-/// One that has not ended then hangs.
+/// An attempt that takes longer than this hangs.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
-/// Who ends the session is waited for no longer.
+/// How long an attempt waits for a process that ends the session.
 const TO_SHARE: Duration = Duration::from_secs(1);
 
 pub(super) struct RecoveryAttempt {
     pub(super) roots: Roots,
     pub(super) scheduler: CallScheduler,
     pub(super) session: IscsiSession,
-    pub(super) ask: Option<Arc<Ask>>,
+    pub(super) credentials: Option<Arc<CredentialsFn>>,
     pub(super) digests: (bool, bool),
-    /// The target is to be left first.
+    /// Whether to log out of the target first.
     pub(super) logs_out_first: bool,
 }
 
-/// How one ended.
+/// The result of an attempt that did not fail.
 #[derive(Debug)]
 pub(super) enum AttemptOutcome {
     Recovered,
-    /// It is not lost any more, or another is at work on it.
+    /// The session is no longer lost, or another process works on it.
     NotOurs,
 }
 
@@ -47,12 +47,12 @@ pub(super) struct AttemptDone {
 }
 
 impl RecoveryAttempt {
-    /// On a thread of its own, which tells how it ended and wakes who waits for it.
+    /// Runs on a thread of its own, which sends its result and wakes the receiver.
     pub(super) fn start(self, told: Sender<AttemptDone>, waker: SessionWaker) -> Result<()> {
         spawn(move || {
-            let run = AssertUnwindSafe(|| self.run(Deadline::after(ONE_TRY)));
-            // What the caller's own function for credentials does is not ours, and a
-            // session of which nothing is told any more would never be tried again.
+            let run = AssertUnwindSafe(|| self.run(Deadline::after(ATTEMPT_LIMIT)));
+            // The caller's credentials function may panic, and a session without a result
+            // would never be tried again.
             let outcome = catch_unwind(run).unwrap_or_else(|_| {
                 let message = "a re-login attempt panicked";
                 Err(Error::new(ErrorKind::Io, message).at(Stage::Session))
@@ -61,7 +61,7 @@ impl RecoveryAttempt {
                 session: self.session.id(),
                 outcome,
             };
-            // Where nobody listens any more, it is done all the same.
+            // Where the receiver is gone, the attempt has still done its work.
             let _ = told.send(done);
             waker.wake();
         })
@@ -73,10 +73,9 @@ impl RecoveryAttempt {
         let Some(name) = session.name()? else {
             return Ok(AttemptOutcome::NotOurs);
         };
-        // It may take its time, and holds nobody else up meanwhile.
+        // Reading the credentials may take long, so it happens before the lock.
         let options = self.options(&name);
-        // As for a login: of one in the middle of it, and of two that keep sessions,
-        // one is at work.
+        // The login lock admits one process to a session, whether it logs in or recovers.
         let Some(alone) = DeviceLock::try_take(roots, &login_lock_name(&name))? else {
             return Ok(AttemptOutcome::NotOurs);
         };
@@ -95,7 +94,7 @@ impl RecoveryAttempt {
         if !self.is_lost()? {
             return Ok(AttemptOutcome::NotOurs);
         }
-        // Nobody who ends the session has to wait for the target.
+        // A process that ends the session does not have to wait for the target.
         let stop_connection = || {
             let _right = self.share_of_lost(deadline)?;
             iscsi::stop_connection(roots, session, deadline)
@@ -115,7 +114,7 @@ impl RecoveryAttempt {
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
             .kept_by(&self.session)?;
-        let credentials = match &self.ask {
+        let credentials = match &self.credentials {
             Some(ask) => ask(name)?,
             None => None,
         };
@@ -139,11 +138,11 @@ impl RecoveryAttempt {
         Ok(connection_status.is_some_and(iscsi::ConnectionStatus::is_lost))
     }
 
-    /// `None` where it is being ended.
+    /// Returns `None` where another process ends the session.
     fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
         let patience = deadline.at_most(TO_SHARE);
         match share(&self.roots, &self.session, patience) {
-            Err(error) if error.kind().is_out_of_time() => Ok(None),
+            Err(error) if error.kind().is_timeout_or_cancel() => Ok(None),
             shared => shared,
         }
     }

@@ -1,9 +1,9 @@
-//! Devices of a session that the kernel has given up, or lost the size of, while it was
-//! lost.
+//! The devices of a recovered session that the kernel set offline, or whose size it lost,
+//! during the loss.
 
 use std::fmt;
 
-use super::options::ONE_TRY;
+use super::options::ATTEMPT_LIMIT;
 use super::spawn::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -12,15 +12,15 @@ use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;
 use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
-/// Has those run again that are offline, and has the size of those read again that the
-/// kernel takes for empty.
+/// Sets offline devices to running, and makes the kernel read the size again of disks that
+/// it takes for empty.
 ///
-/// A command that could not be sent for too long may have had the kernel give its
-/// device up, and then nobody but us takes that back (`scsi_eh_offline_sdevs`; it is
-/// given up where the command's own end comes before that of the recovery timeout);
-/// devices whose transport alone was given up run already. Nobody else's will is
-/// overruled: what was offline before, the kernel itself has run again. A rescan while
-/// the session was lost has left a disk without a size.
+/// The kernel may set a device offline after a command that could not be sent for too
+/// long, and does not undo that (`scsi_eh_offline_sdevs`; it happens where the command's
+/// own timeout ends before the recovery timeout). A device that was only
+/// `transport-offline` runs again by itself. This overrules no other program: the kernel
+/// itself has set devices to running that were offline before the loss. A rescan during
+/// the loss leaves a disk without a size.
 pub(super) fn set_offline_running(
     roots: &Roots,
     scheduler: &CallScheduler,
@@ -35,18 +35,18 @@ pub(super) fn set_offline_running(
         Ok(())
     };
     let id = session.id();
-    let devices = ailing(roots, session).unwrap_or_else(|error| {
+    let devices = unusable(roots, session).unwrap_or_else(|error| {
         tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
     for (device, ailment) in devices {
         let hctl = device.hctl();
         let ran = match ailment {
-            Ailment::Offline => run(&device),
-            Ailment::NoSize => Ok(()),
+            DeviceFault::Offline => run(&device),
+            DeviceFault::NoSize => Ok(()),
         };
-        // One that cannot be does not hold up the others.
-        match ran.and_then(|()| scsi::have_size_read(&device, scheduler, deadline)) {
+        // A device that fails does not hold up the others.
+        match ran.and_then(|()| scsi::reread_size(&device, scheduler, deadline)) {
             Ok(true) => {}
             Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
             Err(error) => {
@@ -64,21 +64,21 @@ pub(super) fn set_running_in_background(
     scheduler: &CallScheduler,
     session: &IscsiSession,
 ) -> Result<()> {
-    if ailing(roots, session).is_ok_and(|devices| devices.is_empty()) {
+    if unusable(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
     let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
-    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ONE_TRY)))
+    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ATTEMPT_LIMIT)))
 }
 
-/// Why a device serves no I/O though its session stands.
+/// Why a device serves no I/O though its session is logged in.
 #[derive(Clone, Copy)]
-enum Ailment {
+enum DeviceFault {
     Offline,
     NoSize,
 }
 
-impl fmt::Display for Ailment {
+impl fmt::Display for DeviceFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Offline => "offline",
@@ -87,16 +87,16 @@ impl fmt::Display for Ailment {
     }
 }
 
-fn ailing(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, Ailment)>> {
+fn unusable(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, DeviceFault)>> {
     let mut found = Vec::new();
     for hctl in session.devices()? {
         let Some(device) = ScsiDevice::find(roots, hctl)? else {
             continue;
         };
         if device.state()? == Some(State::Offline) {
-            found.push((device, Ailment::Offline));
+            found.push((device, DeviceFault::Offline));
         } else if scsi::shows_no_size(&device)? {
-            found.push((device, Ailment::NoSize));
+            found.push((device, DeviceFault::NoSize));
         }
     }
     Ok(found)

@@ -1,9 +1,9 @@
-//! Lost sessions that are logged in again once, for a caller that keeps none.
+//! Logs lost sessions in again once, for a caller that runs no recovery.
 
 use std::time::Duration;
 
 use super::attempt::{AttemptOutcome, RecoveryAttempt};
-use super::options::ONE_TRY;
+use super::options::ATTEMPT_LIMIT;
 use super::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
@@ -13,18 +13,18 @@ use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName};
 use crate::kernel::pool;
 
 impl Engine {
-    /// Logs in again those sessions of ours that lead to this source and are lost, all
-    /// at once, and says how each session of ours that leads there is. What may pass by
-    /// itself is tried again until the deadline. It is for a machine on which nobody
-    /// [keeps sessions](Engine::recover_sessions); one that somebody keeps is left to
-    /// whoever is first.
+    /// Logs in again to each of lunbd's lost sessions that lead to this source, all at once,
+    /// and reports on each of lunbd's sessions that leads there. It retries transient
+    /// failures until the deadline. It is for a machine on which no process [recovers
+    /// sessions](Engine::recover_sessions); where one does, the first of the two processes
+    /// recovers the session.
     ///
-    /// Needs and minimum kernel as of [`Engine::recover_sessions`]. After a timeout a session
-    /// stays lost, or stands, and a repeated call goes on.
+    /// Needs and minimum kernel: see [`Engine::recover_sessions`]. After a timeout a session
+    /// is still lost, or logged in, and a repeated call continues.
     ///
     /// # Errors
-    /// `NotFound` where no session of ours leads there; where sysfs cannot be read. That
-    /// a session was not had back is an outcome and no error.
+    /// `NotFound` where no session of lunbd leads there; those of reading sysfs. A session
+    /// that is not recovered is an outcome and no error.
     pub fn heal_sessions(
         &self,
         source: &IscsiUri,
@@ -72,7 +72,7 @@ impl Engine {
             roots: self.roots().clone(),
             scheduler: self.scheduler.clone(),
             session: session.clone(),
-            ask: options.ask.clone(),
+            credentials: options.credentials.clone(),
             digests: options.digests,
             logs_out_first: false,
         };
@@ -106,7 +106,7 @@ impl RecoveryAttempt {
                 }
                 Some(ConnectionStatus::Lost | ConnectionStatus::GivenUp) => *tries += 1,
             }
-            let limit = deadline.at_most(ONE_TRY);
+            let limit = deadline.at_most(ATTEMPT_LIMIT);
             let failure = match self.run(limit) {
                 Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
                 Ok(AttemptOutcome::NotOurs) => {

@@ -1,4 +1,4 @@
-//! What the kernel does not keep of a session.
+//! The options of a recovery: the session's data that the kernel does not keep.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,39 +7,39 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::iscsi::{Credentials, SessionName};
 
-pub(super) type Ask = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
+pub(super) type CredentialsFn = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
 
-/// What is needed to log a session in again that the kernel does not keep.
+/// The data that a re-login needs and that the kernel does not keep.
 #[derive(Clone, Default)]
 pub struct SessionRecoveryOptions {
-    pub(super) ask: Option<Arc<Ask>>,
+    pub(super) credentials: Option<Arc<CredentialsFn>>,
     pub(super) digests: (bool, bool),
 }
 
 impl SessionRecoveryOptions {
-    /// Without credentials and digests.
+    /// Options without credentials and digests.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With CHAP: `ask` is asked before each login what to prove to the session's
-    /// target. Nothing of it is kept, so a process that takes over the sessions of
-    /// one that died finds the secrets where it reads them:
-    /// [`Credentials::from_file`] and [`Credentials::from_environment`]. Its time is
-    /// the login's: one that takes longer than 10 seconds never logs in.
+    /// Uses CHAP: calls `ask` before each login for the credentials of the session's
+    /// target. lunbd stores none of them, so a process that takes over the sessions of a
+    /// dead one reads the secrets from their source: [`Credentials::from_file`] and
+    /// [`Credentials::from_environment`]. The call counts as part of the login: with an
+    /// `ask` that takes longer than 10 seconds the login never succeeds.
     #[must_use]
     pub fn credentials(
         mut self,
         ask: impl Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync + 'static,
     ) -> Self {
-        self.ask = Some(Arc::new(ask));
+        self.credentials = Some(Arc::new(ask));
         self
     }
 
-    /// Offers CRC32C over headers, over data or both where lunbd does not know what a
-    /// session had. The kernel forgets the digests with the connection, so a session
-    /// that was lost before this process saw it has unknown digests.
+    /// Offers CRC32C over headers, over data or both, where the digests of a session are
+    /// unknown. The kernel forgets the digests with the connection, so they are unknown
+    /// for a session that was lost before this process saw it.
     #[must_use]
     pub fn digests(mut self, header: bool, data: bool) -> Self {
         self.digests = (header, data);
@@ -49,12 +49,12 @@ impl SessionRecoveryOptions {
 
 impl fmt::Debug for SessionRecoveryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepOptions")
-            .field("asks_for_credentials", &self.ask.is_some())
+        f.debug_struct("SessionRecoveryOptions")
+            .field("asks_for_credentials", &self.credentials.is_some())
             .field("digests", &self.digests)
             .finish()
     }
 }
 
-/// One target's time to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
+/// The time of one attempt in which the target must answer.
+pub(super) const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);

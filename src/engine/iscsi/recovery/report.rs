@@ -1,4 +1,4 @@
-//! What became of a session that was lost.
+//! The reports about lost sessions.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::id::{Iqn, Portal, SessionId};
 
-/// How it is with a session that was lost.
-#[derive(Debug)]
+/// The state of a session that was lost.
+#[derive(Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
     feature = "serde",
@@ -15,30 +16,24 @@ use crate::id::{Iqn, Portal, SessionId};
 )]
 #[non_exhaustive]
 pub enum SessionRecoveryOutcome {
-    /// It was logged in again here, and its devices run.
+    /// This process logged in again, and the session's devices run.
     Recovered,
-    /// It serves I/O, by no doing of this process.
+    /// The session serves I/O; another process recovered it, or it was never lost.
     Healthy,
-    /// It was not had back yet, and I/O waits. Said of the first try, and again when
-    /// another kind of failure is met; it is tried on.
+    /// The session is not recovered yet, and I/O waits. Reported for the first attempt,
+    /// and again when the kind of failure changes; the attempts continue.
     Failed(Error),
-    /// It was lost for longer than its recovery timeout: I/O fails. It is tried on,
-    /// and devices run again when it is had back.
+    /// The session was lost for longer than its recovery timeout: I/O fails. The attempts
+    /// continue, and the devices run again after the recovery.
     BudgetSpent,
-    /// It is gone, or another process ends it: there is nothing to keep any more.
+    /// The session is gone, or another process ends it: there is nothing to recover.
     Gone,
 }
 
 impl SessionRecoveryOutcome {
-    /// A word for logs and labels.
+    /// The outcome as a word for logs and labels.
     pub(super) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Recovered => "recovered",
-            Self::Healthy => "healthy",
-            Self::Failed(_) => "failed",
-            Self::BudgetSpent => "budget_spent",
-            Self::Gone => "gone",
-        }
+        self.into()
     }
 
     /// Whether the session serves I/O.
@@ -48,23 +43,23 @@ impl SessionRecoveryOutcome {
     }
 }
 
-/// What was found and done about one session.
+/// The outcome for one session.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SessionRecoveryReport {
-    /// Its number.
+    /// Its number in the kernel.
     pub session: SessionId,
-    /// With whom it is; `None` where sysfs does not say it any more.
+    /// Its target; `None` where sysfs no longer shows it.
     pub target: Option<Iqn>,
-    /// Through which portal, as it was asked for.
+    /// The portal as the login named it; `None` where sysfs no longer shows it.
     pub portal: Option<Portal>,
-    /// How it is.
+    /// The state of the session.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub outcome: SessionRecoveryOutcome,
-    /// How long I/O still waits before it fails; `None` where the session serves
-    /// I/O, where I/O waits for ever, or where nobody saw when it was lost.
-    /// `seconds` when serialised.
+    /// How long I/O still waits before it fails; `None` where the session serves I/O,
+    /// where I/O waits without limit, or where the time of the loss is unknown.
+    /// Serialised in seconds.
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -73,7 +68,7 @@ pub struct SessionRecoveryReport {
         )
     )]
     pub budget_left: Option<Duration>,
-    /// How often a login again was begun.
+    /// How many logins were attempted.
     pub tries: u32,
 }
 

@@ -1,10 +1,10 @@
-//! The threads that log in again.
+//! The threads of the recovery.
 
 use std::thread;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// Runs `work` on a thread that nobody waits for.
+/// Runs `work` on a detached thread.
 pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
     let span = tracing::Span::current();
     let run = move || {

@@ -1,4 +1,4 @@
-//! What is known of a session that was lost, and when it is looked at next.
+//! The state of a lost session, and when to look at it next.
 
 use std::time::{Duration, Instant};
 
@@ -6,35 +6,36 @@ use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
 use crate::iscsi::IscsiSession;
 
-/// How often one of which the kernel said that it is lost, and sysfs does not yet, is
-/// looked at again: for some two seconds.
+/// How often to look again, over about two seconds, at a session that is lost by the
+/// kernel's notice and not yet by sysfs.
 const LOOKS: u32 = 14;
 
 #[derive(Debug)]
 pub(super) struct RecoveryState {
     session: IscsiSession,
-    /// When the kernel said so.
+    /// When the kernel reported the loss.
     heard: Option<Instant>,
-    /// Sysfs says it too.
+    /// Whether sysfs shows the loss too.
     lost: bool,
     looks_left: u32,
-    /// `None` while an attempt is under way.
+    /// When to look at the session; `None` while an attempt is under way.
     due: Option<Instant>,
-    /// When that should have come to its end; where it has not, when to look again.
+    /// When the attempt under way should have ended or, after that, when to check it
+    /// again.
     overdue: Option<Instant>,
-    /// Nothing is done before, whatever is heard.
+    /// No attempt starts before this.
     not_before: Instant,
     between_looks: Backoff,
     between_tries: Pauses,
     tries: u32,
-    /// What was said of it.
+    /// The kind of the last reported failure.
     failure: Option<ErrorKind>,
-    said_spent: bool,
-    /// The target asks for it.
+    reported_spent: bool,
+    /// The target asked for a logout.
     logs_out_first: bool,
 }
 
-/// Between tries: they grow, and may become longer ones for good.
+/// The pauses between attempts: they grow, and may switch to longer ones permanently.
 #[derive(Debug)]
 struct Pauses {
     backoff: Backoff,
@@ -71,7 +72,7 @@ impl RecoveryState {
             between_tries: Pauses::quick(),
             tries: 0,
             failure: None,
-            said_spent: false,
+            reported_spent: false,
             logs_out_first: false,
         }
     }
@@ -80,12 +81,12 @@ impl RecoveryState {
         &self.session
     }
 
-    /// When it is to be looked at; `None` while that is of no use.
+    /// When to look at the session; `None` while an attempt is under way.
     pub(in crate::engine) fn due(&self) -> Option<Instant> {
         self.due.map(|due| due.max(self.not_before))
     }
 
-    /// The kernel has said that it is lost; the first of it counts.
+    /// Records that the kernel reported the loss; the first report counts.
     pub(in crate::engine) fn heard(&mut self, now: Instant) {
         self.heard.get_or_insert(now);
     }
@@ -98,14 +99,14 @@ impl RecoveryState {
         self.tries
     }
 
-    /// Nothing is done before `instant`.
+    /// Delays the next attempt until `instant`.
     pub(super) fn not_before(&mut self, instant: Option<Instant>) {
         if let Some(instant) = instant {
             self.not_before = instant.max(self.not_before);
         }
     }
 
-    /// The kernel has said more of it.
+    /// Restarts the looks after a further notice of the kernel.
     pub(super) fn look_again_at(&mut self, now: Instant) {
         self.looks_left = LOOKS;
         if !self.lost {
@@ -113,8 +114,8 @@ impl RecoveryState {
         }
     }
 
-    /// Sysfs says that it stands. Whether it is to be looked at again all the same:
-    /// its loss may not have come there yet.
+    /// Whether to look again though sysfs shows the session as logged in: it may not show
+    /// the loss yet.
     pub(super) fn look_once_more(&mut self, now: Instant) -> bool {
         if self.lost || self.looks_left == 0 {
             return false;
@@ -140,43 +141,43 @@ impl RecoveryState {
         self.logs_out_first
     }
 
-    /// An attempt begins that is to have ended by then.
+    /// Records the start of an attempt, which should end by `ends`.
     pub(in crate::engine) fn begin(&mut self, ends: Instant) {
         self.tries = self.tries.saturating_add(1);
         self.due = None;
         self.overdue = Some(ends);
     }
 
-    /// When the attempt under way is looked at that does not end.
+    /// When to check an attempt that does not end; `None` without an attempt.
     pub(super) fn overdue(&self) -> Option<Instant> {
         self.overdue
     }
 
-    /// It was looked at.
     pub(super) fn check_again_at(&mut self, next: Instant) {
         self.overdue = Some(next);
     }
 
-    /// It has ended, and the session was not had back by it.
+    /// Records an attempt that ended without recovering the session.
     pub(in crate::engine) fn end(&mut self, now: Instant) {
         self.logs_out_first = false;
         self.overdue = None;
         self.due = Some(now + jittered(self.between_tries.backoff.pause()));
     }
 
-    /// Whether a failure of this kind is to be told.
-    pub(in crate::engine) fn is_news(&mut self, failure: ErrorKind) -> bool {
+    /// Whether to report a failure of this kind.
+    pub(in crate::engine) fn is_new_failure(&mut self, failure: ErrorKind) -> bool {
         self.failure.replace(failure) != Some(failure)
     }
 
-    /// I/O fails by now, so nothing is lost any more by a little more patience.
-    pub(super) fn is_first_to_say_spent(&mut self) -> bool {
+    /// Whether to report now that the recovery timeout has passed. I/O fails by now, so
+    /// longer pauses cost nothing.
+    pub(super) fn first_budget_report(&mut self) -> bool {
         self.between_tries.slow_down();
-        !std::mem::replace(&mut self.said_spent, true)
+        !std::mem::replace(&mut self.reported_spent, true)
     }
 
-    /// The target refuses us, or nothing proves it: that takes another secret, and a try
-    /// soon is of no use.
+    /// Slows down where the target refuses the login or fails to prove itself, which
+    /// takes another secret.
     pub(in crate::engine) fn is_refused(&mut self) {
         self.between_tries.slow_down();
     }
@@ -206,10 +207,10 @@ mod tests {
         }
         assert_eq!(looks, LOOKS);
         assert!(now - start > Duration::from_secs(1), "{:?}", now - start);
-        // The kernel says it anew.
+        // The kernel reports the loss again.
         recovery.look_again_at(now);
         assert!(recovery.look_once_more(now));
-        // Of one that was seen lost, that it stands is the end.
+        // A session that was lost and is logged in again needs no further look.
         recovery.is_lost_now();
         assert!(!recovery.look_once_more(now));
     }
@@ -230,8 +231,8 @@ mod tests {
         assert!(pauses[11] >= Duration::from_secs(1));
         assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(2)));
         assert_eq!(recovery.tries(), 12);
-        assert!(recovery.is_first_to_say_spent());
-        assert!(!recovery.is_first_to_say_spent());
+        assert!(recovery.first_budget_report());
+        assert!(!recovery.first_budget_report());
         let pauses: Vec<_> = (0..12).map(|_| pause(&mut recovery)).collect();
         assert!(pauses[11] >= Duration::from_secs(7));
     }
@@ -245,7 +246,7 @@ mod tests {
         recovery.not_before(Some(now));
         recovery.not_before(None);
         assert_eq!(recovery.due(), Some(later));
-        // Another word of the same loss, and a try that has failed meanwhile.
+        // Neither a further notice nor a failed attempt shortens the wait.
         recovery.look_again_at(now);
         assert_eq!(recovery.due(), Some(later));
         recovery.begin(now);
@@ -263,7 +264,7 @@ mod tests {
         recovery.begin(ends);
         assert_eq!(recovery.overdue(), Some(ends));
         recovery.check_again_at(later);
-        // None is made beside it.
+        // No second attempt starts beside it.
         assert_eq!((recovery.overdue(), recovery.due()), (Some(later), None));
         recovery.end(now);
         assert_eq!(recovery.overdue(), None);
@@ -278,7 +279,7 @@ mod tests {
             ErrorKind::NotPermitted,
             ErrorKind::Unreachable,
         ];
-        let told = kinds.map(|kind| recovery.is_news(kind));
+        let told = kinds.map(|kind| recovery.is_new_failure(kind));
         assert_eq!(told, [true, false, true, true]);
     }
 }

@@ -139,7 +139,11 @@ impl NbdReconnect {
             (witness == Witness::Udev && user.is_udevs())
                 || matches!(
                     user,
-                    Holder::Open { writes: true, .. } | Holder::Loop { .. } | Holder::Export { .. }
+                    Holder::Open { writes: true, .. }
+                        | Holder::Mapped { .. }
+                        | Holder::Registered { .. }
+                        | Holder::Loop { .. }
+                        | Holder::Export { .. }
                 )
         };
         if users.found.iter().any(may_write) {
@@ -147,7 +151,9 @@ impl NbdReconnect {
         }
         // What is stacked on LUKS or LVM never writes its header. Of another the names are
         // within reach of whoever writes to what is stacked.
-        if !disk.holders()?.is_empty() && !names.iter().any(ContentName::is_below_maps) {
+        if !disk.holders()?.is_empty()
+            && !names.iter().any(ContentName::is_hidden_by_stacked_device)
+        {
             return Ok(false);
         }
         let claims = |user: &Holder| {

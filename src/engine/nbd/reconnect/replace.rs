@@ -172,7 +172,7 @@ impl NbdReconnect {
         if link.backend != self.backend {
             *link = self.link(slots);
         }
-        link.replace_a_dead_one(stream);
+        link.replace_dead(stream);
         if content.is_some() {
             link.content = content;
         }
@@ -247,7 +247,7 @@ impl NbdReconnect {
             && let Some(link) = engine.links().get_mut(&self.index())
             && link.backend == self.backend
         {
-            link.has_no_more_slots();
+            link.set_slots_exact();
         }
     }
 }

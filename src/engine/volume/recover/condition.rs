@@ -1,50 +1,49 @@
-//! How a volume stands, and what a recovery did about it.
+//! The condition of a volume, and the action of a recovery.
 
 use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::id::Wwid;
 
-/// How a volume was found.
+/// The condition in which a volume was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Condition {
-    /// It is attached, as the device that was handed out, and it answers.
+    /// The volume is attached as the device that the attach returned, and answers.
     Complete,
-    /// Its attach, or its resize, was begun, and something of it stands.
+    /// Its attach or its resize is unfinished, and a device of it is there.
     HalfAttached,
-    /// Its detach was begun, and something of it stands.
+    /// Its detach is unfinished, and a device of it is there.
     HalfDetached,
-    /// Nothing of it stands.
+    /// No device of it is there.
     Gone,
-    /// Something else stands: another unit answers at its place, or it is
-    /// another device than the one that was handed out.
+    /// Another unit answers at its place, or it is attached as another device than the
+    /// attach returned.
     Changed,
-    /// It stands and does not answer: an NBD device whose server went away, a
-    /// SCSI unit none of whose paths works.
+    /// It does not answer: an NBD device whose server went away, or a SCSI unit without a
+    /// working path.
     LinkDead,
 }
 
-/// What was done about a volume.
+/// The action that a recovery took for a volume.
 #[derive(Debug, serde::Serialize)]
 #[serde(tag = "action", content = "error", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Action {
-    /// Nothing: there was nothing to do, or nothing that was asked for.
+    /// Nothing: no action was needed or requested.
     Nothing,
-    /// What was begun came to its end.
+    /// The unfinished operation was completed.
     Finished,
-    /// Its attach had left nothing, which was proven, and its record is gone.
+    /// Its attach had left nothing, which was proven, and its record was removed.
     Undone,
-    /// It has its server again, or the size that the kernel had lost.
+    /// The device has its server again, or the size that the kernel had lost.
     Healed,
-    /// It was tried, and it stands as the error says. A later recovery tries
-    /// again.
+    /// The action failed, and the volume is as the error says. A later recovery retries.
     Failed(Error),
 }
 
-/// A device that the journal does not know.
+/// A device that belongs to no volume of the journal.
 #[derive(Debug, Clone, serde::Serialize)]
 #[non_exhaustive]
 pub struct Foreign {
@@ -52,7 +51,7 @@ pub struct Foreign {
     pub device: String,
     /// Its node; `None` where it has none.
     pub node: Option<PathBuf>,
-    /// The names that the kernel has read of it.
+    /// The names that the kernel has read.
     pub names: Vec<Wwid>,
     /// The backend id of an NBD device.
     pub backend: Option<String>,

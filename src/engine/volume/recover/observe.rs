@@ -1,4 +1,4 @@
-//! What sysfs shows of a volume, and which devices are nobody's.
+//! The state of a volume in sysfs, and the devices that belong to no volume.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,19 +17,20 @@ use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::{self, Identity, ScsiDevice};
 
-/// What stands of a volume.
+/// What is there of a volume.
 #[derive(Debug)]
 pub(super) enum Observed {
     Nothing,
-    /// It says who it is; of NBD, the kernel has a device of its backend id.
+    /// The unit reports its identity or, for NBD, the kernel has a device of its backend
+    /// id.
     Answers {
         what: String,
-        /// It is the device that was handed out.
+        /// Whether it is the device that the attach returned.
         handed_out: bool,
-        /// The paths that answer and that the kernel takes for empty.
+        /// The answering paths that the kernel takes for empty.
         without_size: Vec<ScsiDevice>,
     },
-    /// Nobody answers.
+    /// No path answers.
     Silent(String),
     /// Another unit answers.
     Other(String),
@@ -79,10 +80,10 @@ impl Observed {
     }
 }
 
-/// What the healing of an NBD device says of its volume.
+/// The condition and the action that follow from the heal of a volume's NBD device.
 pub(super) fn after_healing(condition: Condition, healing: HealReport) -> (Condition, Action) {
     match healing.outcome {
-        // What answered late had lost nothing.
+        // A device that answered late has lost nothing.
         HealOutcome::Healthy | HealOutcome::DiscardedByKernel | HealOutcome::Degraded(_) => {
             (condition, Action::Nothing)
         }
@@ -122,8 +123,8 @@ impl Engine {
             None => Vec::new(),
         };
         if record.outcome.is_none() || unique.is_none() {
-            // Nobody has asked it who it is yet, or it has no unique name: what is at its
-            // address may be it.
+            // Its names are not known yet, or none is unique: the device at its address
+            // may be it.
             let own = Identity::of(names.iter().cloned());
             for device in self.address_scan(record)?.scsi {
                 let identity = device.cached_identity()?;
@@ -196,8 +197,8 @@ impl Engine {
         })
     }
 
-    /// The device that was handed out, where it is there, in the same life, and is
-    /// one of `disks`, a unit's, or a map of one.
+    /// The device that the attach returned, where it is still there with the same
+    /// sequence number and is one of the unit's `disks` or a map over one.
     pub(super) fn handed_out(
         &self,
         outcome: &Outcome,
@@ -217,10 +218,10 @@ impl Engine {
         Ok(is_one.then_some(disk))
     }
 
-    /// The disks and connected NBD devices that are no volume's.
+    /// The disks and connected NBD devices that belong to no volume.
     pub(super) fn foreign(&self, known: &[Record]) -> Result<Vec<Foreign>> {
         let names: BTreeSet<Wwid> = known.iter().flat_map(Record::names).collect();
-        // One without a unique name is known by its place alone.
+        // A unit without a unique name is known only by its place.
         let is_meant_at = |device: &ScsiDevice| {
             let place = PathPlace::of(self.roots(), device);
             let mut sources = known.iter().flat_map(|record| &record.spec.sources);
@@ -237,7 +238,8 @@ impl Engine {
                     foreign.extend((!ours).then_some(found));
                 }
                 Ok(None) => {}
-                // One that goes loses this before its directory.
+                // A device that is being removed loses its attributes before its
+                // directory.
                 Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
                 Err(error) => return Err(error),
             }

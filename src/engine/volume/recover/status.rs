@@ -250,7 +250,7 @@ impl Engine {
                 _ => false,
             };
             for route in routes.iter().filter(|route| !is_renumbered(route)) {
-                let place = route.place.as_ref();
+                let place = route.address.as_ref();
                 let Some(hctl) = place.map_or_else(|missing| missing.hctl, |hctl| Some(*hctl))
                 else {
                     continue;
@@ -260,7 +260,7 @@ impl Engine {
             }
         }
         for route in routes {
-            match route.place {
+            match route.address {
                 Ok(hctl) if snapshot.taken.contains(&hctl) => {}
                 Ok(hctl) => found.unscanned.push(hctl),
                 Err(why) => {

@@ -45,7 +45,7 @@ fn a_unique_name_decides_whatever_the_others_say() {
     assert_eq!(compare(&[naa, other], &[naa]), STRONG);
     assert!(compare(&[naa, "t10.x"], &[other, "t10.x"]).is_proven_different());
     assert!(compare(&[naa], &[REGISTERED[2]]).is_proven_different());
-    // One unique name agrees and another contradicts.
+    // Here one unique name agrees and another contradicts.
     let eui = "eui.0025385b61b0a1b3";
     let mixed = compare(&[naa, REGISTERED[3]], &[naa, eui]);
     let Comparison::Different(why) = mixed else {
@@ -60,7 +60,7 @@ fn names_that_anybody_may_give_agree_weakly_and_only_all_together() {
     assert_eq!(compare(tgt, tgt), WEAK);
     assert!(compare(&LOCAL[..1], &LOCAL[1..2]).is_different());
     assert!(!compare(&LOCAL[..1], &LOCAL[1..2]).is_proven_different());
-    // The same NAA 3, and another T10 text.
+    // These have the same NAA 3, but different T10 texts.
     let [one, two] = [[LOCAL[0], LOCAL[3]], [LOCAL[0], LOCAL[4]]];
     assert!(compare(&one, &two).is_different());
     assert_eq!(compare(&one, &tgt[..1]), WEAK);
@@ -97,7 +97,7 @@ fn a_unique_name_is_no_proof_where_the_t10_text_and_the_serial_number_both_contr
 
 #[test]
 fn the_naa_2_that_spdk_makes_of_parts_of_a_name_only_supports() {
-    // SPDK gives this to both of the bdevs Malloc0 and Malloc1.
+    // SPDK gives this name to both bdevs Malloc0 and Malloc1.
     const SPDK: &str = "naa.2000000347efeced";
     let malloc = |number: &str| {
         let text = format!("t10.INTEL_Malloc_disk_Malloc{number}");
@@ -108,7 +108,7 @@ fn the_naa_2_that_spdk_makes_of_parts_of_a_name_only_supports() {
     assert_eq!(zero.compare(&zero), WEAK);
     assert!(zero.compare(&one).is_different());
     assert!(!zero.compare(&one).is_proven_different());
-    // NAA 2 of another company is unique.
+    // An NAA 2 of another company is unique.
     let other_company = &["naa.2000000348efeced"];
     assert_eq!(compare(other_company, other_company), STRONG);
 }
@@ -129,7 +129,7 @@ fn names() -> impl Strategy<Value = Identity> {
         .prop_map(|(names, serial)| identity(&names, serial))
 }
 
-/// The result for the second compared with the first.
+/// The same result with the two sides exchanged.
 fn turned(comparison: Comparison) -> Comparison {
     match comparison {
         Comparison::Different(why) => Comparison::Different(Contradiction {

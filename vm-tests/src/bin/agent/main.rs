@@ -1,14 +1,14 @@
-//! A node agent, whole: it keeps this machine's volumes as a file wants them.
+//! A complete node agent: it keeps this machine's volumes as a file wants them.
 //!
 //! ```text
 //! agent DESIRED.json [JOURNAL]
 //! ```
 //!
-//! The file has the shape of [`Desired`]: `{"volume": [{"id": .., "source": ..}]}`.
-//! It is read again whenever it is replaced or written; one that cannot be read
-//! changes nothing. What happens is a line of JSON each on standard output.
-//! SIGTERM ends it and leaves the volumes as they are. It may be killed at any
-//! instruction: the next one goes on by the journal.
+//! The file has the shape of [`Desired`]: `{"volume": [{"id": .., "source": ..}]}`. The agent
+//! reads it again whenever it is replaced or written; an unreadable file changes nothing. Each
+//! event is a line of JSON on standard output. SIGTERM ends the agent and leaves the volumes as
+//! they are. The agent may be killed at any instruction: the next one continues from the
+//! journal.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "its output")]
 
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
         [file, journal] => (PathBuf::from(file), Some(PathBuf::from(journal))),
         _ => anyhow::bail!("usage: agent DESIRED.json [JOURNAL]"),
     };
-    // Before any thread is there that would be given the signal.
+    // The signals are blocked before any thread starts that could receive them.
     let signals = ended()?;
     let changes = watch(&file)?;
 
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
         eprintln!("no record: {}: {}", problem.file.display(), problem.text);
     }
     let reconciler = Reconciler::new(engine, journal, Options::default());
-    // Without it, everything that the journal has would be taken for unwanted.
+    // Without the file, the reconciler would treat every volume of the journal as unwanted.
     reconciler.set(read(&file)?);
 
     let events = reconciler.subscribe();
@@ -56,7 +56,8 @@ fn main() -> Result<()> {
         scope.spawn(|| tell(events));
         let running = scope.spawn(|| {
             let result = reconciler.run();
-            // Without its loop it is of no use: somebody is to start it again.
+            // Without its loop the agent is of no use, so it exits and its supervisor restarts
+            // it.
             result.inspect_err(|error| {
                 eprintln!("{error:#}");
                 std::process::exit(1);
@@ -67,12 +68,12 @@ fn main() -> Result<()> {
         if running.join().is_err() || served.is_err() {
             eprintln!("it ends: {served:?}");
         }
-        // Who tells waits for events; there will be none.
+        // The thread that prints events still waits for events; none will come.
         std::process::exit(i32::from(served.is_err()));
     })
 }
 
-/// Reads the file whenever it changes, until somebody ends it.
+/// Reads the file whenever it changes, until a signal ends the agent.
 fn serve(
     reconciler: &Reconciler,
     file: &Path,
@@ -118,7 +119,7 @@ fn tell(mut events: Events) {
     }
 }
 
-/// Readable when it is to end.
+/// Readable when a signal asks the agent to end.
 fn ended() -> Result<SignalFd> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);

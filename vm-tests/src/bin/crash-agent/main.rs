@@ -1,8 +1,8 @@
-//! An agent that links `lunbd` with its crash points, does one thing with one
-//! volume, and ends where its environment says.
+//! An agent that links `lunbd` with its crash points, performs one operation on one volume, and
+//! ends where its environment says.
 //!
-//! `crash-agent points` lists the points; else `crash-agent OPERATION JOURNAL
-//! SOURCE...`.
+//! `crash-agent points` lists the points; `crash-agent OPERATION JOURNAL SOURCE...` runs an
+//! operation.
 
 #![allow(clippy::print_stdout, reason = "the test listens")]
 
@@ -39,7 +39,7 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
     let attach = || engine.attach_volume(&journal, &volume(), &request(sources), soon());
     match operation {
         "open" => {}
-        // Of what is attached, and lacks a path.
+        // `retake` attaches a volume that is attached and lacks a path.
         "attach" | "retake" => drop(attach()?),
         "detach" => {
             let how = DetachVolume::default();
@@ -61,7 +61,7 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
         "attach-and-heal" => {
             let attachment = attach()?;
             println!("{ATTACHED}");
-            // When the server has been killed and started again.
+            // The test sends a line when it has killed the server and started it again.
             stdin().lock().read_line(&mut String::new())?;
             engine.heal_source(&attachment.source, &options(), soon())?;
         }
@@ -74,7 +74,7 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
                 }
             }
         }
-        // Of a session that stands, one device.
+        // The session is up, and one of its devices does not run.
         "run-device" => {
             let log = env::var("LUNBD_CRASH_LOG")?;
             let mut keeper = engine.recover_sessions(SessionRecoveryOptions::new())?;

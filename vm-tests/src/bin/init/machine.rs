@@ -1,4 +1,4 @@
-//! Filesystems, modules, udevd, the kernel's log.
+//! Sets up file systems, modules and udevd, and reads the kernel's log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -43,13 +43,13 @@ pub(crate) fn set_up(modules: &[String]) -> Result<()> {
     // systemd has started its own.
     if udevd::pid().is_none() {
         fs::create_dir_all("/run/udev").context("/run/udev")?;
-        // No coldplug: what is there from the start needs no rules.
+        // No coldplug: the devices that exist from the start need no rules.
         process::run_to_success(&["/lib/systemd/systemd-udevd", "--daemon"])?;
     }
     ask_udevd(&["udevadm", "control", "--ping"])
 }
 
-/// See [`TRIES`].
+/// Runs `udevadm`, up to [`TRIES`] times.
 pub(crate) fn ask_udevd(words: &[&str]) -> Result<()> {
     let mut asked = Ok(());
     for _ in 0..TRIES {
@@ -75,7 +75,7 @@ pub(crate) fn uptime_millis() -> Result<u64> {
     Ok(whole.parse::<u64>()? * 1000 + hundredths.parse::<u64>()? * 10)
 }
 
-/// The kernel's log, read on from where it was read last.
+/// The kernel's log; each read continues where the last one ended.
 pub(crate) struct KernelLog(File);
 
 impl KernelLog {

@@ -1,4 +1,4 @@
-//! pid 1 of the guest: sets the machine up, does the job, powers off.
+//! pid 1 of the guest: it sets the machine up, does the job and powers off.
 
 #![allow(
     clippy::print_stderr,
@@ -36,7 +36,7 @@ fn main() {
     power::off(u8::from(ended.is_err()));
 }
 
-/// As pid 1, unless systemd is there to be it: then as its service.
+/// Runs as pid 1. If systemd is installed, systemd becomes pid 1 and runs this as its service.
 fn begin() -> Result<()> {
     if std::process::id() != 1 {
         return work();
@@ -50,8 +50,7 @@ fn begin() -> Result<()> {
 
 fn work() -> Result<()> {
     machine::make_state_directory()?;
-    // A guest that hangs must not outlive its purpose, also when nobody
-    // outside looks any more.
+    // A guest that hangs must power off even if no process on the host watches it any more.
     power::off_after(Duration::from_secs(BOOT_LIMIT_SECS));
     let mut line = ReportLine::open()?;
     let job = std::fs::read("/job.json").context("/job.json")?;
@@ -71,17 +70,18 @@ fn work() -> Result<()> {
 }
 
 fn run_tests(job: &Job, line: &mut ReportLine, kernel_log: &mut KernelLog) -> Result<()> {
-    /// What is left after this has another boot: the longest test that shares one still
-    /// ends in the time of this one, however slow the machine was before.
+    /// The tests that are left after this time get another boot. The longest test that shares a
+    /// boot then still ends within this boot's limit, however slow the machine was before.
     const TURN: Duration = Duration::from_secs(15 * 60);
     let begun = Instant::now();
-    // Once: what the last test's end has udevd do for a moment is not the next one's.
+    // Wait once: udevd's work after the last test of this boot does not count for the next
+    // test.
     machine::ask_udevd(&["udevadm", "settle"])?;
     let before = Snapshot::take();
     for test in &job.tests {
         let left_as = (!job.own_boot).then_some(&before);
         let finished = test_run::run(test, left_as, line, kernel_log)?;
-        // What a failed test leaves is unknown: the host boots anew for the
+        // A failed test leaves the guest in an unknown state, so the host boots anew for the
         // rest.
         let go_on = matches!(finished, Outcome::Passed | Outcome::Skipped(_));
         if !go_on || begun.elapsed() > TURN {

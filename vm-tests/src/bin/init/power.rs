@@ -1,14 +1,14 @@
-//! The way out: QEMU's isa-debug-exit device.
+//! Powers the guest off through QEMU's isa-debug-exit device.
 
 use std::fs::OpenOptions;
 use std::io::{Seek, SeekFrom, Write};
 use std::time::Duration;
 
-/// QEMU ends with `(status << 1) | 1` when a byte is written here.
+/// QEMU exits with `(status << 1) | 1` when a byte is written to this port.
 const DEBUG_EXIT_PORT: u64 = 0xf4;
 
 pub(crate) fn off(status: u8) -> ! {
-    // What was sent on the serial line is still in the driver's buffer.
+    // The driver's buffer may still hold what was sent on the serial line.
     if let Ok(port) = OpenOptions::new().write(true).open("/dev/ttyS1") {
         let _best_effort = nix::sys::termios::tcdrain(&port);
     }
@@ -17,8 +17,8 @@ pub(crate) fn off(status: u8) -> ! {
     {
         let _does_not_return = ports.write_all(&[status]);
     }
-    // No such device: the kernel panics when pid 1 ends, and -no-reboot with
-    // panic=-1 makes QEMU end too.
+    // Without the device, the kernel panics when pid 1 ends, and -no-reboot with panic=-1 makes
+    // QEMU end too.
     std::process::exit(i32::from(status))
 }
 

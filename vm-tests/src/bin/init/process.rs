@@ -1,4 +1,4 @@
-//! Child processes of pid 1, which inherits everybody's orphans too.
+//! Child processes of pid 1, which also inherits all orphans.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -30,10 +30,9 @@ pub(crate) fn command(words: &[impl AsRef<str>]) -> Result<Command> {
     Ok(command)
 }
 
-/// Waits for `pid` and reaps whoever else ends meanwhile.
+/// Waits for `pid` and reaps every other child that ends meanwhile.
 ///
-/// std's `Child::wait` must not be mixed with this: the status of a child can
-/// be taken only once.
+/// std's `Child::wait` must not be mixed with this: a child's status can be read only once.
 pub(crate) fn wait(pid: Pid) -> Result<WaitStatus> {
     loop {
         match waitpid(Pid::from_raw(-1), None) {
@@ -44,7 +43,7 @@ pub(crate) fn wait(pid: Pid) -> Result<WaitStatus> {
     }
 }
 
-/// Reaps those that have ended, without waiting.
+/// Reaps the children that have ended, without waiting.
 pub(crate) fn reap() {
     while let Ok(status) = waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
         if status == WaitStatus::StillAlive {
@@ -65,8 +64,8 @@ pub(crate) fn run_to_success(words: &[&str]) -> Result<()> {
     }
 }
 
-/// Runs a program and hands on what it prints as it prints it; returns its
-/// exit status, 128 and the signal's number when one killed it.
+/// Runs a program and passes on its output as it prints it. Returns its exit status, or 128
+/// plus the number of the signal that killed it.
 pub(crate) fn run_live(
     words: &[String],
     mut printed: impl FnMut(String) -> Result<()>,
@@ -75,8 +74,8 @@ pub(crate) fn run_live(
     let mut command = command(words)?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let child = command.spawn().with_context(|| words.join(" "))?;
-    // The command holds the pipe's write ends, and the end of the output is
-    // seen only when the last of them is closed.
+    // The command holds the pipe's write ends. The output ends only when the last of them is
+    // closed.
     drop(command);
     let mut buffer = vec![0; 4096];
     loop {

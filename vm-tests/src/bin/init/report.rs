@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use vm_tests::job::Report;
 
-/// The console keeps the first port, so kernel messages never tear a report.
+/// The console keeps the first port, so that kernel messages never split a report.
 const PORT: &str = "/dev/ttyS1";
 
 pub(crate) struct ReportLine(File);

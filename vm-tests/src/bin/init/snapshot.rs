@@ -1,4 +1,4 @@
-//! What a test must leave as it found it.
+//! The state of the guest that a test must leave as it found it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use vm_tests::guest::{entries, udevd};
 
-/// One readable line for each thing that counts.
+/// One readable line for each thing that is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot(BTreeSet<String>);
 
@@ -25,8 +25,8 @@ impl Snapshot {
         );
         for name in entries("/sys/block") {
             let block = Path::new("/sys/block").join(&name);
-            // Loop and NBD nodes come with their modules and stay: they count
-            // while something is behind them.
+            // Loop and NBD nodes come with their modules and stay, so they count only while
+            // they have a size.
             let mapped = block.join("dm").exists();
             if mapped || read(&block.join("size")).is_some_and(|size| size != "0") {
                 seen.insert(format!("block device {name}"));
@@ -39,7 +39,7 @@ impl Snapshot {
         seen.extend(mounts.lines().filter_map(|mount| {
             let mut fields = mount.split(' ');
             let (what, on) = (fields.next()?, fields.next()?);
-            // What is in there counts, below.
+            // The mount of configfs does not count; its contents do, see below.
             (what != "configfs").then(|| format!("mount {what} on {on}"))
         }));
         seen.extend(target_objects());
@@ -65,8 +65,8 @@ impl Snapshot {
         Self(seen)
     }
 
-    /// What `self` has more and less than `before`, in words; empty when the
-    /// guest is as it was.
+    /// What `self` has more and less than `before`, in words. Empty when the guest is as it
+    /// was.
     pub(crate) fn difference(&self, before: &Self) -> Vec<String> {
         let left = self
             .0
@@ -80,8 +80,8 @@ impl Snapshot {
     }
 }
 
-/// Subsystems of nvmet, and targets and volumes of LIO's: what is in the directories of its fabrics and
-/// of its backstores, which stay themselves as modules do.
+/// Subsystems of nvmet, and targets and volumes of LIO. The directories of LIO's fabrics and
+/// backstores stay, as modules do, so only their contents count.
 fn target_objects() -> Vec<String> {
     let root = Path::new("/sys/kernel/config/target");
     let mut objects = Vec::new();

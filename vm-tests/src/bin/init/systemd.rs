@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const SERVICE: &str = "lunbd-vm.service";
-/// The whole work is one start of the service, which may take its time.
+/// The whole job is one start of the service, which has no time limit.
 const UNIT: &str = "\
 [Service]
 Type=oneshot
@@ -25,7 +25,7 @@ pub(crate) fn is_installed() -> bool {
     Path::new(SYSTEMD).exists()
 }
 
-/// Does not return where it succeeds.
+/// Returns only if it fails.
 pub(crate) fn become_pid_1() -> Result<Infallible> {
     let path = format!("/etc/systemd/system/{SERVICE}");
     fs::create_dir_all("/etc/systemd/system").context("systemd's directory")?;

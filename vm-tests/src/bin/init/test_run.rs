@@ -1,4 +1,4 @@
-//! One test: a process with a time limit, and a look at what it left.
+//! Runs one test: a process with a time limit, and a check of what it left behind.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -22,14 +22,15 @@ use crate::report::ReportLine;
 use crate::snapshot::Snapshot;
 use crate::{machine, power, process};
 
-/// More of a test's output than this is not carried over the serial line.
+/// The serial line carries no more of a test's output than this.
 const OUTPUT_KEPT: u64 = 256 << 10;
-/// How long a process may take to die of SIGKILL: in the kernel it cannot.
+/// How long a process may take to die of SIGKILL: a process that hangs in the kernel cannot
+/// die.
 const KILL_GRACE: Duration = Duration::from_secs(30);
-/// How long the last traces of a test may take to go.
+/// How long the last traces of a test may take to disappear.
 const TIDY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A process that an earlier test killed leaves its lock files, which are no locks then.
+/// A process that an earlier test killed leaves its lock files, which no longer lock anything.
 fn remove_lock_files() {
     for file in fs::read_dir("/run/lunbd").into_iter().flatten().flatten() {
         let path = file.path();
@@ -42,7 +43,7 @@ fn remove_lock_files() {
     }
 }
 
-/// With `left_as`, the test must leave the guest so.
+/// With `left_as`, the test must leave the guest in that state.
 pub(crate) fn run(
     test: &TestCase,
     left_as: Option<&Snapshot>,
@@ -122,7 +123,7 @@ fn outcome_of(status: WaitStatus) -> Outcome {
             Ok(reason) => Outcome::Skipped(reason),
             Err(_) => Outcome::Failed(format!("exit status {SKIP_STATUS} without a skip")),
         },
-        // What libtest leaves with when a test panicked.
+        // libtest exits with 101 when a test panicked.
         WaitStatus::Exited(_, 101) => Outcome::Failed("panicked".to_owned()),
         WaitStatus::Exited(_, status) => Outcome::Failed(format!("exit status {status}")),
         WaitStatus::Signaled(_, signal, _) => Outcome::Failed(format!("killed by {signal}")),
@@ -130,13 +131,13 @@ fn outcome_of(status: WaitStatus) -> Outcome {
     }
 }
 
-/// libtest also leaves with 0 when its filter matched nothing.
+/// libtest also exits with 0 when its filter matched nothing.
 fn ran_one_test(output_path: &str) -> bool {
     end_of(output_path).is_ok_and(|output| output.contains("test result: ok. 1 passed;"))
 }
 
-/// What still differs from `before` once udevd has nothing more to do and the
-/// test's orphans had their time to end.
+/// What still differs from `before` when udevd is idle and the test's orphans have had time to
+/// end.
 fn tidied(before: &Snapshot) -> Vec<String> {
     let settled = machine::ask_udevd(&["udevadm", "settle", "--timeout=40"]);
     let start = Instant::now();
@@ -181,7 +182,7 @@ impl Watchdog {
                 if end.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                // The test may have asked for more meanwhile.
+                // The test may have asked for more time meanwhile.
                 match fs::read_to_string(LIMIT_FILE)
                     .ok()
                     .and_then(|text| text.parse().ok())
@@ -217,8 +218,8 @@ impl Watchdog {
     }
 }
 
-/// SIGKILL did nothing, so the test hangs in the kernel: where is worth more
-/// than anything this boot can still do.
+/// SIGKILL did nothing, so the test hangs in the kernel. Its kernel stacks are worth more than
+/// anything else that this boot can still do.
 fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) -> ! {
     let mut stacks = String::new();
     for task in vm_tests::guest::entries(format!("/proc/{pid}/task")) {

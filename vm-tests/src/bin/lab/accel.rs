@@ -1,4 +1,4 @@
-//! KVM where it really runs guests, emulation elsewhere.
+//! Uses KVM where it really runs guests, and emulation elsewhere.
 
 use std::env;
 use std::fs;
@@ -34,7 +34,7 @@ impl Accel {
         }
     }
 
-    /// What the user asked for, or what a probe with a real kernel shows.
+    /// The user's choice, or the result of a probe with a real kernel.
     pub(crate) fn choose(vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
         match env::var("LUNBD_VM_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Self::Kvm),
@@ -47,7 +47,7 @@ impl Accel {
             .write(true)
             .open("/dev/kvm")
             .is_ok();
-        // KVM on a host that is itself a paravirtual guest of that kind hangs.
+        // KVM hangs on a host that is itself a paravirtual guest of this kind.
         if !usable || Path::new("/sys/module/kvm_pvm").exists() || failed_before() {
             return Ok(Self::Tcg);
         }
@@ -59,8 +59,8 @@ impl Accel {
     }
 }
 
-/// Where KVM opens and even runs a few instructions it may still hang a guest,
-/// so only a kernel's first words prove anything.
+/// KVM may open and run a few instructions, and still hang a guest. Only a kernel's first
+/// output proves that it works.
 fn probe(vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
     let console = run_dir.join("kvm-probe.console");
     fs::write(&console, "")?;
@@ -83,7 +83,7 @@ fn probe(vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
     command
         .arg("-serial")
         .arg(format!("file:{}", console.display()));
-    // QEMU says in its own words that KVM does not work; here it is no trouble.
+    // QEMU prints an error if KVM does not work; here that is no error.
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -102,7 +102,7 @@ fn probe(vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
     Ok(works)
 }
 
-/// A failure is remembered until the host boots again.
+/// A failed probe is remembered until the host boots again.
 fn memory() -> Option<(std::path::PathBuf, String)> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some((cache::directory().ok()?.join("kvm-failed-in-boot"), boot))
@@ -114,7 +114,7 @@ fn failed_before() -> bool {
 
 fn remember_failure() {
     if let Some((path, boot)) = memory() {
-        // Not remembered, it is probed again: no harm.
+        // If the result cannot be stored, the next run probes again.
         let _unwritable = fs::write(path, boot);
     }
 }

@@ -1,5 +1,5 @@
-//! An apt configuration of its own, beside the machine's: it downloads packages
-//! of any release, checks Debian's signatures, and installs nothing.
+//! A separate apt configuration, beside the machine's: it downloads packages of any release,
+//! checks Debian's signatures, and installs nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(crate) struct Archive {
     directory: PathBuf,
     packages: PathBuf,
-    /// What the update complained about, told only when something is missing.
+    /// The update's errors, shown only when a package is missing.
     complaint: String,
 }
 
@@ -45,8 +45,8 @@ impl Archive {
             .apt("apt-get")
             .args(["--quiet", "update"])
             .output()?;
-        // One suite of several may be gone from the mirror (an old release's);
-        // whether that matters shows when a package is asked for.
+        // One of several suites may be gone from the mirror (an old release's). Whether that
+        // matters shows when a package is requested.
         archive.complaint = String::from_utf8_lossy(&updated.stderr).into_owned();
         if updated.status.success() && archive.complaint.is_empty() {
             archive.forget_what_is_gone()?;
@@ -69,8 +69,8 @@ impl Archive {
         Ok(())
     }
 
-    /// `package` and those below it whose names start with one of `prefixes`:
-    /// a kernel and its parts without what a running system needs beside it.
+    /// `package` and its dependencies whose names start with one of `prefixes`: a kernel and
+    /// its parts, without what a running system needs besides.
     pub(crate) fn family(&self, package: &str, prefixes: &[&str]) -> Result<Vec<String>> {
         let mut known = BTreeSet::from([package.to_owned()]);
         let mut open = vec![package.to_owned()];
@@ -109,12 +109,12 @@ impl Archive {
         let mut uris = self.apt("apt-get");
         uris.args(["--quiet=2", "--print-uris", "download"])
             .args(packages);
-        // Asked in another directory, or apt leaves out what is here already.
+        // Run it in another directory, or apt omits the files that are already here.
         uris.current_dir(&self.directory);
         self.files_of(uris, &self.packages)
     }
 
-    /// Downloads `packages` and all that they depend on; returns the files.
+    /// Downloads `packages` and all their dependencies; returns the files.
     pub(crate) fn download_with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         let install = |arguments: &[&str]| {
             let mut install = self.apt("apt-get");
@@ -125,7 +125,7 @@ impl Archive {
         };
         let download = install(&["--quiet", "--download-only"]);
         self.output(download, "downloading packages")?;
-        // With no archives, or apt leaves out what is here already.
+        // Run it without archives, or apt omits the packages that are already here.
         let uris = install(&[
             "--quiet=2",
             "--print-uris",
@@ -168,8 +168,8 @@ impl Archive {
 }
 
 fn sources(mirrors: &Mirrors, codename: &str) -> String {
-    // Suites of a release past its end are no longer signed anew, so their date
-    // runs out; the signature itself is checked all the same.
+    // Debian does not sign the suites of a release past its end again, so their date expires.
+    // apt still checks the signature itself.
     let options = match codename {
         "bullseye" => format!("[signed-by={KEYRING} check-valid-until=no]"),
         _ => format!("[signed-by={KEYRING}]"),
@@ -189,7 +189,7 @@ fn sources(mirrors: &Mirrors, codename: &str) -> String {
 
 fn configuration(directory: &Path) -> String {
     let at = |part: &str| directory.join(part).display().to_string();
-    // The machine's own apt.conf.d is read as well: it may name a proxy.
+    // apt also reads the machine's own apt.conf.d, which may name a proxy.
     format!(
         r#"Dir::State "{}";
 Dir::State::lists "{}";

@@ -21,34 +21,34 @@ use crate::qemu::{Console, Machine};
 use crate::run_dir::RunDir;
 use crate::{harmless, own_patch};
 
-/// To the boot marker; emulation needs three to five seconds on two free
-/// cores, and was seen to need over thirty on busy ones.
+/// The limit for the time to the boot marker. Emulation needs three to five seconds on two free
+/// cores, and needed over thirty on busy ones.
 const BOOT_TIME: Duration = Duration::from_secs(240);
-/// A boot was seen to fail twice in a day under load, and a run has dozens.
+/// Under load a boot failed twice in one day, and a run has dozens of boots.
 const ATTEMPTS: usize = 4;
-/// How much later than announced a report may come: the guest has its own
-/// clock and needs time to kill and to tidy up.
+/// How much later than announced a report may arrive: the guest has its own clock and needs
+/// time to kill and to tidy up.
 const GRACE: Duration = Duration::from_secs(240);
 
-/// Tests of files named so reset their machine: it boots again, with the disk
-/// that it had, and runs the test again.
+/// Tests of files with this prefix reset their machine: it boots again with the same disk, and
+/// runs the test again.
 const RESETS: &str = "own_boot_reset_";
 
 /// Room for a small file system.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// What is booted, and which files are its own.
+/// The kernel and files of one boot.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
     pub(crate) root: &'run Root,
     pub(crate) programs: &'run Programs,
     pub(crate) accel: Accel,
     pub(crate) run_dir: &'run RunDir,
-    /// Which of the machines that run at once it is: each has files of its own.
+    /// The number of this machine among those that run at once. Each has its own files.
     pub(crate) seat: usize,
 }
 
-/// What was seen of one boot.
+/// What the lab saw of one boot.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     /// From QEMU's start to the boot marker.
@@ -57,33 +57,33 @@ pub(crate) struct Ended {
     pub(crate) done: bool,
     /// The test that was running when the boot ended.
     pub(crate) running: Option<String>,
-    /// It was ended because nothing was heard of it any more.
+    /// The lab ended the boot because no report arrived any more.
     pub(crate) silent: bool,
-    /// Why the boot ended, when it should not have.
+    /// Why the boot ended early; empty if it did not.
     pub(crate) why: String,
-    /// All that the kernel wrote to its console.
+    /// All output of the kernel on its console.
     pub(crate) console: String,
-    /// How often QEMU was started for it.
+    /// How often the lab started QEMU for this boot.
     pub(crate) attempts: usize,
-    /// Of all attempts.
+    /// The cost of all attempts.
     pub(crate) cost: Cost,
 }
 
 impl Ended {
-    /// The kernel says itself that it has died.
+    /// Whether the kernel reports its own panic.
     pub(crate) fn panicked(&self) -> bool {
         console_shows_panic(&self.console)
     }
 
-    /// See [`own_patch`].
+    /// Whether [`own_patch`] explains the death.
     pub(crate) fn died_of_its_own_patch(&self) -> bool {
         own_patch::killed(&self.console)
     }
 }
 
-/// Boots, does `job`, and hands every report on as it comes. A boot that does
-/// not reach its marker is tried again: early boot under emulation fails now and
-/// then, and nothing has been tested yet.
+/// Boots, does `job`, and passes on every report as it arrives. A boot that does not reach its
+/// marker is tried again: early boot under emulation fails now and then, and no test has run
+/// yet.
 pub(crate) fn boot(
     setup: &Setup<'_>,
     job: &Job,
@@ -160,7 +160,7 @@ fn attempt(
             Ok(Report::Done) => ended.done = true,
             Ok(report) => {
                 match &report {
-                    // A kernel that panics resets its machine too, as a test does.
+                    // A panic of the kernel resets the machine, as such a test does.
                     Report::Booted { .. } if console_shows_defect(setup, &console)? => {
                         "the kernel warned or died, and the machine booted again"
                             .clone_into(&mut ended.why);
@@ -178,7 +178,7 @@ fn attempt(
                         ended.running = None;
                         next_by = Instant::now() + GRACE;
                     }
-                    // The story tells at its own pace.
+                    // A story has no limit between two reports.
                     Report::Story { .. } => next_by = whole_limit,
                     Report::Broken { why } => ended.why.clone_from(why),
                     Report::StoryEnded { .. } | Report::Done => {}
@@ -221,8 +221,7 @@ fn console_shows_defect(setup: &Setup<'_>, console: &Path) -> Result<bool> {
     Ok(!harmless::defects(setup.kernel.series, &alarms).is_empty())
 }
 
-/// Reads the reports on a thread of its own, so that waiting for one can have
-/// a deadline.
+/// Reads the reports on a separate thread, so that a wait for one can have a deadline.
 fn listen(from: ChildStdout) -> Receiver<Report> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
@@ -239,8 +238,8 @@ fn listen(from: ChildStdout) -> Receiver<Report> {
     receive
 }
 
-/// One file with the root, the modules, the programs and the job behind one
-/// another: the kernel unpacks them in turn.
+/// One file with the root, the modules, the programs and the job, one after another: the kernel
+/// unpacks them in turn.
 fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     let path = setup.run_dir.join(&format!("initrd-{}", setup.seat));
     let mut to = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
@@ -257,7 +256,7 @@ fn write_initrd(setup: &Setup<'_>, job: &Job) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What the guest's additions go by.
+/// The names that select the guest's additions.
 fn names(job: &Job) -> Vec<&str> {
     let tests = job.tests.iter().map(|test| test.file.as_str());
     tests

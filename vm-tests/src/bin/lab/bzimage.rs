@@ -1,4 +1,4 @@
-//! Takes the ELF kernel out of a bzImage, so that the guest need not.
+//! Extracts the ELF kernel from a bzImage, so that the guest need not do it.
 
 use std::fs;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn payload(image: &[u8]) -> Result<Payload<'_>> {
     if image.get(HEADER_MAGIC..HEADER_MAGIC + 4) != Some(b"HdrS") {
         bail!("not a bzImage");
     }
-    // 0 stands for 4, for images older than the field.
+    // 0 means 4, in images older than the field.
     let setup_sectors = match image[SETUP_SECTS] {
         0 => 4,
         count => usize::from(count),

@@ -1,4 +1,4 @@
-//! What is kept between runs and shared between clones.
+//! The files that are kept between runs and shared between clones.
 
 use std::env;
 use std::fs::{self, File};
@@ -7,20 +7,20 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
-/// What an old recipe made is removed when nobody has used it for so long:
-/// clones with different recipes may take turns.
+/// An old recipe's result that no run has used for this long is removed. Clones with different
+/// recipes may take turns.
 const KEPT_UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The user's directory for packages, kernels and images.
 pub(crate) struct Cache {
     root: PathBuf,
-    /// Make anew what is there already.
+    /// Rebuilds what exists already.
     refresh: bool,
-    /// Held while the cache is filled, so that two clones do not do it twice.
+    /// Held while a lab fills the cache, so that two clones do not do it twice.
     _lock: File,
 }
 
-/// What a recipe made; nobody removes it while this is held.
+/// A recipe's result. No lab removes it while this is held.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
@@ -28,13 +28,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Call it under the cache's lock, or what is there may be on its way out.
+    /// The caller must hold the cache's lock, or another lab may be removing the entry.
     fn hold(path: PathBuf) -> Result<Self> {
         let in_use = File::open(&path).with_context(|| path.display().to_string())?;
         in_use
             .lock_shared()
             .with_context(|| path.display().to_string())?;
-        // Where it cannot be noted, the lock still keeps it.
+        // If the time of use cannot be stored, the lock still protects the entry.
         let _unwritable = in_use.set_modified(SystemTime::now());
         Ok(Self {
             path,
@@ -69,8 +69,8 @@ impl Cache {
         })
     }
 
-    /// What `recipe` made under `name`, built by `build` in a directory that
-    /// gets its name only when it is whole.
+    /// The result of `recipe` under `name`. `build` makes it in a directory that gets this name
+    /// only when it is complete.
     pub(crate) fn entry(
         &self,
         name: &str,
@@ -90,7 +90,7 @@ impl Cache {
         remove(&unfinished)?;
         fs::create_dir_all(&unfinished).with_context(|| unfinished.display().to_string())?;
         build(&unfinished)?;
-        // A refresh replaces what is there only when it has something better.
+        // A refresh replaces the old result only when the new one is complete.
         remove(&path)?;
         fs::rename(&unfinished, &path).with_context(|| path.display().to_string())?;
         let entry = Entry::hold(path)?;
@@ -98,7 +98,7 @@ impl Cache {
         Ok(entry)
     }
 
-    /// Removes what older recipes made under `name`.
+    /// Removes the results of older recipes under `name`.
     fn prune(&self, name: &str) -> Result<()> {
         for other in fs::read_dir(&self.root)?.flatten() {
             let file = other.file_name().to_string_lossy().into_owned();
@@ -118,7 +118,7 @@ impl Cache {
         self.refresh
     }
 
-    /// A directory that is used as it is: package lists, downloaded packages.
+    /// A directory without a recipe: package lists, downloaded packages.
     pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
         fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
@@ -142,7 +142,7 @@ pub(crate) fn directory() -> Result<PathBuf> {
     Ok(base.join("lunbd-vm"))
 }
 
-/// Since it was made or used; none where the clock was set back.
+/// The time since the entry was made or used; zero if the clock was set back.
 fn age(path: &Path) -> Duration {
     let used = fs::metadata(path).and_then(|meta| meta.modified());
     used.ok()
@@ -162,8 +162,8 @@ fn remove(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names a recipe; it must come out the same in every build of the lab, which
-/// std's hasher does not promise.
+/// Names a recipe. The hash must be the same in every build of the lab, which std's hasher does
+/// not promise.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,10 +1,10 @@
-//! Which kernels a test runs on.
+//! Chooses the kernels that a test runs on.
 
 use vm_tests::job::TestCase;
 
 use crate::kernel::Series;
 
-/// Files that run on each kernel of every run, with the reason.
+/// Files that run on each kernel in every run, with the reason.
 const ON_EACH_KERNEL: &[(&str, &str)] = &[
     ("attach", "the messages of a scan and their order"),
     ("hub", "what the sockets of uevents deliver and lose"),
@@ -17,11 +17,11 @@ const ON_EACH_KERNEL: &[(&str, &str)] = &[
 /// How many of the selected kernels a test runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Breadth {
-    /// One, by the seed; those of [`ON_EACH_KERNEL`] on each.
+    /// On one, by the seed; files of [`ON_EACH_KERNEL`] on each.
     BySeed(u64),
-    /// Each.
+    /// On each.
     Each,
-    /// Each, and tests that `expected-skips` lists are booted too: the run fails when
+    /// On each. The tests that `expected-skips` lists are booted too, and the run fails when
     /// one of them does not skip.
     EachWithKnownSkips,
 }
@@ -30,7 +30,7 @@ pub(crate) enum Breadth {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) booted: Vec<TestCase>,
-    /// With the reason that `expected-skips` gives.
+    /// Skipped tests, with the reason from `expected-skips`.
     pub(crate) skipped: Vec<(TestCase, &'static str)>,
 }
 
@@ -69,8 +69,8 @@ fn runs_on_each(test: &TestCase) -> bool {
     ON_EACH_KERNEL.iter().any(|(file, _)| *file == test.file)
 }
 
-/// One of the kernels on which the test does not skip, or the first where it skips on
-/// each. The next seed takes the next of them.
+/// One of the kernels on which the test does not skip, or the first if it skips on each. The
+/// next seed takes the next of them.
 fn one_by_seed(skips: &[Option<&str>], id: &str, seed: u64) -> usize {
     let able = (0..skips.len()).filter(|at| skips[*at].is_none());
     let able: Vec<usize> = able.collect();
@@ -80,8 +80,8 @@ fn one_by_seed(skips: &[Option<&str>], id: &str, seed: u64) -> usize {
     able.get(turn).copied().unwrap_or(0)
 }
 
-/// FNV-1a, and a last step of `MurmurHash3`, since FNV's last letters reach too few bits.
-/// It is the same with every compiler, so that a seed means the same run.
+/// FNV-1a and the last step of `MurmurHash3`, because the last letters of FNV reach too few
+/// bits. The hash is the same with every compiler, so that a seed always means the same run.
 fn hash(name: &str) -> u64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

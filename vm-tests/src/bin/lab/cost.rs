@@ -1,4 +1,4 @@
-//! What a run costs: wall-clock and processor time, part by part.
+//! The cost of a run: wall-clock and processor time of each part.
 
 use std::fs;
 use std::ops::AddAssign;
@@ -25,16 +25,16 @@ impl AddAssign for Cost {
     }
 }
 
-/// The parts of a run, in the order in which they began.
+/// The parts of a run, in the order of their start.
 #[derive(Debug, Default)]
 pub(crate) struct Costs {
     parts: Vec<(String, Cost)>,
 }
 
 impl Costs {
-    /// Begins with what this process did before it was the lab: `.ci/run`,
-    /// `vm-tests/test`, cargo and the lab follow one another by `exec`, so the kernel
-    /// has counted all of them as one process.
+    /// Starts with the time that this process used before it was the lab: `.ci/run`,
+    /// `vm-tests/test`, cargo and the lab follow one another by `exec`, so the kernel counts
+    /// them as one process.
     pub(crate) fn of_this_process() -> Result<Self> {
         let before = cost_of_this_process()?;
         Ok(Self {
@@ -49,8 +49,8 @@ impl Costs {
         }
     }
 
-    /// A line for each part. Machines run beside one another, so the whole is less
-    /// wall-clock time than its parts; and it has the lab's own processor time.
+    /// One line for each part. Machines run beside one another, so the whole takes less
+    /// wall-clock time than its parts. The whole also includes the lab's own processor time.
     pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let whole = ("in all".to_owned(), cost_of_this_process()?);
         let lines = self.parts.iter().chain([&whole]);
@@ -85,17 +85,17 @@ impl Meter {
     }
 }
 
-/// Waits until a child has ended, and returns the processor time that it and the
-/// processes that it waited for took. The caller still has to wait for the child.
+/// Waits until a child has ended. Returns the processor time of the child and of the processes
+/// that it waited for. The caller still has to wait for the child.
 pub(crate) fn processor_time_once_ended(pid: u32) -> Result<Duration> {
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     waitid(Id::Pid(Pid::from_raw(i32::try_from(pid)?)), ended).context("a child")?;
-    // What has ended and is not waited for is still in /proc.
+    // /proc still shows a process that has ended and was not waited for.
     let times = Times::read(&pid.to_string())?;
     Ok(times.own + times.of_children)
 }
 
-/// Since this process was forked, with the children that it has waited for.
+/// The cost since this process was forked, with the children that it has waited for.
 fn cost_of_this_process() -> Result<Cost> {
     let times = Times::read("self")?;
     let uptime = fs::read_to_string("/proc/uptime").context("/proc/uptime")?;
@@ -107,12 +107,12 @@ fn cost_of_this_process() -> Result<Cost> {
     })
 }
 
-/// Of `/proc/PID/stat`.
+/// The times of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct Times {
     own: Duration,
     of_children: Duration,
-    /// After the machine's start.
+    /// Counted from the machine's start.
     began: Duration,
 }
 
@@ -124,7 +124,7 @@ impl Times {
     }
 
     fn parse(stat: &str) -> Option<Self> {
-        // The command's name, in parentheses, may have spaces and parentheses.
+        // The command's name is in parentheses, and may contain spaces and parentheses.
         let (_, fields) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let ticks = |at: usize| Some(TICK * fields.get(at)?.parse().ok()?);

@@ -1,14 +1,14 @@
-//! Which Debian this machine is and which mirrors its apt gets packages from.
+//! Finds this machine's Debian release and the mirrors of its apt.
 
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The archives that this machine gets its packages from.
+/// The archives that serve packages to this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirrors {
-    /// Of the machine's own release.
+    /// The machine's own release.
     pub(crate) codename: String,
     /// Serves every release.
     pub(crate) main: String,
@@ -28,7 +28,7 @@ impl Mirrors {
             bail!("the lab builds its guest from Debian's packages and needs a Debian machine");
         }
         let codename = field("VERSION_CODENAME").context("/etc/os-release has no codename")?;
-        // apt reads its own sources, and downloads nothing here.
+        // With this option apt reads its sources and downloads nothing.
         let mut apt = Command::new("apt-get");
         apt.args(["--print-uris", "update"]);
         let uris = apt.output().context("apt-get")?;

@@ -1,4 +1,4 @@
-//! The compressions that kernels and modules come in, told by their magic.
+//! The compression formats of kernels and modules, recognised by their magic.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(crate) fn program_for(head: &[u8]) -> Option<Program> {
         .map(|(_, program)| *program)
 }
 
-/// The content of `path`, decompressed when it is compressed.
+/// The content of `path`, decompressed if necessary.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let content = fs::read(path).with_context(|| path.display().to_string())?;
     let Some(program) = program_for(&content) else {

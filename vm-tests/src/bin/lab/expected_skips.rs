@@ -1,4 +1,4 @@
-//! The skips that are known, by kernel series.
+//! The known skips, by kernel series.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,10 @@ use vm_tests::job::TestCase;
 
 use crate::kernel::Series;
 
-/// `SERIES FILE::NAME reason`, a line each; `*` stands for every series.
+/// One line each: `SERIES FILE::NAME reason`; `*` stands for every series.
 const LIST: &str = include_str!("../../../expected-skips");
 
-/// Why `test` cannot run on `series`, where it is known that it cannot.
+/// Why `test` cannot run on `series`, if the list says so.
 pub(crate) fn reason(series: Series, test: &str) -> Option<&'static str> {
     listed(LIST, &series.to_string(), test)
 }

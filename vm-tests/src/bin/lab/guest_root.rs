@@ -1,6 +1,6 @@
-//! The guest's userland, from packages of this machine's own release: what is
-//! built here finds the libc and libudev there that it was linked with. Those of a
-//! newer release serve it too, so `LUNBD_VM_USERLAND` may name one.
+//! The guest's userland, from packages of this machine's own release: programs that are built
+//! here find there the libc and libudev that they were linked with. The libraries of a newer
+//! release also work, so `LUNBD_VM_USERLAND` may name one.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,13 +17,13 @@ use crate::newc::Newc;
 use crate::package;
 use crate::step::step;
 
-/// What is in the guest besides what these depend on. No maintainer script
-/// runs, so essential packages have to be named too.
+/// The packages of the guest; their dependencies come with them. No maintainer script runs, so
+/// essential packages must be listed too.
 const PACKAGES: &[&str] = &[
     "bash",
     "coreutils",
     "dash",
-    // For `which`, by which rescan-scsi-bus.sh finds multipath.
+    // For `which`, with which rescan-scsi-bus.sh finds multipath.
     "debianutils",
     "dmsetup",
     "e2fsprogs",
@@ -44,40 +44,40 @@ const PACKAGES: &[&str] = &[
     "xfsprogs",
 ];
 
-/// The smallest that udev accepts: the others are systemd, or need it.
+/// The smallest implementation that udev accepts: the others are systemd, or need it.
 const SYSUSERS: &str = "systemd-standalone-sysusers";
 
-/// What only some boots carry: unpacking it takes longer than most tests.
+/// Packages of some boots only: unpacking them takes longer than most tests.
 #[derive(Debug)]
 struct Addition {
     name: &'static str,
     packages: &'static [&'static str],
-    /// The boots that carry it have a test file, or a word of their story, with
-    /// one of these in its name.
+    /// A boot has the addition if a test file, or a word of its story, has one of these in its
+    /// name.
     marks: &'static [&'static str],
 }
 
 const ADDITIONS: &[Addition] = &[
-    // NBD servers that are not ours, and the client to compare with; as large
-    // as all the rest.
+    // NBD servers of other projects, and the client to compare with. They are as large as all
+    // the rest.
     Addition {
         name: "nbd",
         packages: &["nbd-client", "nbd-server", "nbdkit", "qemu-utils"],
         marks: &["nbd"],
     },
-    // The daemons that a machine with a SAN has, and the tools to compare with.
+    // The daemons of a machine with a SAN, and the tools to compare with.
     Addition {
         name: "san",
         packages: &["multipath-tools", "open-iscsi", "sg3-utils"],
         marks: &["mpath", "iscsi", "fc"],
     },
-    // A target that is not the kernel's.
+    // A target outside the kernel.
     Addition {
         name: "tgt",
         packages: &["tgt"],
         marks: &["iscsi"],
     },
-    // Its rules make each LUN three times slower, so the other boots go without.
+    // Its rules make each LUN three times slower, so other boots do not have it.
     Addition {
         name: "sg3-rules",
         packages: &["sg3-utils", "sg3-utils-udev"],
@@ -89,7 +89,7 @@ const ADDITIONS: &[Addition] = &[
         packages: &["lvm2"],
         marks: &["lvm"],
     },
-    // Where it is there, it is pid 1.
+    // Where it is installed, it is pid 1.
     Addition {
         name: "systemd",
         packages: &["systemd"],
@@ -97,8 +97,7 @@ const ADDITIONS: &[Addition] = &[
     },
 ];
 
-/// Pulled in by dependencies and never called in the guest; the names of whole
-/// families by their beginnings.
+/// Dependencies that the guest never calls. A prefix stands for a whole family of packages.
 const LEFT_OUT_PACKAGES: &[&str] = &[
     "adduser",
     "cpio",
@@ -106,7 +105,7 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     "dpkg",
     "initramfs-tools",
     "klibc-utils",
-    // Wanted by plugins of nbdkit that no test loads.
+    // Needed by plugins of nbdkit that no test loads.
     "libboost",
     "libcurl3",
     "libldap",
@@ -117,7 +116,7 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     "libdb5.3",
     "libfile-find-rule-perl",
     "libgssapi-krb5-2",
-    // Of the xfs tools only the scrubber wants it, and it is the largest file.
+    // Of the xfs tools only the scrubber needs it, and it is the largest file.
     "libicu",
     "libk5crypto3",
     "libklibc",
@@ -135,14 +134,14 @@ const LEFT_OUT_PACKAGES: &[&str] = &[
     "perl",
     "python3",
     "sg3-utils-udev",
-    // A newer multipath-tools depends on it; where it is, it is pid 1.
+    // A newer multipath-tools depends on it. Where it is installed, it is pid 1.
     "systemd",
     "sysvinit-utils",
     "tar",
     "usrmerge",
 ];
 
-/// Read by nobody in the guest, and slow to unpack under emulation.
+/// No program of the guest reads these, and they are slow to unpack under emulation.
 const LEFT_OUT_PATHS: &[&str] = &[
     "usr/share/",
     "usr/lib/udev/hwdb.d/",
@@ -152,7 +151,7 @@ const LEFT_OUT_PATHS: &[&str] = &[
     "var/",
 ];
 
-/// Maintainer scripts would have made these.
+/// Maintainer scripts would have created these.
 const FILES: &[(&str, &str)] = &[
     (
         "etc/passwd",
@@ -169,7 +168,7 @@ const FILES: &[(&str, &str)] = &[
     ("etc/fstab", ""),
 ];
 
-/// The groups that udev's stock rules name.
+/// The groups that udev's standard rules name.
 const GROUPS: &str = "root:x:0:\ntty:x:5:\ndisk:x:6:\nlp:x:7:\nkmem:x:15:\ndialout:x:20:\n\
     cdrom:x:24:\ntape:x:26:\naudio:x:29:\nvideo:x:44:\nplugdev:x:46:\nusers:x:100:\n\
     input:x:101:\nsgx:x:102:\nkvm:x:103:\nrender:x:104:\nnogroup:x:65534:\n";
@@ -206,8 +205,7 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// The images for a boot, by the names of its test files or the words of
-    /// its story.
+    /// The images for a boot, by the names of its test files or the words of its story.
     pub(crate) fn images(&self, names: &[&str]) -> Vec<PathBuf> {
         let wanted = ADDITIONS
             .iter()
@@ -217,7 +215,7 @@ impl Root {
     }
 }
 
-/// What every guest has.
+/// The image that every guest has.
 const BASE: &str = "root.cpio";
 
 impl Addition {
@@ -225,10 +223,10 @@ impl Addition {
         format!("{}.cpio", self.name)
     }
 
-    /// What is downloaded for it, the base's packages as well.
+    /// The packages to download for it, with those of the base.
     ///
-    /// Whatever wants systemd itself conflicts with the small sysusers: a newer
-    /// multipath-tools does.
+    /// A package that needs systemd itself, such as a newer multipath-tools, conflicts with the
+    /// small sysusers.
     fn download(&self, archive: &Archive) -> Result<Vec<PathBuf>> {
         let with_it = [PACKAGES, self.packages].concat();
         archive.download_with_dependencies(&with_it).or_else(|_| {
@@ -251,7 +249,7 @@ fn codename(mirrors: &Mirrors) -> String {
     chosen.unwrap_or_else(|| mirrors.codename.clone())
 }
 
-/// The images, built when they are not there yet.
+/// The images; builds them if they do not exist yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
     let codename = codename(mirrors);
     if codename != mirrors.codename {
@@ -287,7 +285,7 @@ pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
     Ok(Root { entry })
 }
 
-/// What was asked for by its name is there, whatever else is left out.
+/// Unpacks the packages, without those of [`LEFT_OUT_PACKAGES`] that `asked_for` does not name.
 fn unpack(packages: &[PathBuf], asked_for: &[&str], tree: &Path) -> Result<()> {
     let mut packages = packages.to_vec();
     packages.retain(|package| {
@@ -299,7 +297,7 @@ fn unpack(packages: &[PathBuf], asked_for: &[&str], tree: &Path) -> Result<()> {
     package::unpack(&packages, tree)
 }
 
-/// Makes in `tree` what no package brings.
+/// Creates in `tree` the files that no package has.
 fn furnish(tree: &Path) -> Result<()> {
     for path in DIRECTORIES {
         fs::create_dir_all(tree.join(path))?;

@@ -1,11 +1,11 @@
-//! The kernel messages that look like a defect and are known to be none.
+//! The kernel messages that look like a defect and are known to be harmless.
 
 use crate::kernel::Series;
 
-/// `SERIES "TEXT" reason`, a line each; `*` stands for every series.
+/// One line each: `SERIES "TEXT" reason`; `*` stands for every series.
 const LIST: &str = include_str!("../../../harmless-kernel-messages");
 
-/// Those of `alarms` that tell of a defect.
+/// The `alarms` that report a defect.
 pub(crate) fn defects(series: Series, alarms: &[String]) -> Vec<&str> {
     let series = series.to_string();
     let alarms = alarms.iter().map(String::as_str);

@@ -1,4 +1,4 @@
-//! The tests that run anywhere, counted into the same summary.
+//! The tests that run on the host, counted into the same summary.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -13,10 +13,10 @@ use crate::programs::{SELECTION, cargo_command};
 use crate::schedule::lock;
 use crate::summary::Summary;
 
-/// What README names, which needs no features; then all tests with all that a user can
-/// switch on, and the lab's own. The guest's tests are of the same selection and must
-/// not run here, so each test is named. Last the tests of a library with crash points,
-/// which nothing else may have in it.
+/// First the suite that the README names, which needs no features. Then all tests with every
+/// feature that a user can enable, and the lab's own. The guest's tests belong to the same
+/// selection and must not run here, so each test is named. Last the tests of a library with
+/// crash points, which no other suite may link.
 fn suites() -> Result<Vec<Vec<String>>> {
     let (killing, others): (Vec<_>, Vec<_>) = tests_of_lunbd()?
         .into_iter()
@@ -83,7 +83,7 @@ pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
         let shown = format!("cargo {}", suite.join(" "));
         eprintln!("{shown}");
         let start = Instant::now();
-        // All of them, though one failed: the summary is to be whole.
+        // Run all of them even if one failed, so that the summary is complete.
         let mut command = cargo_command();
         command
             .args(&suite)
@@ -93,7 +93,7 @@ pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
         let stdout = cargo.stdout.take().context("cargo's output")?;
         let mut any_failed = false;
         for line in BufReader::new(stdout).split(b'\n') {
-            // What a failed test printed may be no text.
+            // The output of a failed test may not be UTF-8.
             let line = line.context("cargo's output")?;
             let line = String::from_utf8_lossy(&line);
             if shows_each_test || !says_that_all_is_well(&line) {
@@ -116,7 +116,7 @@ pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
     Ok(())
 }
 
-/// What libtest prints of a binary without a failure, with and without `--quiet`.
+/// Whether libtest prints this line for a binary without a failure, with or without `--quiet`.
 fn says_that_all_is_well(line: &str) -> bool {
     let progress = || line.trim_start_matches(['.', 'i']).trim_start();
     line.is_empty()

@@ -1,4 +1,4 @@
-//! Debian's kernels, by series: packages unpacked, never installed.
+//! Debian's kernels, by series. The lab unpacks their packages and never installs them.
 
 use std::env;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::debian::Mirrors;
 use crate::step::step;
 use crate::{bzimage, modules, package};
 
-/// A line of kernels that one Debian release follows.
+/// A kernel series that one Debian release follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Series {
     /// bullseye's.
@@ -22,14 +22,14 @@ pub(crate) enum Series {
     V6_1,
     /// trixie's.
     V6_12,
-    /// sid's, whatever it is now.
+    /// sid's current one.
     Newest,
 }
 
 impl Series {
     const ALL: [Self; 4] = [Self::V6_1, Self::Newest, Self::V5_10, Self::V6_12];
 
-    /// What the user asked for by `LUNBD_VM_KERNEL` or `--all-kernels`.
+    /// The series that `LUNBD_VM_KERNEL` or `--all-kernels` selects.
     pub(crate) fn wanted(all: bool) -> Result<Vec<Self>> {
         match env::var("LUNBD_VM_KERNEL") {
             Ok(name) if !name.is_empty() => Ok(vec![Self::parse(&name)?]),
@@ -82,7 +82,7 @@ pub(crate) struct Kernel {
     _entry: Entry,
 }
 
-/// Downloads and unpacks the kernel when it is not there yet.
+/// Downloads and unpacks the kernel if it is not in the cache yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Result<Kernel> {
     let recipe = format!("2 {} {}", series.codename(), modules::recipe());
     let entry = cache.entry(&format!("kernel-{series}"), &recipe, |directory| {

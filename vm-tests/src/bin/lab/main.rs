@@ -1,6 +1,7 @@
-//! The host's side of the lab: prepares kernels and guest root, boots, reports.
+//! The host's side of the lab: it prepares the kernels and the guest's root, boots, and
+//! reports.
 //!
-//! `vm-tests/test` calls it, and `vm-tests/demo` and `vm-tests/bench` by way of `vm-bench`.
+//! `vm-tests/test` runs it. `vm-tests/demo` and `vm-tests/bench` run it through `vm-bench`.
 
 #![allow(
     clippy::print_stdout,
@@ -94,7 +95,7 @@ struct TestArguments {
 }
 
 impl TestArguments {
-    /// Who names tests wants to see them on each kernel.
+    /// A user who names tests wants to see them on each kernel.
     fn breadth(&self) -> Breadth {
         if self.all_kernels {
             Breadth::EachWithKnownSkips

@@ -1,4 +1,4 @@
-//! The few modules of a kernel that the guest may ask for, and what they need.
+//! The modules of a kernel that the guest may load, and their dependencies.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use crate::decompress;
 use crate::newc::Newc;
 
-/// Loaded before the first test: they belong to every machine with SCSI disks.
+/// Loaded before the first test: every machine with SCSI disks has them.
 pub(crate) const LOADED_AT_BOOT: &[&str] = &["sd_mod", "sg"];
 
-/// There in every kernel, or the kernel is of no use to the lab.
+/// A kernel without one of these is of no use to the lab.
 const REQUIRED: &[&str] = &[
     "dm_mod",
     "ext4",
@@ -28,10 +28,9 @@ const REQUIRED: &[&str] = &[
     "xfs",
 ];
 
-/// Taken where the kernel has them: some are built in or named otherwise in one
-/// series or another.
+/// Taken if the kernel has them: some series build some of them in, or name them otherwise.
 const WANTED: &[&str] = &[
-    // Transports, targets and what they carry.
+    // Transports, targets and their protocols.
     "bnx2fc",
     "fcoe",
     "iscsi_target_mod",
@@ -58,7 +57,7 @@ const WANTED: &[&str] = &[
     "dm_service_time",
     "dm_snapshot",
     "scsi_dh_alua",
-    // Others that hold or imitate disks.
+    // Other drivers that hold or imitate disks.
     "brd",
     "configfs",
     "fuse",
@@ -73,7 +72,7 @@ const WANTED: &[&str] = &[
     "bridge",
     "dummy",
     "sch_netem",
-    // For `ss` to cut connections.
+    // `ss` needs it to cut connections.
     "tcp_diag",
     "tls",
     "veth",
@@ -86,7 +85,7 @@ const WANTED: &[&str] = &[
     "virtio_pci",
     "virtio_rng",
     "virtio_scsi",
-    // Asked for by name at run time, so no dependency shows them.
+    // The kernel requests these by name at run time, so no dependency shows them.
     "chacha",
     "chacha20poly1305",
     "chacha_generic",
@@ -108,20 +107,20 @@ const WANTED: &[&str] = &[
     "t10-pi",
 ];
 
-/// For the cache to notice when the lists change.
+/// Lets the cache notice when the lists change.
 pub(crate) fn recipe() -> String {
     format!("{REQUIRED:?} {WANTED:?}")
 }
 
-/// Writes the initramfs of `release`'s modules, found unpacked in `tree`, to
-/// `to`; `work` is a directory to do it in.
+/// Writes to `to` the initramfs of `release`'s modules, which are unpacked in `tree`. `work` is
+/// a working directory.
 pub(crate) fn pack(release: &str, tree: &Path, work: &Path, to: &Path) -> Result<()> {
     depmod(tree, release)?;
     let modules = Path::new("lib/modules").join(release);
     let (from, directory) = (tree.join(&modules), work.join("usr").join(&modules));
     for module in closure(tree, release)? {
         let path = directory.join(module.strip_prefix(&from)?);
-        // foo.ko.xz loses .xz.
+        // foo.ko.xz becomes foo.ko.
         let path = match path.extension() {
             Some(extension) if extension != "ko" => path.with_extension(""),
             _ => path,
@@ -129,7 +128,7 @@ pub(crate) fn pack(release: &str, tree: &Path, work: &Path, to: &Path) -> Result
         fs::create_dir_all(path.parent().context("a module's directory")?)?;
         fs::write(path, decompress::read(&module)?)?;
     }
-    // Absent in some kernels; depmod then only warns.
+    // Some kernels lack one of these; depmod then only warns.
     for list in [
         "modules.builtin",
         "modules.builtin.modinfo",
@@ -139,7 +138,7 @@ pub(crate) fn pack(release: &str, tree: &Path, work: &Path, to: &Path) -> Result
     }
     symlink("usr/lib", work.join("lib"))?;
     depmod(work, release)?;
-    // Where only the binary lists come with the kernel, depmod's are empty.
+    // Some kernels have only the binary lists; depmod's are then empty.
     if !from.join("modules.builtin").exists() {
         for list in ["modules.builtin.bin", "modules.builtin.alias.bin"] {
             copy_if_there(&from, &directory, list)?;
@@ -162,7 +161,7 @@ fn depmod(tree: &Path, release: &str) -> Result<()> {
     Ok(())
 }
 
-/// The files of what is wanted and of what that needs, soft dependencies included.
+/// The files of the wanted modules and of their dependencies, including soft dependencies.
 fn closure(tree: &Path, release: &str) -> Result<BTreeSet<PathBuf>> {
     let softdep = tree
         .join("lib/modules")
@@ -173,7 +172,7 @@ fn closure(tree: &Path, release: &str) -> Result<BTreeSet<PathBuf>> {
         let mut modprobe = Command::new("modprobe");
         modprobe.arg("--dirname").arg(tree);
         modprobe.args(["--set-version", release]);
-        // In place of the configuration of this machine.
+        // Replaces this machine's configuration.
         modprobe.arg("--config").arg(&softdep);
         modprobe.args(["--all", "--show-depends"]).args(names);
         let shown = modprobe.output().context("modprobe")?;

@@ -1,5 +1,5 @@
-//! Writes cpio archives of the "newc" form, which the kernel unpacks as its
-//! initramfs. Needs no root: owners and modes are only numbers here.
+//! Writes cpio archives in the "newc" format, which the kernel unpacks as its initramfs. This
+//! needs no root: owners and modes are only numbers here.
 
 use std::fs::{self, DirEntry};
 use std::io::{Result, Write};
@@ -10,7 +10,7 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// An archive being written; everything in it belongs to root.
+/// An archive that is being written. Root owns everything in it.
 pub(crate) struct Newc<W> {
     to: W,
     inode: u32,
@@ -33,8 +33,8 @@ impl<W: Write> Newc<W> {
         self.entry(path, SYMLINK | 0o777, target.as_bytes())
     }
 
-    /// All that is in `from` and that `is_wanted`, below `name`, which is in the archive
-    /// already unless it is empty.
+    /// Adds everything in `from` that `is_wanted`, below `name`. `name` must be in the archive
+    /// already, or be empty.
     pub(crate) fn tree(
         &mut self,
         from: &Path,
@@ -61,7 +61,7 @@ impl<W: Write> Newc<W> {
         Ok(())
     }
 
-    /// Ends the archive; another one may follow it in the same file.
+    /// Ends the archive. Another one may follow it in the same file.
     pub(crate) fn finish(mut self) -> Result<W> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, &[])?;
@@ -86,8 +86,8 @@ impl<W: Write> Newc<W> {
         }
         self.to.write_all(path.as_bytes())?;
         self.to.write_all(&[0])?;
-        // Both the name (with the 110 bytes before it) and the content end on
-        // a multiple of four.
+        // Both the name (with the 110 bytes before it) and the content are padded to a multiple
+        // of four.
         self.pad(110 + path.len() + 1)?;
         self.to.write_all(content)?;
         self.pad(content.len())

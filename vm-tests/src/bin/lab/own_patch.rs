@@ -1,12 +1,12 @@
-//! A death that the emulator is to blame for.
+//! Recognises a kernel's death that is the emulator's fault.
 //!
 //! A kernel that replaces an instruction writes `int3` over it first (`text_poke_bp`,
-//! `arch/x86/kernel/alternative.c`). An emulated processor may run its translation of
-//! that `int3` when the kernel is done and does not expect it any more; then the kernel
-//! dies of it. Its memory has the new instruction there. Where memory has an `int3`,
-//! the kernel has jumped to where no instruction is, and that is a defect.
+//! `arch/x86/kernel/alternative.c`). An emulated processor may run its translation of that
+//! `int3` when the kernel has finished and no longer expects it; then the kernel dies of it.
+//! Its memory has the new instruction there. If memory has an `int3` instead, the kernel has
+//! jumped to a place without an instruction, and that is a defect.
 
-/// Whether the console's first oops is of that kind: later ones are of its end.
+/// Whether the console's first oops is of that kind. Later oopses follow from the first.
 pub(crate) fn killed(console: &str) -> bool {
     console
         .split_once("int3: 0000 [#1]")
@@ -14,8 +14,8 @@ pub(crate) fn killed(console: &str) -> bool {
         .is_some_and(|(_, code)| shows_what_a_kernel_writes(code))
 }
 
-/// `48 89 df e9 <05> 00 00 00 c3`: the marked byte is the one behind the `int3`, so
-/// the byte before it is the first of what was run as `int3`.
+/// In `48 89 df e9 <05> 00 00 00 c3` the marked byte follows the `int3`, so the byte before it
+/// is the first of the bytes that ran as `int3`.
 fn shows_what_a_kernel_writes(code: &str) -> bool {
     let bytes: Vec<&str> = code.split_whitespace().collect();
     let Some(marked) = bytes.iter().position(|byte| byte.starts_with('<')) else {
@@ -27,7 +27,7 @@ fn shows_what_a_kernel_writes(code: &str) -> bool {
     match (first, bytes[marked].trim_matches(['<', '>'])) {
         // A call, a long and a short jump.
         ("e8" | "e9" | "eb", _) => true,
-        // The instructions of five and of two bytes that do nothing.
+        // The no-op instructions of five and of two bytes.
         (first, second) => [("0f", "1f"), ("66", "90")].contains(&(first, second)),
     }
 }
@@ -59,7 +59,7 @@ mod tests {
             assert!(!killed(&console("Oops: int3: 0000 [#2] SMP", code)));
         }
         for code in [
-            // An int3 that is there: what fills the room between two functions.
+            // An `int3` that is in memory: padding between two functions.
             "cc cc cc cc <cc> cc cc 48 89",
             "48 89 df cc <05> 00 00 00 c3",
             "48 89 df 0f <0b> c3",

@@ -1,4 +1,4 @@
-//! Unpacks Debian's packages: no maintainer script runs, and it needs no root.
+//! Unpacks Debian's packages. It runs no maintainer script and needs no root.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Builds what runs in the guest and packs it into an initramfs.
+//! Builds the guest's programs and packs them into an initramfs.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,9 +15,9 @@ use crate::newc::Newc;
 use crate::run_dir::RunDir;
 use crate::step::step;
 
-/// What is built with all features that anything here needs, so that the host's tests
-/// and the guest's programs share their dependencies. Cargo also counts the features of
-/// dev-dependencies when it builds tests, so only `cargo test` shares them.
+/// The packages and features of every build, so that the host's tests and the guest's programs
+/// share their dependencies. When cargo builds tests it also counts the features of
+/// dev-dependencies, so only `cargo test` shares them.
 pub(crate) const SELECTION: &[&str] = &[
     "test",
     "-p",
@@ -32,7 +32,7 @@ pub(crate) const SELECTION: &[&str] = &[
     "lunbd/cli,lunbd/metrics,vm-tests/guest",
 ];
 
-/// Only boots with a file of these marks in its name have the program: the guest
+/// Only boots with a file that has one of these marks in its name have the program: the guest
 /// unpacks every byte.
 const OF_SOME_BOOTS: &[(&str, &[&str])] = &[
     ("agent", &["reconcile"]),
@@ -40,12 +40,12 @@ const OF_SOME_BOOTS: &[(&str, &[&str])] = &[
 ];
 const CRASH_AGENT: &str = "crash-agent";
 
-/// The host's tests have the library unoptimised.
+/// The host's tests use the library without optimisation.
 const OPTIMISED: [&str; 2] = ["--config", "profile.dev.package.lunbd.opt-level=1"];
 
 /// The guest's programs, built and packed.
 pub(crate) struct Programs {
-    /// What every boot has.
+    /// The programs of every boot.
     base: PathBuf,
     of_some_boots: BTreeMap<String, PathBuf>,
     /// Every VM test, sorted.
@@ -53,7 +53,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// What goes behind the guest's root and modules for a boot that runs tests of
+    /// The images to add after the guest's root and modules, for a boot that runs tests of
     /// these files.
     pub(crate) fn images(&self, files: &[&str]) -> Vec<PathBuf> {
         let some = self.of_some_boots.iter();
@@ -64,7 +64,7 @@ impl Programs {
             .collect()
     }
 
-    /// Builds what only some tests need, if `tests` has one of them.
+    /// Builds the programs that only some tests need, if `tests` has one of them.
     pub(crate) fn build_rest(&mut self, tests: &[TestCase], run_dir: &RunDir) -> Result<()> {
         let files: Vec<&str> = tests.iter().map(|test| test.file.as_str()).collect();
         if !is_wanted(CRASH_AGENT, &files) {
@@ -103,8 +103,8 @@ struct Target {
 
 pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     eprintln!("building what runs in the guest");
-    // Cargo builds a package's programs for its tests; so it does `lunbd` for the
-    // test of the command line.
+    // Cargo builds a package's programs for its tests, so it builds `lunbd` for the test of the
+    // command line.
     let tests = ["--no-run", "--test", "guest", "--test", "command_line"];
     let built = cargo(&[SELECTION, &tests].concat())?;
     step("packing it", || {
@@ -128,22 +128,22 @@ pub(crate) fn build_for_story(run_dir: &RunDir, package: &str, program: &str) ->
 /// The executables by (kind, name).
 type Built = BTreeMap<(String, String), PathBuf>;
 
-/// The lab's package. Cargo tells it to what it runs: a lab that was built elsewhere, and
-/// came here with a copied target directory, would else build that other tree.
+/// The lab's package. Cargo passes it to the programs that it runs. Without it, a lab that was
+/// built elsewhere and copied with its target directory would build that other tree.
 pub(crate) fn package_directory() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR");
     here.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 pub(crate) fn cargo_command() -> Command {
-    // Set by cargo for what it runs, so the lab builds with the same cargo.
+    // Cargo sets this for the programs that it runs, so the lab builds with the same cargo.
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        // The workspace's root: elsewhere `cargo test` is another package's.
+        // The workspace's root: elsewhere `cargo test` would test another package.
         .current_dir(package_directory().join(".."))
         .stdin(Stdio::null());
-    // `cargo run` sets these for the lab's own package; build scripts that see
-    // them change would run again.
+    // `cargo run` sets these for the lab's own package. Build scripts that see them change
+    // would run again.
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
             command.env_remove(name);
@@ -177,7 +177,7 @@ fn cargo(arguments: &[&str]) -> Result<Built> {
         .collect())
 }
 
-/// Lists no tests: a story has none.
+/// Packs no list of tests: a story has none.
 fn pack(built: &Built, run_dir: &RunDir) -> Result<Programs> {
     let mut of_every_boot = Vec::new();
     let mut of_some_boots = BTreeMap::new();
@@ -214,13 +214,13 @@ fn archive(run_dir: &RunDir, name: &str, files: &[(String, &PathBuf)]) -> Result
     Ok(image)
 }
 
-/// Without debug sections, which are most of the program: a panic names its
-/// place without them, and the guest unpacks every byte.
+/// Removes the debug sections, which are most of the program. A panic names its place without
+/// them, and the guest unpacks every byte.
 fn stripped(executable: &Path) -> Result<Vec<u8>> {
     let small = executable.with_extension("stripped");
     let newer = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
     if newer(&small) < newer(executable) {
-        // Written beside and renamed: two runs may share a target directory.
+        // Write beside it and rename: two runs may share a target directory.
         let unfinished = executable.with_extension(format!("stripped-{}", std::process::id()));
         let mut strip = Command::new("strip");
         strip
@@ -236,7 +236,7 @@ fn stripped(executable: &Path) -> Result<Vec<u8>> {
     fs::read(&small).with_context(|| small.display().to_string())
 }
 
-/// Asks the test program for its tests; listing runs none of them.
+/// Asks the test program to list its tests, and runs none of them.
 fn list_tests(built: &Built) -> Result<Vec<TestCase>> {
     let executable = built
         .get(&("test".to_owned(), "guest".to_owned()))
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(tests[1].file, "attach");
     }
 
-    /// A file that is no module is never built, and so its tests never fail.
+    /// A file that is not a module is never built, so its tests never fail.
     #[test]
     fn each_file_of_tests_is_a_module_of_the_program() {
         let program = include_str!("../../../tests/guest/main.rs");

@@ -1,4 +1,4 @@
-//! The machine: one recipe for every boot.
+//! The virtual machine: the same recipe for every boot.
 
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -14,27 +14,27 @@ use crate::seed::SEED;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// How much the kernel says on its console.
+/// How much the kernel prints on its console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Console {
-    /// Troubles only: each character costs time under emulation.
+    /// Only errors: each character costs time under emulation.
     Quiet,
-    /// Warnings too: of a boot that ends in a reset nothing else is left.
+    /// Also warnings: a boot that ends in a reset leaves nothing else.
     Warnings,
-    /// Everything from the first moment, to show where a boot ends.
+    /// Everything from the start, to show where a boot ends.
     Verbose,
 }
 
-/// A QEMU that ends when this is dropped, and when the lab is killed.
+/// A QEMU process that ends when this is dropped or when the lab is killed.
 pub(crate) struct Machine(Child);
 
 impl Machine {
-    /// The console goes to the file `console`, the second serial port to the
-    /// child's standard output. With a `disk`, which the guest finds as
-    /// `/dev/vda`, a reset of the machine boots it again.
+    /// The console goes to the file `console`, the second serial port to the child's standard
+    /// output. With a `disk`, which the guest sees as `/dev/vda`, a reset of the machine boots
+    /// it again.
     ///
-    /// The thread that calls it must outlive the machine: the kernel sends the
-    /// parent-death signal when the *thread* that started QEMU ends.
+    /// The calling thread must outlive the machine: the kernel sends the parent-death signal
+    /// when the *thread* that started QEMU ends.
     pub(crate) fn start(
         accel: Accel,
         vmlinux: &Path,
@@ -84,7 +84,7 @@ impl Machine {
         child.map(Self).context("setpriv (util-linux)")
     }
 
-    /// The lines that the guest writes to its second serial port; to be had once.
+    /// The lines that the guest writes to its second serial port. Can be taken once.
     pub(crate) fn reports(&mut self) -> Result<ChildStdout> {
         self.0.stdout.take().context("QEMU's output")
     }
@@ -93,7 +93,7 @@ impl Machine {
         self.0.kill().context("QEMU")
     }
 
-    /// Waits for it to end; also says how much processor time it took.
+    /// Waits until QEMU ends, and also returns its processor time.
     pub(crate) fn wait(mut self) -> Result<(ExitStatus, Duration)> {
         let processor = cost::processor_time_once_ended(self.0.id()).context("QEMU")?;
         Ok((self.0.wait().context("QEMU")?, processor))
@@ -120,12 +120,13 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     } else {
         String::new()
     };
-    // A kernel that oopsed is not to be trusted with further tests. And none is to
-    // count the timer's ticks as it boots: where the emulator gets no processor for a
-    // moment they are too few, and it panics ("IO-APIC + timer doesn't work!").
-    // Of a server that dies of a signal the kernel's log says which.
-    // Mitigations protect nothing here, and Debian's kernels clear each page that they
-    // allocate: without both a boot takes a tenth less processor time under TCG.
+    // - oops=panic: no further test can rely on a kernel that oopsed.
+    // - no_timer_check: the kernel must not count the timer's ticks as it boots. If the
+    //   emulator gets no processor for a moment there are too few, and the kernel panics
+    //   ("IO-APIC + timer doesn't work!").
+    // - print-fatal-signals=1: the log says which signal killed a server.
+    // - Mitigations protect nothing here, and Debian's kernels clear each page that they
+    //   allocate: without both a boot takes a tenth less processor time under TCG.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
          mitigations=off init_on_alloc=0 scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"

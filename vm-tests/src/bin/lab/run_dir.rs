@@ -1,4 +1,4 @@
-//! Where one run of the lab keeps its initramfs images and its logs.
+//! The directory with the initramfs images and the logs of one run.
 
 use std::env;
 use std::fs;
@@ -12,8 +12,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory of this run and removes those of runs that ended:
-    /// the logs of the last run are kept until the next one.
+    /// Makes the directory of this run and removes those of ended runs: the logs of a run stay
+    /// until the next one.
     pub(crate) fn create() -> Result<Self> {
         let all = target_directory()?.join("lunbd-vm");
         fs::create_dir_all(&all).with_context(|| all.display().to_string())?;
@@ -34,7 +34,7 @@ impl RunDir {
         self.path.join(name)
     }
 
-    /// Writes a log that is kept, and returns its path.
+    /// Writes a log that stays after the run, and returns its path.
     pub(crate) fn keep_log(&self, name: &str, content: &str) -> Result<PathBuf> {
         let file: String = name
             .chars()

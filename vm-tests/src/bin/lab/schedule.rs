@@ -1,4 +1,4 @@
-//! Which machine runs which tests.
+//! Assigns the tests to machines.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,24 +21,24 @@ use crate::summary::{Remains, Summary};
 use crate::units::{self, Unit};
 use crate::{expected_skips, guest_root, harmless, modules};
 
-/// What a machine takes of the host's memory: its guest's 2 GiB, what the emulator
-/// keeps of translated code, and some to spare.
+/// The memory of the host that one machine takes: its guest's 2 GiB, the emulator's translated
+/// code, and a reserve.
 const MACHINE_BYTES: u64 = 4 << 30;
 
-/// The VM tests of a run, built and with the machines' parts ready.
+/// The VM tests of a run, built, with everything that the machines need.
 pub(crate) struct Plan {
     programs: Programs,
     root: guest_root::Root,
     kernels: Vec<Kernel>,
-    /// Of each kernel.
+    /// The units of each kernel.
     units: Vec<Vec<Unit>>,
     accel: Accel,
     run_dir: RunDir,
 }
 
 impl Plan {
-    /// Builds the VM tests whose id contains a part of `filter`, and chooses which of them run on
-    /// which kernel of `series`; `None` where no test is named so.
+    /// Builds the VM tests whose id contains a part of `filter`, and chooses on which kernels
+    /// of `series` they run. `None` if no test has such an id.
     pub(crate) fn make(
         series: &[Series],
         breadth: Breadth,
@@ -107,8 +107,8 @@ impl Plan {
     }
 }
 
-/// Runs the units on as many machines as this one carries. The threads live as long
-/// as the machines that they start.
+/// Runs the units on as many machines as the host can carry. The threads live as long as the
+/// machines that they start.
 fn side_by_side(
     queue: &[(&Unit, &Kernel)],
     run: impl Fn(usize, &Unit, &Kernel) -> Result<()> + Sync,
@@ -136,15 +136,15 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: one more than there are processors, since a third
-/// of a test's time is spent waiting, and no more than the memory has room for.
+/// How many machines run at once: one more than there are processors, because a third of a
+/// test's time is spent waiting, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
     usize::try_from(room).unwrap_or(1).clamp(1, processors + 1)
 }
 
-/// What can be had without swapping, in bytes.
+/// The memory that is available without swapping, in bytes.
 fn available_memory() -> Option<u64> {
     let memory = fs::read_to_string("/proc/meminfo").ok()?;
     let line = memory
@@ -154,8 +154,8 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// The guest's root and the kernels, from the cache where they are there,
-/// unless `refresh` has them made anew.
+/// The guest's root and the kernels. They come from the cache if they are there, unless
+/// `refresh` rebuilds them.
 pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::Root, Vec<Kernel>)> {
     let mirrors = Mirrors::of_this_machine()?;
     let cache = Cache::lock(refresh)?;
@@ -166,7 +166,7 @@ pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::R
     Ok((root, kernels.collect::<Result<_>>()?))
 }
 
-/// Boots as often as it takes: what a failed test leaves is unknown, so the
+/// Boots as often as necessary: a failed test leaves the guest in an unknown state, so the
 /// tests after it get a new boot.
 fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>) -> Result<()> {
     let mut tests = unit.tests.clone();
@@ -187,7 +187,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         let ended = boot::boot(setup, &job, report_to)?;
         lock(summary).add_boot(series, ended.attempts, ended.cost);
         let Some(first) = tests.first().cloned() else {
-            // The last test is over, and what came after it is nobody's.
+            // The last test has ended, so the failure belongs to no test.
             if !ended.done {
                 let why = format!(
                     "{series}: the boot's end after its last test: {}",
@@ -200,7 +200,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         if ended.done && tests.len() < before {
             continue;
         }
-        // The boot ended under a test, or before it could start one.
+        // The boot ended during a test, or before it could start one.
         let id = ended.running.clone().unwrap_or_else(|| first.id());
         let log = format!(
             "{id} on {series}: {}\n\n-- console\n{}",
@@ -294,8 +294,8 @@ fn on_report(
     Ok(())
 }
 
-/// The outcome with what the guest does not know: what its kernel must not log, and
-/// that the test is listed as one that cannot run there.
+/// The outcome with what the guest does not know: the defects in its kernel's log, and whether
+/// the test is listed as one that cannot run there.
 fn judged(outcome: Outcome, known_skip: Option<&str>, defects: &[&str]) -> Outcome {
     let why = match (&outcome, known_skip) {
         (Outcome::Passed, Some(_)) => {
@@ -316,7 +316,7 @@ fn judged(outcome: Outcome, known_skip: Option<&str>, defects: &[&str]) -> Outco
 }
 
 pub(crate) fn lock<'a, 'b>(summary: &'a Mutex<&'b mut Summary>) -> MutexGuard<'a, &'b mut Summary> {
-    // A thread that died between two counts has left both whole.
+    // A thread that panicked between two counts has left both counts whole.
     summary.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,5 +1,5 @@
-//! The number by which a run chooses: the kernel of each test, the part of each sweep,
-//! and what tests of chance do.
+//! The number by which a run chooses the kernel of each test, the part of each sweep, and the
+//! random actions of tests.
 
 use std::process::Command;
 use std::sync::LazyLock;
@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use crate::programs::package_directory;
 
-/// `LUNBD_VM_SEED`, or the number of commits, or the clock where git knows none: two runs
-/// of one commit do the same, and five commits in a row take all parts of a sweep.
+/// `LUNBD_VM_SEED`, or the number of commits, or the clock if git has no answer. Two runs of
+/// one commit do the same, and five commits in a row take all parts of a sweep.
 pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
     let given = std::env::var("LUNBD_VM_SEED").ok();
     given

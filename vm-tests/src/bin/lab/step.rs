@@ -1,4 +1,4 @@
-//! One line a step; on a terminal it shows that something is going on.
+//! Prints one line for each step; on a terminal the line shows progress.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Says what is being done while `work` does it.
+/// Shows the step while `work` runs.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     if !stderr().is_terminal() {

@@ -1,4 +1,4 @@
-//! One boot for one program: it passes on what the program prints and keeps its result.
+//! One boot for one program: it passes on the program's output and keeps its result.
 
 use std::fs;
 use std::io::{Write, stdout};
@@ -28,9 +28,9 @@ pub(crate) struct StoryArguments {
     program: Vec<String>,
 }
 
-/// Fails where the program fails or leaves no result.
+/// Fails if the program fails or leaves no result.
 pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
-    // The first of those that a test run would take.
+    // The first series that a test run would take.
     let series = &Series::wanted(false)?[..1];
     let run_dir = RunDir::create()?;
     let program = &arguments.program[0];

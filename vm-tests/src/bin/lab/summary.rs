@@ -1,4 +1,4 @@
-//! What is counted and how it is shown.
+//! The counts of a run, and how they are shown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,18 +32,18 @@ impl Count {
     ];
 }
 
-/// What is left of a test that failed.
+/// The evidence of a failed test.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remains<'a> {
     pub(crate) log: &'a Path,
-    /// Its output, or the console where the machine ended under it.
+    /// Its output, or the console if the machine ended during the test.
     pub(crate) output: &'a str,
 }
 
 impl Remains<'_> {
     const LINES: usize = 16;
 
-    /// Whoever reads the run may not have the machine that the log is on.
+    /// The reader of the run may not have access to the machine with the log.
     fn shown(&self) -> String {
         let mut shown = String::new();
         for line in self.telling() {
@@ -54,7 +54,7 @@ impl Remains<'_> {
         format!("{shown}     log: {}", self.log.display())
     }
 
-    /// The panic without its backtrace, or the end where there is none.
+    /// The panic without its backtrace, or the end of the output if there is none.
     fn telling(&self) -> Vec<&str> {
         let lines: Vec<&str> = self.output.lines().collect();
         let panic = lines.iter().position(|line| line.contains(" panicked at "));
@@ -70,10 +70,10 @@ impl Remains<'_> {
 /// The tests of one file on one kernel.
 #[derive(Debug, Default)]
 struct OfFile {
-    /// How many have not ended yet.
+    /// How many tests have not ended yet.
     left: usize,
     passed: usize,
-    /// How long those took that passed.
+    /// The total time of the tests that passed.
     millis: u64,
 }
 
@@ -85,27 +85,26 @@ fn seconds(millis: u64) -> f64 {
 /// The counts of a whole run, by where the tests ran.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
-    /// Whether each test that passes has a line, or each file.
+    /// Whether each passed test has a line, or each file.
     each_test: bool,
     rows: Vec<(String, BTreeMap<Count, usize>)>,
-    /// The VM tests that failed, with what is left of them, to be shown again
-    /// where the run ends: some keep no more of a run than its end.
+    /// The VM tests that failed, with their evidence. They are shown again at the end of the
+    /// run, because some readers keep only the end of a run.
     failed: Vec<String>,
-    /// What passed of each file that is not over, by kernel and name.
+    /// The passed tests of each file that has not ended, by kernel and name.
     files: BTreeMap<(Series, String), OfFile>,
-    /// Reasons to fail that are no test: a suite that did not build.
+    /// Reasons to fail that belong to no test: a suite that did not build.
     broken: Vec<String>,
     pub(crate) costs: Costs,
     boots: usize,
-    /// Boots that did not come up, and were tried again.
+    /// Boots that did not come up and were tried again.
     repeated_boots: usize,
     /// Tests that were run again, each with its kernel.
     again: Vec<String>,
 }
 
 impl Summary {
-    /// A run may have so many tests that run again because the emulator killed their
-    /// kernel.
+    /// At most so many tests of a run may run again because the emulator killed their kernel.
     const MOST_AGAIN: usize = 2;
 
     pub(crate) fn new(each_test: bool) -> Result<Self> {
@@ -120,7 +119,7 @@ impl Summary {
         self.each_test
     }
 
-    /// Has each file's line wait for all of `tests` that are of it.
+    /// Makes each file's line wait for all of its tests in `tests`.
     pub(crate) fn expect(&mut self, series: Series, tests: &[TestCase]) {
         for test in tests {
             let file = self.files.entry((series, test.file.clone()));
@@ -128,7 +127,7 @@ impl Summary {
         }
     }
 
-    /// Shows and counts how a VM test ended.
+    /// Shows and counts the outcome of a VM test.
     pub(crate) fn add_vm_test(
         &mut self,
         series: Series,
@@ -170,8 +169,8 @@ impl Summary {
         self.add_to_file(series, test, passed);
     }
 
-    /// A line a file, when the last of its tests has ended; none where each test has
-    /// one.
+    /// Prints a file's line when the last of its tests has ended. Prints none if each test has
+    /// a line.
     fn add_to_file(&mut self, series: Series, test: &str, passed: Option<u64>) {
         let file = test.split("::").next().unwrap_or(test);
         let key = (series, file.to_owned());
@@ -193,7 +192,7 @@ impl Summary {
         }
     }
 
-    /// Counts a suite of cargo's.
+    /// Counts one of cargo's suites.
     pub(crate) fn add_host_suite(&mut self, passed: usize, failed: usize, ignored: usize) {
         for (count, number) in [
             (Count::Passed, passed),
@@ -204,7 +203,7 @@ impl Summary {
         }
     }
 
-    /// A failure that is no test's; said once.
+    /// Adds a failure that belongs to no test; the same text counts once.
     pub(crate) fn add_broken(&mut self, why: String) {
         if !self.broken.contains(&why) {
             self.broken.push(why);
@@ -235,7 +234,7 @@ impl Summary {
         self.totals().1 == 0 && self.broken.is_empty()
     }
 
-    /// The table, and the one line that ends the run.
+    /// Prints the table, and the one line that ends the run.
     pub(crate) fn print(&self) -> Result<()> {
         println!();
         for (row, counts) in &self.rows {
@@ -294,8 +293,8 @@ impl Summary {
             Count::GuestPanicked,
             Count::UnexpectedSkip,
         ];
-        // What is broken without a test to show for it still is a failure that
-        // the last line must not hide.
+        // A broken suite without a failed test is still a failure, and the last line must show
+        // it.
         let failed = sum(&failures);
         let failed = if failed == 0 {
             self.broken.len()

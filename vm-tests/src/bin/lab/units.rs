@@ -1,25 +1,25 @@
-//! What is booted together.
+//! Groups the tests into boots.
 
 use vm_tests::job::TestCase;
 
-/// Each test of a file named so has a boot of its own.
+/// Each test of a file with this prefix has its own boot.
 const OWN_BOOT: &str = "own_boot_";
 
-/// How many tests share a boot, at least, before the next file gets another: few
-/// enough that no machine is waited for while the others have nothing left to do,
-/// and enough to be worth a boot, which costs about as much as three tests.
+/// The least number of tests that share a boot before the next file gets another. It is small
+/// enough that no machine runs long after the others have finished, and large enough to be
+/// worth a boot, which costs about as much as three tests.
 const WORTH_A_BOOT: usize = 25;
 
-/// Tests that one machine runs, one after the other.
+/// The tests that one machine runs, one after another.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) tests: Vec<TestCase>,
-    /// It is one that has a boot of its own.
+    /// The unit is a single test with its own boot.
     pub(crate) own_boot: bool,
 }
 
-/// The units of `tests`, which are sorted, in the order in which they are best begun:
-/// those with boots of their own are the sweeps and the storms, and the longest.
+/// The units of `tests`, which are sorted. The units with their own boots come first: they are
+/// the sweeps and the storms, and the longest.
 pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
@@ -43,8 +43,8 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     own.into_iter().chain(shared).collect()
 }
 
-/// All units, each with the place of its kernel: the kernels take turns, so that those
-/// that are best begun early are begun early on each.
+/// All units, each with the index of its kernel. The kernels take turns, so that the longest
+/// units start early on each kernel.
 pub(crate) fn in_turn(of_kernels: &[Vec<Unit>]) -> Vec<(usize, &Unit)> {
     let most = of_kernels.iter().map(Vec::len).max().unwrap_or(0);
     (0..most)

@@ -1,10 +1,10 @@
-//! What the kernel says.
+//! Messages from the kernel.
 
 use std::mem::offset_of;
 
 use super::{DATA, HEADER, Header, R, Uevent, u32_at};
 
-/// `ISCSI_KEVENT_IF_ERROR`: an answer that is a refusal.
+/// `ISCSI_KEVENT_IF_ERROR`: the answer is a refusal.
 const IF_ERROR: u32 = 103;
 
 /// The kernel's answer to a request.
@@ -12,9 +12,9 @@ const IF_ERROR: u32 = 103;
 pub struct Answer {
     /// The number of the request.
     pub number: u16,
-    /// The errno of a refusal; 0 where the transport took it.
+    /// The errno of a refusal; 0 if the transport accepted the request.
     pub refused: i32,
-    /// The words of `r`: the `retcode`, or the numbers of what was made.
+    /// The words of `r`: the `retcode`, or the numbers of the new object.
     pub result: [u32; 2],
 }
 
@@ -26,18 +26,18 @@ impl Answer {
     }
 }
 
-/// What the kernel says of its own accord.
+/// An event that the kernel sends on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelEvent<'a> {
-    /// `ISCSI_KEVENT_RECV_PDU`: what the kernel does not handle by itself, as
-    /// the answers of a login.
+    /// `ISCSI_KEVENT_RECV_PDU`: a PDU that the kernel does not handle itself,
+    /// such as the answers of a login.
     #[doc(alias = "ISCSI_KEVENT_RECV_PDU")]
     ReceivedPdu {
         /// The session.
         sid: u32,
         /// The connection.
         cid: u32,
-        /// Header and data, padded with anything: the PDU says its own length.
+        /// Header and data, with any padding. The PDU contains its own length.
         pdu: &'a [u8],
     },
     /// `ISCSI_KEVENT_CONN_ERROR`.
@@ -47,7 +47,7 @@ pub enum KernelEvent<'a> {
         sid: u32,
         /// The connection.
         cid: u32,
-        /// `enum iscsi_err`: 1020 closed, 1022 silent.
+        /// `enum iscsi_err`: 1020 means closed, 1022 means silent.
         error: u32,
     },
     /// `ISCSI_KEVENT_DESTROY_SESSION`.
@@ -56,7 +56,8 @@ pub enum KernelEvent<'a> {
         /// The session.
         sid: u32,
     },
-    /// `ISCSI_KEVENT_UNBIND_SESSION`: its target and devices are gone.
+    /// `ISCSI_KEVENT_UNBIND_SESSION`: the session's target and devices are
+    /// gone.
     #[doc(alias = "ISCSI_KEVENT_UNBIND_SESSION")]
     SessionUnbound {
         /// The session.
@@ -68,12 +69,12 @@ pub enum KernelEvent<'a> {
         /// The session.
         sid: u32,
     },
-    /// Another, by its number.
+    /// Another event, by its number.
     Other(u32),
 }
 
-/// The messages of a datagram, each with its header. One that is cut short is
-/// left out, with all after it.
+/// The messages of a datagram, each with its header. It leaves out a message
+/// that is cut short, and all after it.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -87,7 +88,7 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The answer that a message is; `None` where it is none.
+/// The answer in a message; `None` if the message is none.
 #[must_use]
 pub fn answer(message: &[u8]) -> Option<Answer> {
     if message.len() < DATA {
@@ -98,7 +99,7 @@ pub fn answer(message: &[u8]) -> Option<Answer> {
     let number = u16::from_ne_bytes([number[0], number[1]]);
     let iferror = u32_at(message, HEADER + offset_of!(Uevent, iferror)).cast_signed();
     let refused = match kind {
-        // A refusal without an errno is one all the same.
+        // A refusal without an errno is still a refusal.
         IF_ERROR => iferror
             .checked_neg()
             .filter(|errno| *errno > 0)
@@ -113,9 +114,9 @@ pub fn answer(message: &[u8]) -> Option<Answer> {
     })
 }
 
-/// The news that a message of the group is; `None` where it is none.
+/// The event in a message of the group; `None` if the message is none.
 #[must_use]
-pub fn news(message: &[u8]) -> Option<KernelEvent<'_>> {
+pub fn event(message: &[u8]) -> Option<KernelEvent<'_>> {
     let data = message.get(DATA..)?;
     let [first, second, third] = [0, 4, 8].map(|at| u32_at(message, HEADER + R + at));
     Some(match u32_at(message, HEADER + offset_of!(Uevent, kind)) {
@@ -129,8 +130,8 @@ pub fn news(message: &[u8]) -> Option<KernelEvent<'_>> {
             cid: second,
             error: third,
         },
-        // struct msg_session_destroyed has the host first; the other two the
-        // session.
+        // struct msg_session_destroyed begins with the host; the other two
+        // begin with the session.
         104 => KernelEvent::SessionDestroyed { sid: second },
         105 => KernelEvent::SessionUnbound { sid: first },
         106 => KernelEvent::SessionCreated { sid: first },
@@ -172,7 +173,7 @@ mod tests {
     fn news_names_the_session_wherever_the_kernel_puts_it() {
         let of = |kind| made(kind, 0, [1, 2, 3]);
         assert_eq!(
-            news(&of(102)),
+            event(&of(102)),
             Some(KernelEvent::ConnectionError {
                 sid: 1,
                 cid: 2,
@@ -180,18 +181,24 @@ mod tests {
             })
         );
         assert_eq!(
-            news(&of(104)),
+            event(&of(104)),
             Some(KernelEvent::SessionDestroyed { sid: 2 })
         );
-        assert_eq!(news(&of(105)), Some(KernelEvent::SessionUnbound { sid: 1 }));
-        assert_eq!(news(&of(106)), Some(KernelEvent::SessionCreated { sid: 1 }));
-        assert_eq!(news(&of(107)), Some(KernelEvent::Other(107)));
+        assert_eq!(
+            event(&of(105)),
+            Some(KernelEvent::SessionUnbound { sid: 1 })
+        );
+        assert_eq!(
+            event(&of(106)),
+            Some(KernelEvent::SessionCreated { sid: 1 })
+        );
+        assert_eq!(event(&of(107)), Some(KernelEvent::Other(107)));
         let mut received = of(101);
         received.extend(b"pdu");
         let (sid, cid) = (1, 2);
         let pdu = &b"pdu"[..];
         assert_eq!(
-            news(&received),
+            event(&received),
             Some(KernelEvent::ReceivedPdu { sid, cid, pdu })
         );
     }

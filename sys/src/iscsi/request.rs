@@ -1,4 +1,4 @@
-//! What a program tells the kernel.
+//! Requests from a program to the kernel.
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
@@ -7,10 +7,10 @@ use super::{DATA, HEADER, Header, HostParam, Param, U, Uevent};
 
 /// `NLM_F_REQUEST` of `include/uapi/linux/netlink.h`.
 const REQUEST: u16 = 1;
-/// `struct iscsi_hdr`: the kernel takes no other size.
+/// The length of `struct iscsi_hdr`. The kernel accepts no other.
 const BHS: usize = 48;
 
-/// `struct msg_bind_conn`: only its layout is used.
+/// `struct msg_bind_conn`: the code uses only its layout.
 #[repr(C)]
 struct BindConn {
     sid: u32,
@@ -19,7 +19,7 @@ struct BindConn {
     is_leading: u32,
 }
 
-/// `struct msg_stop_conn`: only its layout is used.
+/// `struct msg_stop_conn`: the code uses only its layout.
 #[repr(C)]
 struct StopConn {
     sid: u32,
@@ -28,7 +28,7 @@ struct StopConn {
     flag: u32,
 }
 
-// All others are words that follow each other.
+// All other messages are consecutive words.
 const _: () = {
     assert!(offset_of!(BindConn, transport_eph) == 8);
     assert!(offset_of!(BindConn, is_leading) == 16);
@@ -38,30 +38,31 @@ const _: () = {
     assert!(size_of::<StopConn>() == 24);
 };
 
-/// Why a connection is stopped.
+/// How a connection is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stop {
-    /// `STOP_CONN_TERM`: for good; what is pending fails.
+    /// `STOP_CONN_TERM`: for good; pending commands fail.
     #[doc(alias = "STOP_CONN_TERM")]
     Terminate = 1,
-    /// `STOP_CONN_RECOVER`: until it is bound again; what is pending waits.
+    /// `STOP_CONN_RECOVER`: until it is bound again; pending commands wait.
     #[doc(alias = "STOP_CONN_RECOVER")]
     Recover = 3,
 }
 
-/// One message to the kernel, by its name there. `sid` and `cid` number a session
-/// and a connection in it.
+/// One message to the kernel, with the kernel's name for it. `sid` and `cid`
+/// number a session and a connection in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// `ISCSI_UEVENT_CREATE_SESSION`; 0 for the last two has the driver choose.
+    /// `ISCSI_UEVENT_CREATE_SESSION`. With 0 for the last two fields the driver
+    /// chooses.
     #[doc(alias = "ISCSI_UEVENT_CREATE_SESSION")]
     CreateSession {
-        /// The number of the first command: that of the login.
+        /// The number of the first command, which is that of the login.
         initial_cmdsn: u32,
-        /// How many commands at once: a power of 2.
+        /// How many commands the session may have in flight: a power of 2.
         cmds_max: u16,
-        /// Of these, for one unit.
+        /// How many of these one unit may have.
         queue_depth: u16,
     },
     /// `ISCSI_UEVENT_CREATE_CONN`.
@@ -69,7 +70,7 @@ pub enum Request<'a> {
     CreateConnection {
         /// The session.
         sid: u32,
-        /// The connection that is to be.
+        /// The new connection.
         cid: u32,
     },
     /// `ISCSI_UEVENT_DESTROY_CONN`.
@@ -97,9 +98,9 @@ pub enum Request<'a> {
         sid: u32,
         /// The connection.
         cid: u32,
-        /// Which.
+        /// The parameter.
         param: Param,
-        /// Without a zero byte.
+        /// The value, without a zero byte.
         value: &'a str,
     },
     /// `ISCSI_UEVENT_SET_HOST_PARAM`.
@@ -107,9 +108,9 @@ pub enum Request<'a> {
     SetHostParam {
         /// The SCSI host.
         host: u32,
-        /// Which.
+        /// The parameter.
         param: HostParam,
-        /// Without a zero byte.
+        /// The value, without a zero byte.
         value: &'a str,
     },
     /// `ISCSI_UEVENT_START_CONN`.
@@ -127,10 +128,10 @@ pub enum Request<'a> {
         sid: u32,
         /// The connection.
         cid: u32,
-        /// Why.
+        /// How the connection is stopped.
         stop: Stop,
     },
-    /// `ISCSI_UEVENT_SEND_PDU`: the kernel numbers it by itself.
+    /// `ISCSI_UEVENT_SEND_PDU`: the kernel assigns the `CmdSN`.
     #[doc(alias = "ISCSI_UEVENT_SEND_PDU")]
     SendPdu {
         /// The session.
@@ -142,7 +143,7 @@ pub enum Request<'a> {
         /// The data segment, with its padding.
         data: &'a [u8],
     },
-    /// `ISCSI_UEVENT_UNBIND_SESSION`: takes the target and its devices away.
+    /// `ISCSI_UEVENT_UNBIND_SESSION`: removes the target and its devices.
     #[doc(alias = "ISCSI_UEVENT_UNBIND_SESSION")]
     UnbindSession {
         /// The session.
@@ -163,7 +164,7 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Its number: `enum iscsi_uevent_e`.
+    /// The message's number in `enum iscsi_uevent_e`.
     #[must_use]
     pub fn number(&self) -> u16 {
         match self {
@@ -182,7 +183,7 @@ impl Request<'_> {
         }
     }
 
-    /// The whole message, for the transport of this handle.
+    /// The whole message, for the transport with this handle.
     #[must_use]
     pub fn encode(&self, transport_handle: u64) -> Vec<u8> {
         let mut message = vec![0; DATA];
@@ -243,7 +244,7 @@ impl Request<'_> {
             | Self::StartConnection { sid, cid } => words([sid, cid, 0, 0, 0, 0]),
             Self::BindConnection { sid, cid, fd } => {
                 let mut bytes = words([sid, cid, 0, 0, 1, 0]);
-                // Of an OwnedFd it is never negative.
+                // The number of an OwnedFd is never negative.
                 let fd = u64::try_from(fd).unwrap_or(u64::MAX);
                 bytes[8..16].copy_from_slice(&fd.to_ne_bytes());
                 bytes

@@ -1,5 +1,5 @@
-//! Whether what udevd sends reaches this process, by facts and not by asking udevd: one
-//! that is slow or stopped is not taken for one that cannot be heard.
+//! Decides whether udevd's events reach this process. It checks facts and does not ask
+//! udevd, so a slow or stopped udevd is not mistaken for one that cannot be heard.
 
 use std::fmt;
 use std::fs;
@@ -8,18 +8,18 @@ use std::path::Path;
 
 use crate::kernel::{Roots, mounts, process, sysfs};
 
-/// Why udevd's events do not come here.
+/// Why udevd's events do not reach this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deaf {
-    /// Its control socket is not there.
+pub(crate) enum UdevUnreachable {
+    /// udevd's control socket is missing.
     NotRunning,
     /// libudev listens to nothing.
     LibudevLooksElsewhere,
-    /// It sends in another network namespace.
+    /// udevd sends in another network namespace.
     OtherNetworkNamespace,
 }
 
-impl fmt::Display for Deaf {
+impl fmt::Display for UdevUnreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotRunning => "no udevd runs (it has no control socket below /run/udev)",
@@ -31,8 +31,8 @@ impl fmt::Display for Deaf {
     }
 }
 
-impl Deaf {
-    /// How to mend it.
+impl UdevUnreachable {
+    /// How to fix the cause.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::NotRunning => "start systemd-udevd; a container needs the host's /run/udev",
@@ -42,30 +42,31 @@ impl Deaf {
     }
 }
 
-/// Why none of udevd's events come here; `None` where they do.
-pub(crate) fn why_deaf(roots: &Roots) -> Option<Deaf> {
+/// Why no event of udevd reaches this process; `None` if they do.
+pub(crate) fn udev_unreachable_reason(roots: &Roots) -> Option<UdevUnreachable> {
     let control = roots.run.join("udev/control");
     if !control.exists() {
-        Some(Deaf::NotRunning)
+        Some(UdevUnreachable::NotRunning)
     } else if !libudev_listens() {
-        Some(Deaf::LibudevLooksElsewhere)
+        Some(UdevUnreachable::LibudevLooksElsewhere)
     } else if !is_in_udevds_network_namespace(roots) {
-        Some(Deaf::OtherNetworkNamespace)
+        Some(UdevUnreachable::OtherNetworkNamespace)
     } else {
         None
     }
 }
 
-/// libudev joins no multicast group where neither udevd's socket is at its usual place
-/// nor `/dev` is the machine's own (`sd-device/device-monitor.c`), and reports no error.
+/// libudev joins no multicast group if udevd's socket is not at its usual place and
+/// `/dev` is not the machine's own (`sd-device/device-monitor.c`). It reports no error
+/// then.
 fn libudev_listens() -> bool {
     let is_devtmpfs = || mounts::read_type(&Roots::default(), Path::new("/dev"));
     Path::new("/run/udev/control").exists() || is_devtmpfs().is_ok_and(|kind| kind == "devtmpfs")
 }
 
-/// What udevd multicasts stays in its network namespace (`net/netlink/af_netlink.c`).
+/// udevd's multicasts stay in its network namespace (`net/netlink/af_netlink.c`).
 fn is_in_udevds_network_namespace(roots: &Roots) -> bool {
-    // udevd has that of the machine's first process.
+    // udevd is in the network namespace of the machine's first process.
     is_in_first_process_network_namespace(roots).unwrap_or_else(|| {
         is_initial_network_namespace(roots) || has_udevd_beside_us(roots, own_network_namespace())
     })
@@ -77,7 +78,7 @@ pub(crate) fn is_in_machines_network_namespace(roots: &Roots) -> bool {
         .unwrap_or_else(|| is_initial_network_namespace(roots))
 }
 
-/// `None` where the machine's first process is not to be seen. A container shows its own.
+/// `None` if the machine's first process is not visible. A container shows its own.
 fn is_in_first_process_network_namespace(roots: &Roots) -> Option<bool> {
     let shows_machine = process::shows_all_namespaces(roots).unwrap_or(false);
     let first = network_namespace(&roots.proc.join("1")).filter(|_| shows_machine)?;
@@ -92,22 +93,22 @@ fn network_namespace(process: &Path) -> Option<u64> {
     fs::metadata(process.join("ns/net")).map(|it| it.ino()).ok()
 }
 
-/// The kernel shows this setting in the initial network namespace alone
+/// The kernel shows this setting only in the initial network namespace
 /// (`net/core/sysctl_net_core.c`, `net_core_table`).
 ///
-/// Of a `/proc` without settings (`subset=pid`) this is not known, and the namespace is
-/// taken for the initial one: a wait for udev says then that no answer comes.
+/// In a `/proc` without settings (`subset=pid`) the answer is unknown. The namespace then
+/// counts as the initial one, and a wait for udev reports that no answer comes.
 fn is_initial_network_namespace(roots: &Roots) -> bool {
     let settings = roots.proc.join("sys");
     !settings.exists() || settings.join("net/core/netdev_max_backlog").exists()
 }
 
-/// Whether a udevd of this container's own runs, in our network namespace.
+/// Whether a udevd of this container runs in our network namespace.
 fn has_udevd_beside_us(roots: &Roots, own: Option<u64>) -> bool {
     let is_one = |pid: u32| {
         let process = roots.proc.join(pid.to_string());
         let command = sysfs::read(&process.join("comm"));
-        // The latter is eudev's.
+        // `udevd` is the name in eudev.
         let is_udevd = command.is_ok_and(|name| name == "systemd-udevd" || name == "udevd");
         is_udevd && own.is_some() && network_namespace(&process) == own
     };
@@ -127,7 +128,7 @@ mod tests {
         fs::create_dir_all(process("sys/net/core")).unwrap();
         for pid in ["1", "7"] {
             fs::create_dir_all(process(pid).join("ns")).unwrap();
-            // Any other file is a PID namespace of a container.
+            // Any other file means a PID namespace of a container.
             fs::write(process(pid).join("ns/pid"), "").unwrap();
             let ours = "/proc/self/ns/net";
             std::os::unix::fs::symlink(ours, process(pid).join("ns/net")).unwrap();

@@ -1,4 +1,4 @@
-//! By which session or remote port a SCSI device is reached.
+//! Finds the session or remote port that leads to a SCSI device.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::id::{Hctl, Iqn, Portal, SessionId, Wwpn};
 use crate::kernel::{Roots, sysfs};
 
-/// By which session or remote port a SCSI device is reached.
+/// The session or remote port that leads to a SCSI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "transport", rename_all = "snake_case"))]
@@ -19,26 +19,26 @@ use crate::kernel::{Roots, sysfs};
 pub enum TransportInfo {
     /// An iSCSI session.
     Iscsi {
-        /// Its number.
+        /// The session's number.
         session: SessionId,
-        /// The portal that it was asked to log in to, or else the one that it is
-        /// connected to; `None` where neither can be read.
+        /// The portal that the login asked for, or else the portal that the session is
+        /// connected to; `None` if neither can be read.
         portal: Option<Portal>,
-        /// The target; `None` where it cannot be read.
+        /// The target; `None` if it cannot be read.
         target: Option<Iqn>,
     },
     /// A Fibre Channel remote port.
     Fc {
-        /// The kernel's name of it, `rport-H:C-R`.
+        /// The kernel's name of the port, `rport-H:C-R`.
         rport: String,
-        /// The target's port; `None` where it cannot be read.
+        /// The target's port; `None` if it cannot be read.
         wwpn: Option<Wwpn>,
     },
 }
 
 impl fmt::Display for TransportInfo {
-    /// `session 3, 127.0.0.1:3260, iqn...` or `rport-2:0-1, 0x...`, without what
-    /// cannot be read.
+    /// Prints `session 3, 127.0.0.1:3260, iqn...` or `rport-2:0-1, 0x...`, without the
+    /// parts that cannot be read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Iscsi {
@@ -60,23 +60,23 @@ impl fmt::Display for TransportInfo {
     }
 }
 
-/// By what the device at this address is reached; `None` where it is by neither
-/// iSCSI nor Fibre Channel, or where there is no device. What cannot be read of
-/// it, as of a dead connection, is left out.
+/// The transport to the device at this address; `None` if it is neither iSCSI nor Fibre
+/// Channel, or if there is no device. Parts that cannot be read, as on a dead connection,
+/// are left out.
 ///
-/// The device's own place in sysfs says it, so the cost is the same however many
-/// sessions there are.
+/// The answer comes from the device's own place in sysfs, so the cost does not depend on
+/// the number of sessions.
 ///
 /// # Errors
-/// Where the device's link cannot be followed.
-pub fn reach(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> {
+/// Those of following the device's link.
+pub fn transport_of(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> {
     let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
     let device = sysfs::resolve(&link)?;
     Ok(device.and_then(|dir| TransportReader::new(roots).of(hctl, &dir)))
 }
 
-/// The answers of [`reach`] for many devices: what all devices of a target share
-/// is read once.
+/// Answers [`reach`] for many devices, and reads only once what all devices of a target
+/// share.
 #[derive(Debug)]
 pub(crate) struct TransportReader<'a> {
     roots: &'a Roots,
@@ -90,8 +90,7 @@ impl<'a> TransportReader<'a> {
         Self { roots, known }
     }
 
-    /// As [`reach`], of the device whose directory `dir`, with no link in the
-    /// path, is.
+    /// As [`reach`], for the device with the directory `dir`, whose path has no link.
     pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<TransportInfo> {
         // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
         let target = dir.parent()?;
@@ -110,7 +109,7 @@ impl<'a> TransportReader<'a> {
 }
 
 impl TransportInfo {
-    /// `None` where the device of this name is neither a session nor a port.
+    /// `None` if the device of this name is neither a session nor a port.
     fn read(roots: &Roots, name: &str) -> Option<Self> {
         if let Some(id) = Session::of_name(name) {
             let session = Session::new(roots, id);

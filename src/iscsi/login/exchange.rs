@@ -1,4 +1,4 @@
-//! One login at one portal: request and response in turn.
+//! One login at one portal: requests and responses in turn.
 
 use std::io::{Read, Write};
 
@@ -14,20 +14,20 @@ use crate::iscsi::text::pairs;
 use crate::iscsi::wire::{Wire, rejected};
 use crate::iscsi::{PEER, Proven, broken};
 
-/// Between the first request and the full feature phase.
+/// The most exchanges between the first request and the full feature phase.
 const MOST_EXCHANGES: usize = 32;
 
-/// Where a login leads.
+/// The result of a login.
 #[derive(Debug)]
 pub(in crate::iscsi) enum Outcome {
     LoggedIn(Session),
-    /// To another portal, where it is begun anew.
-    Moved(Portal),
+    /// The target redirects to this portal, where the login starts again.
+    Redirected(Portal),
 }
 
-/// Logs in. `challenges` are those of ours that were sent so far, on behalf of
-/// the same caller.
-pub(in crate::iscsi) fn agree<S: Read + Write>(
+/// Logs in. `challenges` are the CHAP challenges that we have sent so far for the same
+/// caller.
+pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
     wire: &mut Wire<S>,
     options: &LoginOptions,
     challenges: &mut Vec<Vec<u8>>,
@@ -50,7 +50,9 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         wire.send("a login request", &request.encode())?;
         let waiting_for = format!("the answer to a login request of the stage {stage:?}");
         let received = wire.receive(&waiting_for);
-        let (response, data) = match received.map_err(|error| went(error, stage, options))? {
+        let (response, data) = match received
+            .map_err(|error| explain_disconnect(error, stage, options))?
+        {
             (Response::Login(response), data) => (response, data),
             (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
             (other, _) => return Err(broken("opcode", other.name(), "that of a login response")),
@@ -58,7 +60,7 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
         check(&response, options)?;
         match response.status_class {
             0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
-            1 => return moved(&data),
+            1 => return redirected(&data),
             class => return Err(status::failure(class, response.status_detail)),
         }
         if let Step::Done(agreed) = negotiation.take(&response, &data)? {
@@ -85,9 +87,9 @@ pub(in crate::iscsi) fn agree<S: Read + Write>(
     Err(too_many())
 }
 
-/// There are targets that close, without a word, where they want CHAP and are
-/// offered none.
-fn went(error: Error, stage: LoginStage, options: &LoginOptions) -> Error {
+/// Adds what was offered, because some targets close the connection without an answer if
+/// they want CHAP and are offered none.
+fn explain_disconnect(error: Error, stage: LoginStage, options: &LoginOptions) -> Error {
     if stage == LoginStage::Security && error.kind() == ErrorKind::Unreachable {
         let offered = format!("it was offered AuthMethod={}", options.methods());
         return error.with_last_seen(offered);
@@ -113,7 +115,7 @@ fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
         ));
     }
     if response.status_class != 0 {
-        // The rest need not be there.
+        // A target may leave out the other fields then.
         return Ok(());
     }
     if response.isid != options.isid {
@@ -126,43 +128,43 @@ fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
     Ok(())
 }
 
-fn moved(data: &[u8]) -> Result<Outcome> {
+fn redirected(data: &[u8]) -> Result<Outcome> {
     for pair in pairs(data) {
         let pair = pair?;
         if pair.key == "TargetAddress" {
-            return target_address(&pair).map(|(portal, _)| Outcome::Moved(portal));
+            return target_address(&pair).map(|(portal, _)| Outcome::Redirected(portal));
         }
     }
     let field = format!("the TargetAddress of {PEER}'s redirect");
     Err(broken(&field, "absent", "a portal"))
 }
 
-/// What a login has agreed on.
+/// The session that a login has negotiated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Session {
-    /// The initiator's part of its name.
+    /// The initiator's part of the session's name.
     pub isid: Isid,
-    /// The target's part of its name.
+    /// The target's part of the session's name.
     pub tsih: u16,
-    /// The number of its next command.
+    /// The `CmdSN` of the session's next command.
     pub cmd_sn: u32,
-    /// The number of the target's next status.
+    /// The `StatSN` of the target's next status.
     pub exp_stat_sn: u32,
-    /// The portal group that it is with, where the target says it.
+    /// The session's portal group, if the target gives it.
     pub group: Option<u16>,
-    /// The target's name for people, free text without control characters.
+    /// The target's name for people: free text without control characters.
     pub alias: Option<String>,
-    /// Which sides have proven who they are.
+    /// The sides that have proven who they are.
     pub proven: Proven,
-    /// Whether a login without the digests would have been refused.
+    /// Whether a login without digests would have been refused.
     pub requires_digests: bool,
-    /// All that was negotiated.
+    /// All negotiated parameters.
     pub parameters: Parameters,
 }
 
 /// The tag of a login's task.
 pub(in crate::iscsi) const TAG: u32 = 1;
 
-/// The connection of a session that has only one.
+/// The number of the connection in a session that has only one.
 pub(in crate::iscsi) const CID: u16 = 0;

@@ -3,26 +3,27 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Which component of a device path names a device of the kind; `None` where the
+/// The component of a device path that names a device of the kind; `None` if the
 /// path is of another kind.
 pub(crate) type Naming = fn(&str) -> Option<&str>;
 
-/// More names than this between two questions cost more than a new index.
+/// More names than this between two questions would cost more than a new index.
 pub(super) const MOST_NAMES: usize = 1024;
 
 /// The answer to a question.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
-    /// These devices had an event, and no other one: every event that the kernel had
-    /// sent before the question is taken into account.
+    /// Only these devices had an event. This includes every event that the kernel
+    /// had sent before the question.
     These(BTreeSet<String>),
-    /// Events are lost, or none come: any device may have changed.
+    /// Events are lost, or none come, so any device may have changed.
     Unknown,
 }
 
-/// What a subscription has noted, which the hub's thread and those who ask share.
+/// The names that a subscription has recorded, shared by the hub's thread and the
+/// caller.
 #[derive(Debug)]
-pub(crate) struct Noted {
+pub(crate) struct ChangedNames {
     naming: Naming,
     inner: Mutex<Inner>,
 }
@@ -33,7 +34,7 @@ struct Inner {
     lost: bool,
 }
 
-impl Noted {
+impl ChangedNames {
     pub(super) fn new(naming: Naming) -> Arc<Self> {
         Arc::new(Self {
             naming,
@@ -41,7 +42,6 @@ impl Noted {
         })
     }
 
-    /// Takes in an event of this device path.
     pub(crate) fn event(&self, devpath: &str) {
         let Some(name) = (self.naming)(devpath) else {
             return;
@@ -54,8 +54,7 @@ impl Noted {
         }
     }
 
-    /// Takes in that events are lost.
-    pub(crate) fn lose(&self) {
+    pub(crate) fn mark_lost(&self) {
         self.lock().lost = true;
     }
 
@@ -69,7 +68,7 @@ impl Noted {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave it half changed.
+        // No code under this lock can leave the contents half changed.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,194 @@
+//! The descriptors of a process, in each table of descriptors that it has.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use crate::kernel::Roots;
+
+/// The links of `/proc/PID/task` where the process has one thread: two of each directory,
+/// and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
+const OF_ONE_THREAD: u64 = 3;
+
+/// Whether this error says that a process has ended, or has closed a descriptor. Any
+/// other leaves open what there is: a process of uid 0 without `CAP_SYS_PTRACE` may
+/// list the descriptors of others, and not look at one (`EACCES`).
+pub(super) fn has_gone(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOENT | Errno::ESRCH))
+}
+
+/// What was read; nothing where it has gone. Any other error makes the look at its
+/// process incomplete.
+pub(super) fn unless_denied<T>(read: io::Result<T>, is_whole: &mut bool) -> Option<T> {
+    read.inspect_err(|error| *is_whole &= has_gone(error)).ok()
+}
+
+/// The descriptors of one process.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    /// Each in `/proc`.
+    pub(super) paths: Vec<PathBuf>,
+    /// The number of a thread that has not ended, for what all threads share.
+    pub(super) thread: u32,
+}
+
+/// How tables of descriptors are told apart.
+#[derive(Debug)]
+pub(super) struct Tables {
+    /// Whether the numbers in `/proc` are those of this process's PID namespace, so that
+    /// they mean the same in a system call.
+    has_own_numbers: bool,
+}
+
+impl Tables {
+    pub(super) fn read(roots: &Roots) -> Self {
+        let own = fs::read_link(roots.proc.join("self")).ok();
+        let number = std::process::id().to_string();
+        Self {
+            has_own_numbers: own.is_some_and(|own| own == Path::new(&number)),
+        }
+    }
+
+    /// The descriptors of a process: those of its first thread, and those of each thread
+    /// with another table. A process that was killed stays for as long as the kernel holds
+    /// one of its threads, and its first thread has none then.
+    pub(super) fn descriptors(&self, pid: u32, process: &Path, is_whole: &mut bool) -> Descriptors {
+        let mut paths = entries(&process.join("fd"), is_whole);
+        let has_ended = paths.is_empty();
+        let mut thread = pid;
+        let mut last = pid;
+        for other in other_threads(pid, process, is_whole) {
+            if has_ended {
+                thread = other;
+            }
+            if self.are_same(pid, other) || (last != pid && self.are_same(last, other)) {
+                continue;
+            }
+            last = other;
+            let table = process.join(format!("task/{other}/fd"));
+            paths.extend(entries(&table, is_whole));
+        }
+        Descriptors { paths, thread }
+    }
+
+    /// Whether one look serves both threads: they have one table, or one has ended.
+    fn are_same(&self, thread: u32, other: u32) -> bool {
+        let same = || lunbd_sys::process::share_files(thread, other);
+        self.has_own_numbers && matches!(same(), Ok(true) | Err(Errno::ESRCH))
+    }
+}
+
+fn other_threads(pid: u32, process: &Path, is_whole: &mut bool) -> Vec<u32> {
+    let threads = process.join("task");
+    if fs::metadata(&threads).is_ok_and(|threads| threads.nlink() == OF_ONE_THREAD) {
+        return Vec::new();
+    }
+    let numbers = entries(&threads, is_whole).into_iter().filter_map(|path| {
+        let name = path.file_name()?.to_str()?;
+        name.parse().ok()
+    });
+    numbers.filter(|thread| *thread != pid).collect()
+}
+
+fn entries(dir: &Path, is_whole: &mut bool) -> Vec<PathBuf> {
+    let entries = unless_denied(fs::read_dir(dir), is_whole);
+    let entries = entries.into_iter().flatten();
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    paths
+        .filter_map(|path| unless_denied(path, is_whole))
+        .collect()
+}
+
+/// Whether a descriptor was opened for writing, by the flags in `fdinfo`
+/// (`fs/proc/fd.c`, octal); `None` where it has not the device open. One whose flags
+/// cannot be read may write.
+pub(super) fn writes(descriptor: &Path) -> Option<bool> {
+    let text = match fs::read_to_string(information(descriptor)?) {
+        Ok(text) => text,
+        Err(error) => return (!has_gone(&error)).then_some(true),
+    };
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+    let Some(flags) = flags.map(OFlag::from_bits_retain) else {
+        return Some(true);
+    };
+    if flags.contains(OFlag::O_PATH) {
+        return None;
+    }
+    Some(flags & OFlag::O_ACCMODE != OFlag::O_RDONLY)
+}
+
+/// Where the kernel says more of a descriptor.
+pub(super) fn information(descriptor: &Path) -> Option<PathBuf> {
+    let number = descriptor.file_name()?;
+    Some(descriptor.parent()?.with_file_name("fdinfo").join(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    fn descriptor(file: &File) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+
+    #[test]
+    fn a_writer_is_told_from_a_reader_and_from_one_who_only_names_the_file() {
+        let mut both = OpenOptions::new();
+        both.read(true).write(true);
+        let file = both.open("/dev/null").unwrap();
+        assert_eq!(writes(&descriptor(&file)), Some(true));
+        let file = OpenOptions::new().write(true).open("/dev/null").unwrap();
+        assert_eq!(writes(&descriptor(&file)), Some(true));
+        let file = File::open("/dev/null").unwrap();
+        assert_eq!(writes(&descriptor(&file)), Some(false));
+        let path = OFlag::O_PATH.bits();
+        let file = OpenOptions::new().read(true).custom_flags(path).open("/");
+        assert_eq!(writes(&descriptor(&file.unwrap())), None);
+    }
+
+    #[test]
+    fn a_table_is_read_once_and_that_of_a_thread_with_another_too() {
+        let (told, is_open) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let apart = thread::spawn(move || {
+            lunbd_sys::files::unshare_fd_table().unwrap();
+            let file = File::open("/dev/full").unwrap();
+            told.send(()).unwrap();
+            let _ended = ended.recv();
+            drop(file);
+        });
+        is_open.recv().unwrap();
+        let roots = Roots::default();
+        let pid = std::process::id();
+        let process = roots.proc.join(pid.to_string());
+        let is_full =
+            |path: &Path| fs::read_link(path).is_ok_and(|to| to == Path::new("/dev/full"));
+        let mut is_whole = true;
+        let own = Tables::read(&roots);
+        assert!(own.has_own_numbers);
+        let found = own.descriptors(pid, &process, &mut is_whole);
+        assert_eq!(found.thread, pid);
+        // The harness has other threads, and each shares the table of the first.
+        assert_eq!(found.paths.iter().filter(|path| is_full(path)).count(), 1);
+        // Where the numbers may be of another namespace each thread is read.
+        let foreign = Tables {
+            has_own_numbers: false,
+        };
+        let all = foreign.descriptors(pid, &process, &mut is_whole);
+        assert!(all.paths.len() > found.paths.len());
+        drop(end);
+        apart.join().unwrap();
+    }
+}

@@ -1,0 +1,258 @@
+//! What processes keep open without a descriptor: files that they have mapped, and files
+//! that they have registered with an `io_uring`.
+//!
+//! The kernel shows both, and may not answer: a process that waits for a file server while
+//! it changes its memory holds up whoever looks at its mappings. Such a process is given up.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::mappings::Mappings;
+use super::opener::Means;
+use super::rings;
+use crate::deadline::Deadline;
+use crate::error::Stage;
+use crate::kernel::Roots;
+use crate::kernel::devices::NumberedDevice;
+use crate::kernel::worker::{self, Pending};
+
+/// How long one process may take. The kernel answers for any that changes its memory for a
+/// moment within this.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// A busy machine may take this long to run a thread.
+const SHORTEST: Duration = Duration::from_millis(200);
+
+/// One process takes no more than this part of the time that the caller has left, so that
+/// several that hang leave most of it.
+const PART: u32 = 8;
+
+/// A process whose descriptors were read.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    /// A thread of it that has not ended.
+    pub(super) thread: u32,
+    /// Those of its descriptors that are rings.
+    pub(super) rings: Vec<PathBuf>,
+}
+
+/// What was found of one process.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) pid: u32,
+    pub(super) opened: Vec<(NumberedDevice, Means)>,
+    /// Whether all was looked at.
+    pub(super) is_whole: bool,
+}
+
+/// The processes that were given up and whose kernel calls have not returned: each holds a
+/// thread, and is not looked at a second time.
+static GIVEN_UP: Mutex<BTreeMap<u32, Pending<()>>> = Mutex::new(BTreeMap::new());
+
+fn given_up() -> MutexGuard<'static, BTreeMap<u32, Pending<()>>> {
+    // No code under this lock can leave the map half changed.
+    GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Those of `wanted` that these processes keep open without a descriptor, each process in
+/// its turn. One that the kernel does not answer for in time is not whole.
+pub(super) fn read(
+    roots: &Roots,
+    wanted: &[NumberedDevice],
+    processes: Vec<Process>,
+    deadline: Deadline,
+) -> Vec<Found> {
+    let mut found = Vec::new();
+    given_up().retain(|_, pending| pending.wait(Deadline::after(Duration::ZERO)).is_none());
+    let (hanging, left): (Vec<_>, Vec<_>) = {
+        let given_up = given_up();
+        let is_hanging = |process: &Process| given_up.contains_key(&process.pid);
+        processes.into_iter().partition(is_hanging)
+    };
+    let unseen = |process: &Process| Found {
+        pid: process.pid,
+        opened: Vec::new(),
+        is_whole: false,
+    };
+    found.extend(hanging.iter().map(unseen));
+    let mut left = VecDeque::from(left);
+    while !left.is_empty() && !deadline.has_passed() {
+        let Ok((pending, results)) = start(roots, wanted, &left) else {
+            break;
+        };
+        let answered = loop {
+            match next(&results, patience(deadline)) {
+                Ok(one) => {
+                    left.pop_front();
+                    found.push(one);
+                }
+                Err(RecvTimeoutError::Timeout) => break false,
+                Err(RecvTimeoutError::Disconnected) => break true,
+            }
+        };
+        if answered {
+            // A thread that died has left some.
+            break;
+        }
+        if let Some(process) = left.pop_front() {
+            tracing::warn!(pid = process.pid, "the kernel does not show its mappings");
+            found.push(unseen(&process));
+            given_up().insert(process.pid, pending);
+        }
+    }
+    found.extend(left.iter().map(unseen));
+    found
+}
+
+/// Until when the next process is waited for.
+fn patience(deadline: Deadline) -> Deadline {
+    let part = (deadline.remaining() / PART).clamp(SHORTEST, LONGEST);
+    deadline.at_most(part)
+}
+
+type Begun = (Pending<()>, Receiver<Found>);
+
+/// Looks at each process in its turn, on a thread that may never return.
+fn start(
+    roots: &Roots,
+    wanted: &[NumberedDevice],
+    processes: &VecDeque<Process>,
+) -> crate::error::Result<Begun> {
+    let (roots, wanted, processes) = (roots.clone(), wanted.to_vec(), processes.clone());
+    let (done, results) = mpsc::channel();
+    let pending = worker::start_with_own_fd_table(Stage::Claim, move || {
+        let mut mappings = Mappings::default();
+        for process in &processes {
+            if done
+                .send(look(&roots, &wanted, process, &mut mappings))
+                .is_err()
+            {
+                break;
+            }
+        }
+        Ok(())
+    })?;
+    Ok((pending, results))
+}
+
+fn next(results: &Receiver<Found>, until: Deadline) -> Result<Found, RecvTimeoutError> {
+    loop {
+        match results.recv_timeout(until.max_sleep()) {
+            Err(RecvTimeoutError::Timeout) if !until.has_passed() => {}
+            found => return found,
+        }
+    }
+}
+
+fn look(
+    roots: &Roots,
+    wanted: &[NumberedDevice],
+    process: &Process,
+    mappings: &mut Mappings,
+) -> Found {
+    let mut is_whole = true;
+    let directory = roots.proc.join(process.thread.to_string());
+    let mapped = mappings.read(roots, &directory, &mut is_whole);
+    // A ring works on while it is mapped, and no descriptor of it shows its files.
+    is_whole &= !mapped.has_ring || !process.rings.is_empty();
+    let mut opened = Vec::new();
+    for device in mapped.devices {
+        if matches!(device, NumberedDevice::Block(_)) && wanted.contains(&device) {
+            opened.push((device, Means::Mapping));
+        }
+    }
+    for ring in &process.rings {
+        let files = rings::fixed_files(roots, &directory, ring, wanted, &mut is_whole);
+        opened.extend(files.into_iter().map(|device| (device, Means::FixedFile)));
+    }
+    opened.sort_unstable();
+    opened.dedup();
+    Found {
+        pid: process.pid,
+        opened,
+        is_whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, OpenOptions};
+    use std::path::Path;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    fn process(pid: u32) -> Process {
+        Process {
+            pid,
+            thread: pid,
+            rings: Vec::new(),
+        }
+    }
+
+    fn whole(found: &[Found]) -> Vec<(u32, bool)> {
+        let mut each: Vec<_> = found.iter().map(|one| (one.pid, one.is_whole)).collect();
+        each.sort_unstable();
+        each
+    }
+
+    fn maps(roots: &Roots, pid: u32) -> PathBuf {
+        let process = roots.proc.join(pid.to_string());
+        fs::create_dir_all(&process).unwrap();
+        process.join("maps")
+    }
+
+    /// Nobody reads or writes it: an open waits.
+    fn hang(path: &Path) {
+        mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_the_kernel_does_not_answer_for_is_given_up_and_holds_up_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        // No process of this machine, and of no other test.
+        let [before, hanging, behind] = [4_194_310, 4_194_311, 4_194_312];
+        fs::write(maps(&roots, before), "").unwrap();
+        fs::write(maps(&roots, behind), "").unwrap();
+        hang(&maps(&roots, hanging));
+        let all = || [before, hanging, behind].map(process).to_vec();
+        let short = || Deadline::after(Duration::from_secs(4));
+        let expected = [(before, true), (hanging, false), (behind, true)];
+        assert_eq!(whole(&read(&roots, &[], all(), short())), expected);
+        // It is not waited for again.
+        let long = Deadline::after(Duration::from_secs(600));
+        assert_eq!(whole(&read(&roots, &[], all(), long)), expected);
+        assert!(long.elapsed() < Duration::from_secs(1));
+        let release = OpenOptions::new().write(true).open(maps(&roots, hanging));
+        drop(release.unwrap());
+        fs::remove_file(maps(&roots, hanging)).unwrap();
+        while !read(&roots, &[], all(), long)
+            .iter()
+            .all(|one| one.is_whole)
+        {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_ring_that_is_mapped_and_has_no_descriptor_makes_the_look_incomplete() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let line = "3000-4000 rw-s 00000000 00:0f 9      anon_inode:[io_uring]\n";
+        fs::write(maps(&roots, 4_194_313), line).unwrap();
+        let long = Deadline::after(Duration::from_secs(600));
+        let mut mapper = process(4_194_313);
+        let found = read(&roots, &[], vec![mapper.clone()], long);
+        assert_eq!(whole(&found), [(4_194_313, false)]);
+        mapper.rings.push(roots.proc.join("4194313/fd/3"));
+        let found = read(&roots, &[], vec![mapper], long);
+        assert_eq!(whole(&found), [(4_194_313, true)]);
+    }
+}
