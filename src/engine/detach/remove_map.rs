@@ -98,7 +98,7 @@ impl Engine {
             if !replaced {
                 timer.enter(Stage::Flush);
                 let flush = self.write_back(&claim, part.disk(), abandon, deadline)?;
-                if flush != Flush::Done && !std::path::Path::new("/tmp/x14-off").exists() {
+                if flush != Flush::Done {
                     receipt.flush.get_or_insert(flush);
                 }
             }

@@ -62,7 +62,7 @@ fn second_path(attached: &Attachment) -> Hctl {
 }
 
 #[test]
-fn x14_a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
+fn a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
     let multipathd = Multipathd::start(NoPath::Fail);
     let mut array = Array::presenting(Store::ramdisk("a6101", BYTES));
     let attached = array.attach(&[0, 1], Multipath::Require).unwrap();
@@ -92,7 +92,7 @@ fn x14_a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
 const PROXY: &str = "127.0.0.9:3260";
 
 #[test]
-fn x14_a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itself() {
+fn a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itself() {
     let array = Array::presenting(Store::ramdisk("a6103", BYTES));
     array.attach(&[0], Multipath::Off).unwrap();
     let iscsid = Iscsid::start();
@@ -120,10 +120,4 @@ fn x14_a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itse
     assert_eq!(detachment.receipt.unwrap().paths.len(), 2);
     drop((iscsid, proxy));
     nothing_is_left();
-}
-
-#[test]
-fn x14_red_a_path_of_which_the() {
-    fs::write("/tmp/x14-off", "").unwrap();
-    x14_a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itself();
 }

@@ -252,7 +252,7 @@ fn a_path_that_multipathd_refuses_is_missing_and_the_others_are_the_map() {
 }
 
 #[test]
-fn x14_a_detach_of_a_path_that_is_refused_leaves_the_path_to_multipathd() {
+fn a_detach_of_a_path_that_is_refused_leaves_the_path_to_multipathd() {
     let multipathd = Multipathd::start_as_packaged();
     let rig = Rig::of(Store::ramdisk("d9", 16 * MIB));
     let attached = rig.attach(&[0]);

@@ -308,7 +308,7 @@ fn a_writer_of_a_generic_node_of_the_disk_is_refused_by_name_and_a_reader_is_not
 }
 
 #[test]
-fn x14_a_writer_of_a_generic_node_of_a_device_without_a_disk_is_refused_by_name() {
+fn a_writer_of_a_generic_node_of_a_device_without_a_disk_is_refused_by_name() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     attach(&engine, &target, 1);
     udevd::settle();
@@ -335,7 +335,7 @@ fn x14_a_writer_of_a_generic_node_of_a_device_without_a_disk_is_refused_by_name(
 }
 
 #[test]
-fn x14_a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
+fn a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
     let engine = Arc::new(engine());
     let fuse = StuckFuse::mount_at("/tmp/stuck");
     let path = fuse.path().join("link-to-a-disk");
@@ -358,7 +358,7 @@ fn x14_a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline()
 }
 
 #[test]
-fn x14_what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
+fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
     let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
     let sources = sources.iter().map(|source| source.parse().unwrap());
@@ -395,7 +395,7 @@ fn x14_what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unma
 }
 
 #[test]
-fn x14_what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up() {
+fn what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up() {
     let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
     let sources = sources.iter().map(|source| source.parse().unwrap());
@@ -426,16 +426,4 @@ fn x14_what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_g
     let flush = detachment.receipt.unwrap().map.unwrap().flush;
     assert!(matches!(flush, Some(Flush::Abandoned(_))), "{flush:?}");
     drop((map, target));
-}
-
-#[test]
-fn x14_red_what_was_written_to() {
-    fs::write("/tmp/x14-off", "").unwrap();
-    x14_what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap();
-}
-
-#[test]
-fn x14_red_what_a_partition_map() {
-    fs::write("/tmp/x14-off", "").unwrap();
-    x14_what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up();
 }

@@ -145,7 +145,7 @@ fn root_of_a_user_namespace_replaces_nothing_where_hidepid_hides_the_machines_pr
 
 /// The kernel asks for a capability over the machine.
 #[test]
-fn x14_doctor_does_not_take_the_capabilities_of_a_user_namespace_for_those_that_are_needed() {
+fn doctor_does_not_take_the_capabilities_of_a_user_namespace_for_those_that_are_needed() {
     let (engine, target) = (engine(), target());
     let source = || at(&target, 3).parse::<Source>().unwrap();
     engine
